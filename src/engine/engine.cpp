@@ -277,8 +277,7 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   if (result.applied) impl.optimizer.check(impl.groups->trained(), groups);
   GradientFetch* const fetch = impl.gradient_fetch.get();
   const auto update = [&](ShardedGroup& group) {
-    Array* const in_file = impl.reducer->buckets()[group.number()].in_file();
-    impl.optimizer.update(group, {impl.reduced_gradients(group), fetch, in_file}, groups,
+    impl.optimizer.update(group, {impl.bucket_of(group).reduced(), fetch}, groups,
                           impl.consensus.has_grad[group.number()], impl.grad_scale);
   };
   if (impl.delayed) {
@@ -306,7 +305,7 @@ std::vector<OptimizerSlice> Engine::slices() {
   impl.await_update();
   for (const ShardedGroup* const group : impl.groups->trained()) {
     if (!impl.options.external_optimizer.empty()) group->forget_parameters();  // it may write to the master weights
-    for (const ParamSlice& slice : zeroshard::slices(*group, impl.reduced_gradients(*group))) {
+    for (const ParamSlice& slice : zeroshard::slices(*group)) {
       const ParamSpec& param = group->param(slice.index);
       OptimizerSlice out{
           param.name(), group->param_group(slice.index), slice.master, false, {}, slice.moments, param.shape,
@@ -314,8 +313,7 @@ std::vector<OptimizerSlice> Engine::slices() {
       out.has_grad = !impl.consensus.has_grad.empty() && impl.consensus.has_grad[group->number()][slice.index];
       // Where the optimizer updates, and converted there: a device may have no memory to spare.
       if (out.has_grad) {
-        const GradBucket& bucket = impl.reducer->buckets()[group->number()];
-        const at::Tensor grad = bucket.in_file() ? bucket.part(group->state_range(slice.index)) : slice.grad;
+        const at::Tensor grad = impl.bucket_of(*group).part(group->state_range(slice.index));
         out.grad = grad.to(slice.master.device()).to(at::kFloat).mul(impl.grad_scale);
       }
       result.push_back(std::move(out));

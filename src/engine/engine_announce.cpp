@@ -30,15 +30,11 @@ void Engine::Impl::announce_gradients() {
   for (const size_t unit : reducer->order_of_forward()) {
     for (const ShardedGroup& group : groups->of_unit(unit)) {
       if (!group.is_trained()) continue;
-      const Array* const in_file = reducer->buckets()[group.number()].in_file();
-      if (!in_file && !group.place().fetches_gradients()) continue;
+      const GradBucket& bucket = bucket_of(group);
       const int64_t end = group.place().numel_of_host(group.layout());
       for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()])) {
-        if (in_file) {
-          in_files.push_back(*in_file->place_in_files(range));
-        } else {
-          gradient_fetch->will_need(reduced_gradients(group), intersect(range, {0, end}));
-        }
+        if (const auto place = bucket.reduced().place_in_files(range)) in_files.push_back(*place);
+        if (group.place().fetches_gradients()) gradient_fetch->will_need(bucket.grads(), intersect(range, {0, end}));
       }
     }
   }
@@ -52,9 +48,9 @@ void Engine::Impl::read_gradients_ahead() {
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
     for (const ShardedGroup& group : groups->of_unit(*unit)) {
       if (!group.is_trained()) continue;
-      const GradBucket& bucket = reducer->buckets()[group.number()];
-      if (bucket.in_file() && bucket.is_reduced())
-        next.push_back(*bucket.in_file()->place_in_files({0, bucket.in_file()->numel()}));
+      if (!bucket_of(group).is_reduced()) continue;
+      const Array& grads = bucket_of(group).reduced();
+      if (const auto place = grads.place_in_files({0, grads.numel()})) next.push_back(*place);
     }
   }
   gradient_swap->will_need_next(next);

@@ -15,7 +15,7 @@ void Engine::Impl::begin_delayed(const std::vector<ParamGroupOptions>& options_o
   for (auto unit = order.rbegin(); unit != order.rend(); ++unit) {
     for (ShardedGroup& group : groups->of_unit(*unit)) {
       if (!group.is_trained()) continue;
-      const GradBucket& bucket = reducer->buckets()[group.number()];
+      const GradBucket& bucket = bucket_of(group);
       step.parts.push_back({&group, bucket.grads(), bucket.read(), consensus.has_grad[group.number()]});
     }
   }

@@ -50,9 +50,7 @@ struct Engine::Impl {
   void make_reducer(const PlanReport& report);
   void install_hooks(const std::vector<UnitDefinition>& units);
   void renew_hooks(size_t unit) const;
-  const at::Tensor& reduced_gradients(const ShardedGroup& group) const {
-    return reducer->buckets()[group.number()].grads();
-  }
+  const GradBucket& bucket_of(const ShardedGroup& group) const { return reducer->buckets()[group.number()]; }
   // Throws StateError in a forked child of the rank, and in a handler of a signal that came while the engine waits.
   void check_caller() const;
   void report_skip(double scale);

@@ -81,7 +81,7 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   if (!impl.has_pending_update() && group.has_states_on_host() && group.is_open() &&
       group.flat().dtype == DType::kFloat32)
     group.take_parameters();
-  if (const auto slice = zeroshard::slice(group, found->index, impl.reduced_gradients(group))) {
+  if (const auto slice = zeroshard::slice(group, found->index)) {
     const ParamSpec& spec = found->spec();
     return OptimizerSlice{
         spec.name(), group.param_group(slice->index), slice->master, false, {}, slice->moments, spec.shape,
@@ -140,7 +140,7 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
   if (!found) return std::nullopt;
   impl.check_reduced(found->spec());
   impl.take_dropped();
-  const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
+  const GradBucket& bucket = impl.bucket_of(*found->group);
   double scale = loss_scale();
   if (!bucket.is_reduced()) {  // Note [Gradients after the step]
     if (!impl.last_grad_scale || !impl.consensus.has_grad[found->group->number()][found->index]) return std::nullopt;
@@ -159,7 +159,7 @@ std::optional<at::Tensor> Engine::full_grad(size_t unit, size_t param) {
   const auto mine = local_grad(unit, param);
   const auto found = find_trained(*impl.groups, unit, param);
   if (!found) return std::nullopt;
-  const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
+  const GradBucket& bucket = impl.bucket_of(*found->group);
   return assemble(impl.reduce_comm, impl.options.device, *found, mine && has_own_grad(bucket, found->index), mine,
                   "full gradient");
 }
@@ -175,7 +175,7 @@ std::vector<std::pair<std::string, double>> Engine::grad_norms() {
       for (size_t i = 0; i < group.num_params(); ++i) {
         if (!group.is_trained() || group.param_group(i) < 0) continue;
         const auto mine = local_grad(unit, group.flat().params[i]);
-        const GradBucket& bucket = impl.reducer->buckets()[group.number()];
+        const GradBucket& bucket = impl.bucket_of(group);
         names.push_back(group.param(i).name());
         has_grad.push_back(mine && has_own_grad(bucket, i));
         squares.push_back(mine ? std::pow(at::linalg_vector_norm(*mine, 2, {}, false, at::kDouble).item<double>(), 2)
@@ -203,7 +203,7 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
   if (!found) return;
   impl.check_reduced(found->spec());
   impl.take_dropped();
-  const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
+  const GradBucket& bucket = impl.bucket_of(*found->group);
   if (!bucket.is_reduced())
     throw StateError(concat("the gradient of '", found->spec().name(),
                             "' cannot be set now: set it between backward() and the step() that uses it"));

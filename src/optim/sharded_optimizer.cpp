@@ -178,10 +178,10 @@ void ShardedOptimizer::check(std::span<ShardedGroup* const> groups, std::span<co
 }
 
 void UpdateGradients::lend_on_host(Range range, const GradientFetch::Use& use) const {
-  if (file != nullptr) return file->lend(range, Array::Access::kRead, use);
-  if (values.is_cpu()) return use(range, cut(values, range));
-  ZS_ASSERT(fetch != nullptr, "the host updates, and nobody brings gradients from ", values.device().str());
-  fetch->lend(values, range, use);
+  const StateTensors* const memory = values.in_memory();
+  if (memory == nullptr || memory->at(0).is_cpu()) return values.lend(range, Array::Access::kRead, use);
+  ZS_ASSERT(fetch != nullptr, "the host updates, and nobody brings gradients from ", memory->at(0).device().str());
+  fetch->lend(memory->at(0), range, use);
 }
 
 struct ShardedOptimizer::Update {
@@ -227,7 +227,7 @@ bool ShardedOptimizer::updates_all(const ShardedGroup& group, const std::vector<
 void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range,
                                   const Update& update) const {
   const auto on_part = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
-    if (!params.is_cpu()) return update_on_device({lent.master, params, cut(grads.values, part), lent.moments}, update);
+    if (!params.is_cpu()) return update_on_device({lent.master, params, grads.values.part(part), lent.moments}, update);
     grads.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
       const Range here{piece.begin - part.begin, piece.end - part.begin};
       const StateTensors states = lent.slice(here.begin, here.end);
@@ -319,7 +319,7 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
   for (const Range part : written) lend(part, Array::Access::kModify, take);
 }
 
-std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const at::Tensor& grads) {
+std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index) {
   const Range range = group.state_range(index);
   if (range.size() == 0) return std::nullopt;
   StateTensors own;
@@ -331,13 +331,13 @@ std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const a
   for (at::Tensor& moment : own.moments) moment = moment.to(at::kFloat);
   const int64_t begin = group.updated().begin + range.begin - group.layout().param(index).begin;
   const at::Tensor weights = own.master.defined() ? own.master : group.updated_part(range);
-  return ParamSlice{index, weights, grads.defined() ? cut(grads, range) : grads, own.moments, begin};
+  return ParamSlice{index, weights, own.moments, begin};
 }
 
-std::vector<ParamSlice> slices(const ShardedGroup& group, const at::Tensor& grads) {
+std::vector<ParamSlice> slices(const ShardedGroup& group) {
   std::vector<ParamSlice> result;
   for (size_t i = 0; i < group.num_params(); ++i)
-    if (auto part = slice(group, i, grads)) result.push_back(std::move(*part));
+    if (auto part = slice(group, i)) result.push_back(std::move(*part));
   return result;
 }
 

@@ -17,18 +17,14 @@ namespace zeroshard {
 
 struct UpdateTensors;
 
-// Reduced gradients of the elements that this rank updates, 1-D. `fetch` brings them where they lie on a device and the
-// host updates. `values` is undefined where they lie in a file.
+// Reduced gradients of the elements that this rank updates. `fetch` brings them where they lie on a device and the host
+// updates.
 struct UpdateGradients {
-  UpdateGradients(at::Tensor of_group, GradientFetch* fetched_by = nullptr, Array* of_file = nullptr)
-      : values(std::move(of_group)), fetch(fetched_by), file(of_file) {}
-
   // Calls `use` for consecutive parts that make up `range`, with gradients on the host.
   void lend_on_host(Range range, const GradientFetch::Use& use) const;
 
-  at::Tensor values;
-  GradientFetch* fetch;
-  Array* file;
+  Array& values;
+  GradientFetch* fetch = nullptr;
 };
 
 // A stretch of one parameter that this rank updates, with tensors over exactly these elements, for an optimizer
@@ -36,7 +32,6 @@ struct UpdateGradients {
 struct ParamSlice {
   size_t index = 0;   // of the parameter in its group
   at::Tensor master;  // fp32: the master weights, or the parameter itself
-  at::Tensor grad;
   std::vector<at::Tensor> moments;
   int64_t begin = 0;  // first element, in the parameter
 };
@@ -95,8 +90,8 @@ class ShardedOptimizer {
 // The stretch of parameter `index` of the group that this rank updates, if it has one. Where the states are in memory
 // for the whole run, the slice has the states themselves, for an optimizer outside the engine; else, and of moments in
 // bf16, it has copies.
-std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const at::Tensor& grads);
+std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index);
 // Of every parameter.
-std::vector<ParamSlice> slices(const ShardedGroup& group, const at::Tensor& grads);
+std::vector<ParamSlice> slices(const ShardedGroup& group);
 
 }  // namespace zeroshard

@@ -14,7 +14,7 @@
 namespace zeroshard {
 
 GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
-                       Comm& comm, at::Tensor full, at::Tensor grads, std::unique_ptr<Array> in_file)
+                       Comm& comm, at::Tensor full, std::unique_ptr<Array> grads)
     : unit_(unit),
       group_(unit.groups.at(group)),
       place_(place),
@@ -22,7 +22,6 @@ GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacemen
       comm_(comm),
       full_(std::move(full)),
       grads_(std::move(grads)),
-      in_file_(std::move(in_file)),
       hold_(std::make_unique<WriteHold>(options.while_read)),
       uses_(options.device),
       local_uses_(options.device),
@@ -140,20 +139,24 @@ void GradBucket::launch(Span scratch, bool with_local) {
   state_ = std::move(in_flight);
 }
 
-const at::Tensor& GradBucket::grads() const {
+Array& GradBucket::reduced() const {
   if (arrived_) arrived_->synchronize();
   arrived_.reset();
-  return grads_;
+  return *grads_;
 }
 
-at::Tensor GradBucket::part(Range range) const {
-  return in_file_ ? in_file_->copy_of(range) : grads().slice(0, range.begin, range.end);
+at::Tensor GradBucket::grads() const {
+  const StateTensors* const memory = reduced().in_memory();
+  return memory != nullptr ? memory->at(0) : at::Tensor();
+}
+
+Range GradBucket::shard_range() const {
+  return place_.updates_whole() ? group_.layout.shard(comm_.rank()) : Range{0, group_.layout.shard_numel()};
 }
 
 at::Tensor GradBucket::shard() const {
-  ZS_ASSERT(!in_file_, "unit ", unit_.name);
-  const Range mine = group_.layout.shard(comm_.rank());
-  return place_.updates_whole() ? grads().slice(0, mine.begin, mine.end) : grads();
+  ZS_ASSERT(grads_->in_memory() != nullptr, "unit ", unit_.name);
+  return part(shard_range());
 }
 
 // Waits for the ranks' pieces of this rank's gradients.
@@ -168,10 +171,22 @@ std::vector<const void*> GradBucket::arrived_pieces(InFlight& in_flight) const {
   return {in_flight.buffer.slice(0, mine.begin, mine.end).const_data_ptr()};
 }
 
-void GradBucket::sum_in_memory(InFlight& in_flight) {
-  const at::Tensor out = options_.exit ? begin_exit(reduced_) : kept_.defined() ? kept_ : shard();
+// Part by part, where the gradients lie in files.
+void GradBucket::sum(InFlight& in_flight) {
+  const at::Tensor elsewhere = options_.exit ? options_.exit->begin(*grads_, reduced_) : kept_;
   const std::vector<const void*> pieces = arrived_pieces(in_flight);
-  math::sum_in_order(pieces, in_flight.buffer.scalar_type(), options_.sum_scale, out, reduced_, squares_here());
+  const int64_t first = shard_range().begin;
+  const auto add = [&](Range part, const at::Tensor& out) {
+    std::vector<const void*> parts;
+    for (const void* const piece : pieces)
+      parts.push_back(static_cast<const char*>(piece) + (part.begin - first) * element_size(place_.wire_dtype));
+    math::sum_in_order(parts, in_flight.buffer.scalar_type(), options_.sum_scale, out, reduced_, squares_here());
+  };
+  if (elsewhere.defined()) {
+    add(shard_range(), elsewhere);
+  } else {
+    grads_->lend(shard_range(), reduced_ ? Array::Access::kModify : Array::Access::kOverwrite, add);
+  }
   if (in_flight.exchange) in_flight.exchange->release();
   if (kept_.defined()) {
     shard().copy_(kept_);
@@ -180,31 +195,9 @@ void GradBucket::sum_in_memory(InFlight& in_flight) {
   if (options_.exit) end_exit();
 }
 
-at::Tensor GradBucket::begin_exit(bool has_values) {
-  return in_file_ ? options_.exit->begin(*in_file_, has_values) : options_.exit->begin(grads_, has_values);
-}
-
 void GradBucket::end_exit() {
-  if (in_file_) {
-    options_.exit->end(*in_file_, number_);
-  } else {
-    hold_->await_readers();
-    arrived_ = options_.exit->end(grads_, number_);
-  }
-}
-
-// Part by part, where the buffers of the file are.
-void GradBucket::sum_into_file(InFlight& in_flight) {
-  std::vector<const void*> pieces = arrived_pieces(in_flight);
-  const at::ScalarType wire = in_flight.buffer.scalar_type();
-  const auto access = reduced_ ? Array::Access::kModify : Array::Access::kOverwrite;
-  in_file_->lend({0, in_file_->numel()}, access, [&](Range part, const at::Tensor& out) {
-    std::vector<const void*> parts;
-    for (const void* const piece : pieces)
-      parts.push_back(static_cast<const char*>(piece) + part.begin * element_size(place_.wire_dtype));
-    math::sum_in_order(parts, wire, options_.sum_scale, out, reduced_, squares_here());
-  });
-  if (in_flight.exchange) in_flight.exchange->release();
+  hold_->await_readers();
+  arrived_ = options_.exit->end(*grads_, number_);
 }
 
 void GradBucket::await_exchange() {
@@ -216,7 +209,7 @@ void GradBucket::finish() {
   const NamedRange named("wait for the reduction of", unit_.name);
   InFlight& in_flight = std::get<InFlight>(state_);
   squares_ = ExactSum();
-  in_file_ && !options_.exit ? sum_into_file(in_flight) : sum_in_memory(in_flight);
+  sum(in_flight);
   reduced_ = true;
   uses(in_flight.slot).end();
   state_ = Draining{in_flight.slot, std::move(in_flight.exchange)};
@@ -266,7 +259,8 @@ SlotRing::Slot* GradBucket::discard() {
 }
 
 std::unique_ptr<Work> GradBucket::gather_reduced() {
-  const Span out{grads_.data_ptr(), grads_.numel(), to_dtype(grads_.scalar_type())};
+  const at::Tensor all = grads();
+  const Span out{all.data_ptr(), all.numel(), to_dtype(all.scalar_type())};
   const at::Tensor mine = shard();
   return comm_.all_gather(out, {mine.const_data_ptr(), mine.numel(), out.dtype}, unit_.name);
 }
@@ -276,27 +270,26 @@ void GradBucket::replace(size_t index, const at::Tensor& values) {
   const Range mine = group_.layout.shard(comm_.rank()), owned = group_.layout.owned(index, comm_.rank());
   const Range here = owned.size() > 0 ? Range{owned.begin - mine.begin, owned.end - mine.begin} : Range{};
   has_grad_[index] = true;
-  if (in_file_ && !options_.exit) return replace_in_file(here, values);
-  const at::Tensor own = options_.exit ? begin_exit(/*has_values=*/true) : shard();
-  if (here.size() > 0) own.slice(0, here.begin, here.end).copy_(values);
-  if (options_.exit) end_exit();
-  squares_ = ExactSum();
-  if (ExactSum* const squares = squares_here()) math::add_sum_of_squares(own, *squares);
-}
-
-void GradBucket::replace_in_file(Range range, const at::Tensor& values) {
-  in_file_->lend(range, Array::Access::kModify, [&](Range part, const at::Tensor& to) {
-    to.copy_(values.slice(0, part.begin - range.begin, part.end - range.begin));
+  if (options_.exit) {
+    const at::Tensor own = options_.exit->begin(*grads_, /*has_values=*/true);
+    if (here.size() > 0) own.slice(0, here.begin, here.end).copy_(values);
+    return end_exit();
+  }
+  const int64_t first = shard_range().begin + here.begin;
+  reduced().lend({first, first + here.size()}, Array::Access::kModify, [&](Range part, const at::Tensor& to) {
+    to.copy_(values.slice(0, part.begin - first, part.end - first));
   });
   squares_ = ExactSum();
-  in_file_->lend({0, in_file_->numel()}, Array::Access::kRead,
-                 [&](Range, const at::Tensor& grads) { math::add_sum_of_squares(grads, squares_); });
+  ExactSum* const squares = squares_here();
+  if (squares == nullptr) return;
+  grads_->lend(shard_range(), Array::Access::kRead,
+               [&](Range, const at::Tensor& grads) { math::add_sum_of_squares(grads, *squares); });
 }
 
 void GradBucket::drop(size_t index) {
   const bool is_under_way = is_filling() || is_in_flight();  // without gradients: a pass has ended its unit before them
   if (reduced_ && is_under_way) {
-    if (!options_.device.is_cpu() || in_file_)
+    if (!options_.device.is_cpu() || !grads_->in_memory())
       throw StateError(
           concat("a gradient of unit '", unit_.name,
                  "' was dropped (param.grad = None) behind a torch.autograd.grad() or a forward of another "

@@ -40,10 +40,9 @@ struct ReduceOptions {
 class GradBucket {
  public:
   // `full` holds padded_numel packed elements (undefined when a ring lends them), `grads` the reduced gradients that
-  // this rank updates with: its shard, or all padded_numel elements. Both outlive the bucket. `in_file` has the reduced
-  // gradients, its shard, where they lie in files.
+  // this rank updates with: its shard, or all padded_numel elements. Memory of both outlives the bucket.
   GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
-             Comm& comm, at::Tensor full, at::Tensor grads, std::unique_ptr<Array> in_file = nullptr);
+             Comm& comm, at::Tensor full, std::unique_ptr<Array> grads);
 
   const FlatGroup& group() const { return group_; }
   DType wire_dtype() const { return place_.wire_dtype; }
@@ -94,14 +93,14 @@ class GradBucket {
   void end_step();
 
   // The reduced gradients that the optimizer of this rank reads: its shard, or all of them. Where they lie on the host,
-  // it waits until they have arrived there. Undefined where they lie in files.
-  const at::Tensor& grads() const;
+  // it waits until they have arrived there.
+  Array& reduced() const;
+  // In memory; undefined where they lie in files.
+  at::Tensor grads() const;
   // Where they lie on the host beside a device: as long as the result lives, the next gradients wait.
   WriteHold::Reading read() const { return hold_->read(); }
-  // Null where they lie in memory.
-  Array* in_file() const { return in_file_.get(); }
   // Those of `range` of them: a copy of what lies in files.
-  at::Tensor part(Range range) const;
+  at::Tensor part(Range range) const { return reduced().part(range); }
   // Those of this rank's shard, in memory.
   at::Tensor shard() const;
   // Whether grads() has gradients of the current step.
@@ -144,10 +143,9 @@ class GradBucket {
   void pack_waiting(Filling& filling);
   StreamUses& uses(SlotRing::Slot* slot) { return slot ? slot->uses() : uses_; }
   std::vector<const void*> arrived_pieces(InFlight& in_flight) const;
-  void sum_in_memory(InFlight& in_flight);
-  void sum_into_file(InFlight& in_flight);
-  void replace_in_file(Range range, const at::Tensor& values);
-  at::Tensor begin_exit(bool has_values);
+  void sum(InFlight& in_flight);
+  // This rank's shard, as positions in grads_.
+  Range shard_range() const;
   void end_exit();
   ExactSum* squares_here() { return options_.device.is_cpu() ? &squares_ : nullptr; }
 
@@ -157,8 +155,7 @@ class GradBucket {
   const ReduceOptions& options_;
   Comm& comm_;
   at::Tensor full_;  // undefined: a ring lends it
-  at::Tensor grads_;
-  std::unique_ptr<Array> in_file_;
+  std::unique_ptr<Array> grads_;
   std::unique_ptr<WriteHold> hold_;            // of grads_
   size_t number_ = 0;                          // at the exit
   mutable std::optional<c10::Event> arrived_;  // on the host, where the last gradients went

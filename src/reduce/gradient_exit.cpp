@@ -23,26 +23,14 @@ GradientExit::GradientExit(at::Device device, const RingClass& buffers, Ledger& 
   limbs_uses_.share();
 }
 
-at::Tensor GradientExit::begin(Array& file, bool has_values) {
+at::Tensor GradientExit::begin(Array& to, bool has_values) {
   settle();
   buffer_ = &mover_.next_slot();
-  filling_ = buffer_->memory.view(file.type(), 0, file.numel());
-  if (has_values) {
+  filling_ = buffer_->memory.view(to.type(), 0, to.numel());
+  if (has_values && to.numel() > 0) {
     const SideStream::Scope scope(mover_.stream());
     buffer_->uses.take();
-    file.begin_read({0, file.numel()}, filling_.data_ptr(), mover_.device(), mover_.stream());
-  }
-  buffer_->uses.take();
-  return filling_;
-}
-
-at::Tensor GradientExit::begin(const at::Tensor& host, bool has_values) {
-  buffer_ = &mover_.next_slot();
-  filling_ = buffer_->memory.view(host.scalar_type(), 0, host.numel());
-  if (has_values && host.numel() > 0) {
-    const SideStream::Scope scope(mover_.stream());
-    buffer_->uses.take();
-    mover_.move(filling_, host);
+    to.begin_read({0, to.numel()}, filling_.data_ptr(), mover_.device(), mover_.stream());
   }
   buffer_->uses.take();
   return filling_;
@@ -52,12 +40,6 @@ at::Tensor GradientExit::begin(const at::Tensor& host, bool has_values) {
 void GradientExit::end_sum(size_t bucket) {
   limbs_uses_.take();
   squares_into(filling_, limbs_.view(at::kLong, int64_t(bucket) * kSquaresBytes, int64_t{ExactSum::kNumLimbs}));
-}
-
-void GradientExit::end(Array& file, size_t bucket) {
-  end_sum(bucket);
-  buffer_->uses.end();  // the copy waits for this sum, and for none that comes later
-  pending_ = Pending{&file, buffer_, std::exchange(filling_, at::Tensor())};
 }
 
 void GradientExit::settle() {
@@ -72,11 +54,17 @@ void GradientExit::settle() {
   pending.buffer->uses.end();
 }
 
-c10::Event GradientExit::end(const at::Tensor& host, size_t bucket) {
+std::optional<c10::Event> GradientExit::end(Array& to, size_t bucket) {
   end_sum(bucket);
+  const StateTensors* const host = to.in_memory();
+  if (host == nullptr) {
+    buffer_->uses.end();  // the copy waits for this sum, and for none that comes later
+    pending_ = Pending{&to, buffer_, std::exchange(filling_, at::Tensor())};
+    return std::nullopt;
+  }
   const SideStream::Scope scope(mover_.stream());
   buffer_->uses.take();
-  mover_.move(host, std::exchange(filling_, at::Tensor()));
+  mover_.move(host->at(0), std::exchange(filling_, at::Tensor()));
   buffer_->uses.end();  // the next sum in this buffer waits for this copy, and for none that comes later
   return mover_.record();
 }

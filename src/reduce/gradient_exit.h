@@ -26,16 +26,13 @@ class GradientExit {
   // The number of the next bucket.
   size_t add_bucket() { return num_buckets_++; }
 
-  // A buffer of the device as large as `host`, for the current stream. With `has_values` it has those of the host.
-  at::Tensor begin(const at::Tensor& host, bool has_values);
-  // What the current stream has written to that buffer is copied to `host`, and its squares are those of `bucket`. The
-  // copy is complete when the event is.
-  c10::Event end(const at::Tensor& host, size_t bucket);
-
-  // The same where they lie in a file: it has what was written to the buffer after settle(), which begin() calls, too.
-  // The host waits there, for the copy and for the file.
-  at::Tensor begin(Array& file, bool has_values);
-  void end(Array& file, size_t bucket);
+  // A buffer of the device for the gradients of `to`, which lies on the host or in a file. The buffer is for the
+  // current stream. With `has_values` it has those of `to`.
+  at::Tensor begin(Array& to, bool has_values);
+  // What the current stream has written to that buffer goes to `to`, and its squares are those of `bucket`. On the host
+  // the copy is complete when the event is. A file has what was written to the buffer after settle(), which begin()
+  // calls, too: the host waits there, for the copy and for the file.
+  std::optional<c10::Event> end(Array& to, size_t bucket);
   void settle();
 
   // The squares of the buckets that are `chosen`, by number. The host waits for the current stream.

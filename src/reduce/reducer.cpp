@@ -94,22 +94,21 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
       if (!group.requires_grad) continue;
       for (size_t i = 0; i < group.params.size(); ++i) place_of_.back()[group.params[i]] = {int(buckets_.size()), i};
       const GroupPlacement& place = placements[u].groups[g];
-      at::Tensor full, grads;
-      std::unique_ptr<Array> in_file;
+      at::Tensor full;
+      std::unique_ptr<Array> grads;
       if (place.keeps_packed()) full = full_memory.take(place.wire_dtype, group.layout.padded_numel());
       if (place.reduced_gradients.tier == Tier::kFile) {
-        in_file = std::make_unique<Array>(values_in_files(*options_.files, options_.files->next_group(),
-                                                          place.reduced_gradients, group.layout, Category::kGradients,
-                                                          ledger_));
+        grads = std::make_unique<Array>(values_in_files(*options_.files, options_.files->next_group(),
+                                                        place.reduced_gradients, group.layout, Category::kGradients,
+                                                        ledger_));
       } else if (!place.reduces_in_place()) {
-        grads = grad_memory.take(place.grad_dtype, place.reduced_gradients.numel(group.layout));
-      } else if (place.updates_whole()) {
-        grads = full;
+        grads =
+            std::make_unique<Array>(grad_memory.take(place.grad_dtype, place.reduced_gradients.numel(group.layout)));
       } else {
         const Range mine = group.layout.shard(comm_.rank());
-        grads = full.slice(0, mine.begin, mine.end);
+        grads = std::make_unique<Array>(place.updates_whole() ? full : full.slice(0, mine.begin, mine.end));
       }
-      buckets_.emplace_back(unit, g, place, options_, comm_, std::move(full), std::move(grads), std::move(in_file));
+      buckets_.emplace_back(unit, g, place, options_, comm_, std::move(full), std::move(grads));
     }
   }
   first_of_.push_back(buckets_.size());

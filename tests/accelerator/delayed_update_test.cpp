@@ -442,7 +442,7 @@ TEST(GradBucket, NewGradientsWaitForReadersOfTheOldOnes) {
       EXPECT_TRUE(host.eq(1).all().item<bool>());
       reading.reset();
     };
-    GradBucket bucket(unit, 0, table[0].groups[0], options, *comms[0], at::Tensor(), host);
+    GradBucket bucket(unit, 0, table[0].groups[0], options, *comms[0], at::Tensor(), std::make_unique<Array>(host));
     for (const double value : {1.0, 2.0}) {
       bucket.begin(ring.acquire(bucket.slot_bytes()));
       bucket.add(0, at::full({kNumel}, value, at::TensorOptions(device(0)).dtype(at::kFloat)));

@@ -21,13 +21,15 @@ TEST(GradientExit, ASumDoesNotWaitForTheCopyOfALaterBucket) {
     const int64_t numel = 1024;
     GradientExit exit(device(0), RingClass{numel * 4, /*slots=*/2, /*units=*/3}, ledger);
     std::vector<at::Tensor> host;
+    std::vector<Array> arrays;
     for (size_t bucket = 0; bucket < 3; ++bucket) {
       ASSERT_EQ(exit.add_bucket(), bucket);
       host.push_back(at::empty({numel}, at::TensorOptions().dtype(at::kFloat).pinned_memory(true)));
+      arrays.emplace_back(host.back());
     }
     const auto leave = [&](size_t bucket) {
-      exit.begin(host[bucket], /*has_values=*/false).fill_(double(bucket + 1));
-      exit.end(host[bucket], bucket);
+      exit.begin(arrays[bucket], /*has_values=*/false).fill_(double(bucket + 1));
+      exit.end(arrays[bucket], bucket);
     };
     leave(0);
     const StreamKey behind = streams.make_stream(0);
@@ -36,13 +38,13 @@ TEST(GradientExit, ASumDoesNotWaitForTheCopyOfALaterBucket) {
       const c10::StreamGuard guard(to_stream(behind));
       leave(1);
     }
-    exit.begin(host[2], /*has_values=*/false).fill_(3.0);
+    exit.begin(arrays[2], /*has_values=*/false).fill_(3.0);
     const Mark mark = streams.record(current_stream(0));
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (!streams.is_done(mark) && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
     EXPECT_TRUE(streams.is_done(mark));
     streams.release(behind);
-    exit.end(host[2], 2);
+    exit.end(arrays[2], 2);
     streams.wait_for_device(0);
     for (size_t bucket = 0; bucket < 3; ++bucket)
       EXPECT_TRUE(host[bucket].eq(double(bucket + 1)).all().item<bool>()) << bucket;

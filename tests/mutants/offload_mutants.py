@@ -18,7 +18,7 @@ _TABLE = [
     (
         "gradients-replaced-while-read",
         _BUCKET,
-        "    hold_->await_readers();\n",
+        "  hold_->await_readers();\n",
         "",
         "GradBucket.NewGradientsWaitForReadersOfTheOldOnes",
     ),
@@ -70,22 +70,22 @@ _TABLE = [
     (
         "sum-over-what-is-copied",
         _EXIT,
-        "    mover_.move(filling_, host);\n  }\n  buffer_->uses.take();\n",
-        "    mover_.move(filling_, host);\n  }\n",
+        "mover_.stream());\n  }\n  buffer_->uses.take();\n",
+        "mover_.stream());\n  }\n",
         _AGAIN,
     ),
     (
         "sums-come-back-too-early",
         _EXIT,
-        "    buffer_->uses.take();\n    mover_.move",
-        "    mover_.move",
+        "    buffer_->uses.take();\n    to.begin_read",
+        "    to.begin_read",
         "*Offload.AccumulatesOnTheHost*",
     ),
     (
         "sums-do-not-come-back",
         _EXIT,
-        "  if (has_values && host",
-        "  if (!has_values && host",
+        "  if (has_values && to",
+        "  if (!has_values && to",
         "*Offload.AccumulatesOnTheHost*",
     ),
     (

@@ -181,9 +181,9 @@ MUTANTS = [
     ),
     Mutant(
         "every-part-is-the-first",
-        "src/optim/sharded_optimizer.cpp",
-        "return use(range, cut(values, range));",
-        "return use(range, cut(values, {0, range.size()}));",
+        "src/store/storage.cpp",
+        "columns_[i].slice(0, range.begin, range.end)",
+        "columns_[i].slice(0, 0, range.size())",
         "optim",
         "*StatesLentInPiecesGiveTheSameBits/*",
     ),
@@ -294,8 +294,8 @@ MUTANTS = [
     Mutant(
         "no-accumulation",
         "src/reduce/grad_bucket.cpp",
-        "out, reduced_, squares_here());\n  if",
-        "out, false, squares_here());\n  if",
+        "out, reduced_, squares_here());\n  };",
+        "out, false, squares_here());\n  };",
         "reduce",
         "Reducer.BackwardPassesOfAStepAreAdded",
     ),

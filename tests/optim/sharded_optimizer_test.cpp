@@ -140,7 +140,8 @@ struct Rank {
       const auto with_grad = has_grad(step);
       for (size_t i = 0; i < groups.size(); ++i) {
         const size_t g = step % 2 == 0 ? i : groups.size() - 1 - i;  // in any order
-        optimizer.update(groups[g], grads[g], test.groups, with_grad[g], 0.5F);
+        Array values(grads[g]);
+        optimizer.update(groups[g], {values}, test.groups, with_grad[g], 0.5F);
       }
     }
   }
@@ -284,8 +285,7 @@ TEST(ShardedOptimizer, SlicesCoverEveryOwnedElementOnce) {
     for (int r = 0; r < world_size; ++r) {
       Rank rank(cases()[0], world_size, r, /*whole=*/false);
       for (size_t g = 0; g < rank.groups.size(); ++g) {
-        for (const ParamSlice& slice : slices(rank.groups[g], rank.grads[g])) {
-          EXPECT_EQ(slice.master.numel(), slice.grad.numel());
+        for (const ParamSlice& slice : slices(rank.groups[g])) {
           EXPECT_EQ(slice.master.scalar_type(), at::kFloat);
           const int64_t begin = covered[g][slice.index];
           EXPECT_EQ(slice.begin, begin);
@@ -301,15 +301,15 @@ TEST(ShardedOptimizer, SlicesCoverEveryOwnedElementOnce) {
 
 TEST(ShardedOptimizer, SlicesOfStatesThatAreNotInMemoryAreCopies) {
   Rank here(cases()[0], 2, 0, /*whole=*/false), elsewhere(cases()[0], 2, 0, /*whole=*/false, /*piece=*/10);
-  const std::vector<ParamSlice> expected = slices(here.groups[0], here.grads[0]);
-  const std::vector<ParamSlice> copies = slices(elsewhere.groups[0], elsewhere.grads[0]);
+  const std::vector<ParamSlice> expected = slices(here.groups[0]);
+  const std::vector<ParamSlice> copies = slices(elsewhere.groups[0]);
   ASSERT_EQ(copies.size(), expected.size());
   for (size_t i = 0; i < copies.size(); ++i) {
     ASSERT_EQ(copies[i].moments.size(), expected[i].moments.size());
     for (size_t slot = 0; slot < copies[i].moments.size(); ++slot) {
       EXPECT_TRUE(copies[i].moments[slot].equal(expected[i].moments[slot]));
       copies[i].moments[slot].add_(1);
-      EXPECT_TRUE(slices(elsewhere.groups[0], elsewhere.grads[0])[i].moments[slot].equal(expected[i].moments[slot]));
+      EXPECT_TRUE(slices(elsewhere.groups[0])[i].moments[slot].equal(expected[i].moments[slot]));
     }
   }
 }
@@ -319,7 +319,7 @@ TEST(ShardedOptimizer, SlicesOfMomentsInBf16AreCopiesInFp32) {
   for (const int64_t piece : {0, 100}) {
     Rank rank(test, 2, 0, /*whole=*/false, piece);
     rank.run(test);
-    for (const ParamSlice& slice : slices(rank.groups[0], rank.grads[0])) {
+    for (const ParamSlice& slice : slices(rank.groups[0])) {
       const Range range = rank.groups[0].state_range(slice.index);
       for (size_t slot = 0; slot < 2; ++slot) {
         const at::Tensor own = rank.states[0].moments[slot].slice(0, range.begin, range.end);
@@ -341,7 +341,8 @@ TEST(ShardedOptimizer, DrawsDependOnParameterAndStep) {
   std::vector<at::Tensor> seen;
   const std::vector<bool> all(kNumels[1].size(), true);
   for (int step = 0; step < 2; ++step) {
-    rank.optimizer.update(rank.groups[1], rank.grads[1], test.groups, all, 1);
+    Array values(rank.grads[1]);
+    rank.optimizer.update(rank.groups[1], {values}, test.groups, all, 1);
     for (const size_t param : {0, 2}) {
       const Range range = rank.groups[1].state_range(param);
       seen.push_back(rank.states[1].moments[1].slice(0, range.begin, range.begin + 64).clone());
