@@ -11,6 +11,8 @@
 namespace zeroshard {
 namespace {
 
+constexpr int64_t kSavedBytes = sizeof(float);  // of an element of a state
+
 class TensorData final : public SliceData {
  public:
   explicit TensorData(at::Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -44,58 +46,60 @@ void told_as_state(const Call& call) {
   }
 }
 
-// All elements of a state. Narrow ones lie on the host, and are fp32 elsewhere.
-void read_values(const at::Tensor& values, void* to) {
-  if (values.scalar_type() == at::kFloat) return TensorData(values).read(0, int64_t(values.nbytes()), to);
+// Where elements have `bytes` bytes each as they are saved. Narrow moments, on the host, are saved as fp32.
+void read_values(const at::Tensor& values, int64_t bytes, void* to) {
+  if (values.element_size() == bytes) return TensorData(values).read(0, int64_t(values.nbytes()), to);
   view_memory(to, values.numel(), at::kFloat, at::kCPU).copy_(values);
 }
 
 // To nearest where they are narrow: those that were read there come back as they were.
-void write_values(const at::Tensor& values, const void* from) {
-  if (values.scalar_type() == at::kFloat) return TensorData(values).write(0, int64_t(values.nbytes()), from);
+void write_values(const at::Tensor& values, int64_t bytes, const void* from) {
+  if (values.element_size() == bytes) return TensorData(values).write(0, int64_t(values.nbytes()), from);
   values.copy_(view_memory(const_cast<void*>(from), values.numel(), at::kFloat, at::kCPU));
 }
 
-class StateData final : public SliceData {
+// A column of one of the arrays of a group.
+class ArrayData final : public SliceData {
  public:
-  StateData(const ShardedGroup& group, int state, bool is_engines)
-      : group_(group), state_(state), is_engines_(is_engines) {}
+  // `bytes`: of an element, as it is saved.
+  ArrayData(const ShardedGroup& group, Array& array, int state, int64_t bytes, bool is_engines)
+      : group_(group), array_(array), state_(state), bytes_(bytes), is_engines_(is_engines) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
     lend(offset, bytes, Array::Access::kRead,
-         [&](int64_t at, const at::Tensor& state) { read_values(state, static_cast<std::byte*>(to) + at); });
-    if (state_ == kMasterWeights && group_.is_open() && group_.states().in_memory() == nullptr)
-      take_params(offset, bytes, view_memory(to, bytes / kBytes, at::kFloat, at::kCPU));
+         [&](int64_t at, const at::Tensor& values) { read_values(values, bytes_, static_cast<std::byte*>(to) + at); });
+    if (state_ == kMasterWeights && group_.is_open() && array_.in_memory() == nullptr)
+      take_params(offset, bytes, view_memory(to, bytes / bytes_, at::kFloat, at::kCPU));
   }
   void write(int64_t offset, int64_t bytes, const void* from) override {
-    lend(offset, bytes, Array::Access::kOverwrite,
-         [&](int64_t at, const at::Tensor& state) { write_values(state, static_cast<const std::byte*>(from) + at); });
+    lend(offset, bytes, Array::Access::kOverwrite, [&](int64_t at, const at::Tensor& values) {
+      write_values(values, bytes_, static_cast<const std::byte*>(from) + at);
+    });
   }
   void begin_read(int64_t offset, int64_t bytes, void* to) const override {
-    if (is_narrow()) return read(offset, bytes, to);
-    lend(offset, bytes, Array::Access::kRead, [&](int64_t at, const at::Tensor& state) {
-      TensorData(state).begin_read(0, int64_t(state.nbytes()), static_cast<std::byte*>(to) + at);
+    lend(offset, bytes, Array::Access::kRead, [&](int64_t at, const at::Tensor& values) {
+      std::byte* const there = static_cast<std::byte*>(to) + at;
+      if (values.element_size() != bytes_) return read_values(values, bytes_, there);
+      TensorData(values).begin_read(0, int64_t(values.nbytes()), there);
     });
   }
   void begin_write(int64_t offset, int64_t bytes, const void* from) override {
-    if (is_narrow()) return write(offset, bytes, from);
-    lend(offset, bytes, Array::Access::kOverwrite, [&](int64_t at, const at::Tensor& state) {
-      TensorData(state).begin_write(0, int64_t(state.nbytes()), static_cast<const std::byte*>(from) + at);
+    lend(offset, bytes, Array::Access::kOverwrite, [&](int64_t at, const at::Tensor& values) {
+      const std::byte* const there = static_cast<const std::byte*>(from) + at;
+      if (values.element_size() != bytes_) return write_values(values, bytes_, there);
+      TensorData(values).begin_write(0, int64_t(values.nbytes()), there);
     });
   }
   bool writers_wait() const override { return is_engines_; }
   std::byte* on_host() const override {
-    const StateTensors* const all = group_.states().in_memory();
-    return all != nullptr && !is_narrow() ? TensorData(all->at(state_)).on_host() : nullptr;
+    const StateTensors* const all = array_.in_memory();
+    const bool is_as_saved = all != nullptr && all->at(state_).element_size() == bytes_;
+    return is_as_saved ? TensorData(all->at(state_)).on_host() : nullptr;
   }
 
  private:
-  static constexpr int64_t kBytes = sizeof(float);  // of an element
-
-  bool is_narrow() const { return state_ != kMasterWeights && group_.place().moments.dtype != DType::kFloat32; }
-  static Range range_of(int64_t offset, int64_t bytes) { return {offset / kBytes, (offset + bytes) / kBytes}; }
   // What users have written to parameters counts from here on: in `copy` of the master weights, and in these.
   void take_params(int64_t offset, int64_t bytes, at::Tensor copy) const {
-    const Range range = range_of(offset, bytes);
+    const Range range{offset / bytes_, (offset + bytes) / bytes_};
     const at::Tensor params = group_.updated_parameters().slice(0, range.begin, range.end).cpu();
     // fp32 parameters of a device are copied to their master weights with each update.
     if (params.scalar_type() == at::kFloat) return void(copy.copy_(params));
@@ -104,21 +108,22 @@ class StateData final : public SliceData {
     group_.forget_parameters();
     const auto* const from = static_cast<const std::byte*>(copy.data_ptr());
     lend(offset, bytes, Array::Access::kOverwrite,
-         [&](int64_t at, const at::Tensor& state) { write_values(state, from + at); });
+         [&](int64_t at, const at::Tensor& master) { write_values(master, bytes_, from + at); });
   }
-  // Calls use(bytes before, state) for parts of the state that make up the bytes.
+  // Calls use(bytes before, values) for parts that make up the bytes.
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, Array::Access access, Use use) const {
-    const Range range = range_of(offset, bytes);
+    const Range range{offset / bytes_, (offset + bytes) / bytes_};
     told_as_state([&] {
-      group_.states().lend_one(range, state_, access, [&](Range part, const at::Tensor& values) {
-        use((part.begin - range.begin) * kBytes, values);
-      });
+      array_.lend_one(range, state_, access,
+                      [&](Range part, const at::Tensor& values) { use((part.begin - range.begin) * bytes_, values); });
     });
   }
 
   const ShardedGroup& group_;
+  Array& array_;
   int state_;
+  int64_t bytes_;
   bool is_engines_;
 };
 
@@ -164,36 +169,6 @@ class HeldParameters final : public HeldData {
   TensorData data_;
 };
 
-// Parameters in files.
-class FileData final : public SliceData {
- public:
-  explicit FileData(const ShardedGroup& group) : group_(group) {}
-  void read(int64_t offset, int64_t bytes, void* to) const override {
-    lend(offset, bytes, Array::Access::kRead, [&](int64_t at, TensorData&& params, int64_t size) {
-      params.read(0, size, static_cast<std::byte*>(to) + at);
-    });
-  }
-  void write(int64_t offset, int64_t bytes, const void* from) override {
-    lend(offset, bytes, Array::Access::kOverwrite, [&](int64_t at, TensorData&& params, int64_t size) {
-      params.write(0, size, static_cast<const std::byte*>(from) + at);
-    });
-  }
-
- private:
-  template <typename Use>
-  void lend(int64_t offset, int64_t bytes, Array::Access access, Use use) const {
-    const int64_t element = element_size(group_.flat().dtype);
-    const Range range{offset / element, (offset + bytes) / element};
-    told_as_state([&] {
-      group_.parameters().lend(range, access, [&](Range part, const at::Tensor& params) {
-        use((part.begin - range.begin) * element, TensorData(params), part.size() * element);
-      });
-    });
-  }
-
-  const ShardedGroup& group_;
-};
-
 class StreamCopies final : public DeviceCopies {
  public:
   explicit StreamCopies(c10::Device device) : mover_(device) {}
@@ -228,16 +203,18 @@ std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor) {
 }
 
 std::shared_ptr<SliceData> parameter_data(const ShardedGroup& group) {
-  if (!group.parameters().in_memory()) return std::make_shared<FileData>(group);
+  const int64_t bytes = element_size(group.flat().dtype);
+  if (!group.parameters().in_memory())
+    return std::make_shared<ArrayData>(group, group.parameters(), 0, bytes, /*is_engines=*/false);
   return tensor_data(group.is_trained() ? group.updated_parameters() : group.kept_parameters());
 }
 
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines) {
-  return std::make_shared<StateData>(group, state, is_engines);
+  return std::make_shared<ArrayData>(group, group.states(), state, kSavedBytes, is_engines);
 }
 
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state) {
-  return std::make_shared<HeldArray>(group.states(), state, int64_t{sizeof(float)});
+  return std::make_shared<HeldArray>(group.states(), state, kSavedBytes);
 }
 
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group) {
