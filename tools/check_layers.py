@@ -21,7 +21,7 @@ LEVELS = [
     ["layout", "config", "file", "schedule", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
     ["precision", "offload", "checkpoint", "placement", "store", "group", "plan", "monitor", "data", "parquet_plugin"],
     ["unit", "reduce", "optim"],
-    ["hooks", "ops"],
+    ["hooks", "ops", "sequence"],
     ["engine", "launch"],
     ["train", "cli", "python"],
     ["cli_torch"],
@@ -49,7 +49,7 @@ TORCH_FREE = LEVEL.keys() - WITH_TORCH
 WITH_ARROW = {"parquet_plugin"}
 ARROW_HEADER = re.compile(r"(arrow|parquet)/")
 AUTOGRAD_HEADER = re.compile(r"torch/csrc/autograd/")
-WITH_AUTOGRAD = {"hooks", "ops"}
+WITH_AUTOGRAD = {"hooks", "ops", "sequence"}
 TORCH_HEADER = re.compile(r"(ATen|c10|c10d|torch|caffe2)/")
 KNOW_STAGES = {"config", "placement", "plan"}  # the others read the table of placements
 STAGE_COMPARED = re.compile(r"\bstage\s*([=!]=|[<>](?![<>]))|(?<![<>])[<>]=?\s*(\w+\.)*stage\b")
