@@ -202,6 +202,7 @@ struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
   bool managed_accumulation = true;  // false: every step() updates, however many micro-batches came before it
   int world_size = 1;
+  int sequence_parallel_size = 1;     // ranks that train on the same rows; shards stay over all ranks
   double gradient_clipping = 1;       // the largest norm; 0: not clipped. DeepSpeed has this default since 0.19.3
   int64_t steps_per_print = 0;        // 0: never
   bool wall_clock_breakdown = false;  // the lines of steps_per_print also tell the time of forward, backward and step
@@ -278,6 +279,7 @@ struct ParsedConfig {
 // Values that the text alone does not give. `hidden_size` resolves the "auto" values that depend on it.
 struct ConfigContext {
   int world_size = 1;
+  std::optional<int> sequence_parallel_size;  // that the caller has set up; the text may repeat it
   std::optional<int64_t> hidden_size;
   // Used when the text gives no batch size; unset: that is an error, as in DeepSpeed.
   std::optional<int64_t> default_micro_batch_size;

@@ -10,9 +10,10 @@
 namespace zeroshard {
 namespace {
 
-ConfigContext context(int world_size, std::optional<int64_t> hidden_size) {
+ConfigContext context(int world_size, std::optional<int64_t> hidden_size, std::optional<int> sequence_parallel_size) {
   ConfigContext result;
   result.world_size = world_size;
+  result.sequence_parallel_size = sequence_parallel_size;
   result.hidden_size = hidden_size;
   return result;
 }
@@ -29,16 +30,20 @@ void bind_config(py::module_& m) {
   py::class_<ParsedConfig>(m, "ParsedConfig", "A configuration with every default resolved.")
       .def_static(
           "parse",
-          [](const std::string& text, int world_size, std::optional<int64_t> hidden_size) {
-            return parse_config(text, context(world_size, hidden_size));
+          [](const std::string& text, int world_size, std::optional<int64_t> hidden_size,
+             std::optional<int> sequence_parallel_size) {
+            return parse_config(text, context(world_size, hidden_size, sequence_parallel_size));
           },
-          py::arg("text"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt)
+          py::arg("text"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt,
+          py::arg("sequence_parallel_size") = std::nullopt)
       .def_static(
           "load",
-          [](const std::string& path, int world_size, std::optional<int64_t> hidden_size) {
-            return load_config(path, context(world_size, hidden_size));
+          [](const std::string& path, int world_size, std::optional<int64_t> hidden_size,
+             std::optional<int> sequence_parallel_size) {
+            return load_config(path, context(world_size, hidden_size, sequence_parallel_size));
           },
-          py::arg("path"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt)
+          py::arg("path"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt,
+          py::arg("sequence_parallel_size") = std::nullopt)
       .def_property_readonly("values", &values_of, "(path, value, origin) of every key.")
       .def_readonly("without_effect", &ParsedConfig::without_effect)
       .def_readonly("assumed", &ParsedConfig::assumed)
@@ -49,6 +54,7 @@ void bind_config(py::module_& m) {
   py::class_<Config>(m, "Config", "The resolved values; see include/zeroshard/config.h.")
       .def_readonly("train_batch_size", &Config::train_batch_size)
       .def_readonly("micro_batch_size", &Config::micro_batch_size)
+      .def_readonly("sequence_parallel_size", &Config::sequence_parallel_size)
       .def_readonly("dataloader_drop_last", &Config::dataloader_drop_last)
       .def_readonly("grad_accumulation_steps", &Config::grad_accumulation_steps)
       .def_readonly("managed_accumulation", &Config::managed_accumulation)

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/format.h"
 #include "config/keys.h"
 
@@ -71,7 +73,13 @@ std::vector<Key> aio_keys() {
 std::vector<Key> parallelism() {
   std::vector<Key> keys{
       unsupported("tensor_parallel.autotp_size", Integer{.min = 0, .max = 1}, 0, "tensor parallelism is not supported"),
-      unsupported("sequence_parallel_size", Integer{.min = 0, .max = 1}, 1, "sequence parallelism is not supported"),
+      {.path = "sequence_parallel_size",
+       .allowed = Integer{.min = 0, .max = 1 << 20},
+       .default_value = 1,
+       .help = "neighbouring ranks that train on the same rows, each on its piece of the sequence; a divisor of the "
+               "number of ranks. 0 is 1",
+       .apply = [](Config& config,
+                   const Json& value) { config.sequence_parallel_size = std::max(value.get<int>(), 1); }},
       unsupported("sparse_gradients", Only{false}, false, "sparse gradients are not supported"),
       unsupported("sparse_attention", Only{nullptr}, nullptr, "sparse attention is not supported"),
       unsupported("compile.deepcompile", Only{false}, false, "DeepCompile is not supported; torch.compile is"),
@@ -119,7 +127,7 @@ std::vector<Key> switches() {
       {.path = "seq_parallel_communication_data_type",
        .allowed = Choice{{"fp32", "fp16", "bf16"}},
        .default_value = "fp32",
-       .help = "sequence parallelism is not in use",
+       .help = "heads are exchanged in their own precision",
        .effect = Key::Effect::kNone,
        .aliases = {"seq_parallel_comm_data_type"}},
       inert("disable_allgather", Bool{}, false, "updated parameters are always gathered"),

@@ -73,6 +73,7 @@ class Resolver {
     }
     resolve_optimizer();
     resolve_scheduler();
+    resolve_sequence_parallelism();
     resolve_batch_keys();
     apply_rules();
     for (const std::string& path : document_.overridden()) {
@@ -274,13 +275,31 @@ class Resolver {
     return given && given->value == "auto";
   }
 
+  // Ranks of a sequence group count as one in the arithmetic of batches.
+  void resolve_sequence_parallelism() {
+    const char* path = "sequence_parallel_size";
+    if (const std::optional<int> size = context_.sequence_parallel_size) {
+      const Given* given = document_.find(path);
+      if (given && !given->value.is_null() && given->value != "auto" && config().sequence_parallel_size != *size)
+        fail_value(path, given->value, concat("differs from ", *size, ", for which the sequence groups were made"));
+      config().sequence_parallel_size = *size;
+      value_of(path) = {path, std::to_string(*size), "of the sequence groups that the caller made"};
+    }
+    const int ranks = context_.world_size, size = config().sequence_parallel_size;
+    if (ranks % size == 0) return;
+    std::string fits;
+    for (int i = 1; i <= ranks; ++i)
+      if (ranks % i == 0) fits += concat(fits.empty() ? "" : ", ", i);
+    fail_value(path, size, concat("does not divide the ", ranks, " ranks: sizes that do are ", fits));
+  }
+
   void resolve_batch_keys() {
     const char *train = "train_batch_size", *micro = "train_micro_batch_size_per_gpu",
                *accumulation = "gradient_accumulation_steps";
     const Batch given{integer_of(train), integer_of(micro), integer_of(accumulation)};
     const bool is_left = context_.leave_open && !given.train && !given.micro;
-    const ResolvedBatch batch =
-        resolve_batch(given, context_.world_size, is_left ? 1 : context_.default_micro_batch_size);
+    const ResolvedBatch batch = resolve_batch(given, context_.world_size / config().sequence_parallel_size,
+                                              is_left ? 1 : context_.default_micro_batch_size);
     set_batch_value(train, batch.train, batch.train_origin);
     set_batch_value(micro, batch.micro, batch.micro_origin);
     set_batch_value(accumulation, batch.accumulation, batch.accumulation_origin);

@@ -99,5 +99,36 @@ TEST(Batch, ProductsThatOverflowAreRefused) {
   expect_error(json_of(16, 4'000'000'000'000'000'000, 4), {"64 bits"}, strict(8));
 }
 
+TEST(Batch, RanksOfASequenceGroupCountAsOne) {
+  const Config config =
+      parse_config(R"({"sequence_parallel_size": 2, "train_batch_size": 12, "gradient_accumulation_steps": 3})",
+                   strict(4))
+          .config;
+  EXPECT_EQ(config.sequence_parallel_size, 2);
+  EXPECT_EQ(config.micro_batch_size, 2);
+  EXPECT_EQ(config.world_size, 4);
+  EXPECT_NE(config.digest(), parse_config(R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2,
+                                              "gradient_accumulation_steps": 3})",
+                                          strict(2))
+                                 .config.digest());
+  EXPECT_EQ(parse_config(R"({"sequence_parallel_size": 0, "train_batch_size": 4})", strict(4)).config.micro_batch_size,
+            1);
+  expect_error(R"({"sequence_parallel_size": 4, "train_batch_size": 4})",
+               {"sequence_parallel_size", "4", "does not divide the 6 ranks", "1, 2, 3, 6"}, strict(6));
+  expect_error(R"({"sequence_parallel_size": -1, "train_batch_size": 4})", {"sequence_parallel_size"}, strict(4));
+}
+
+TEST(Batch, SequenceGroupsThatTheCallerMadeCount) {
+  ConfigContext context = strict(4);
+  context.sequence_parallel_size = 2;
+  for (const char* given : {"", R"("sequence_parallel_size": 2,)", R"("sequence_parallel_size": null,)"}) {
+    const Config config = parse_config(concat("{", given, R"("train_batch_size": 4})"), context).config;
+    EXPECT_EQ(config.sequence_parallel_size, 2);
+    EXPECT_EQ(config.micro_batch_size, 2);
+  }
+  expect_error(R"({"sequence_parallel_size": 4, "train_batch_size": 4})",
+               {"sequence_parallel_size = 4", "differs from 2"}, context);
+}
+
 }  // namespace
 }  // namespace zeroshard
