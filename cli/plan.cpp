@@ -24,7 +24,7 @@ namespace {
 
 // What the activations, and the time of a step, are of.
 struct BatchArguments {
-  std::optional<int> batch, sequence_length;
+  std::optional<int> batch, sequence_length, sequence_parallel;
   bool checkpoint_activations = false;
   RateArguments rates;
 };
@@ -109,6 +109,7 @@ void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   inputs.config = config;
   if (inputs.stages.empty()) inputs.stages = {config.stage};
   inputs.micro_batch = config.micro_batch_size;
+  inputs.sequence_parallel = config.sequence_parallel_size;
   inputs.checkpoints = tier_of_checkpoints(config, inputs.options.on_device);
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
   const MemoryLimits limits = configured_limits(config.offload, inputs.options.on_device);
@@ -143,17 +144,22 @@ void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
   if (inputs.checkpoints != Tier::kDevice && arguments.sequence_length && !arguments.checkpoint_activations)
     inputs.notes.push_back("zeroshard.offload.activations is for checkpointed layers: give --checkpoint-activations");
   if (!arguments.sequence_length) {
-    if (arguments.batch || arguments.checkpoint_activations)
-      throw ValueError("--batch and --checkpoint-activations are of activations: give --sequence-length, too");
+    if (arguments.batch || arguments.checkpoint_activations || arguments.sequence_parallel)
+      throw ValueError(
+          "--batch, --sequence-parallel and --checkpoint-activations are of activations: give --sequence-length, too");
     return;
   }
   if (!inputs.model) throw ValueError("--sequence-length needs --model: a count of parameters has no activations");
   inputs.activations = {.batch = arguments.batch.value_or(inputs.micro_batch),
                         .sequence_length = *arguments.sequence_length,
+                        .sequence_parallel = arguments.sequence_parallel.value_or(inputs.sequence_parallel),
                         .compute_dtype = inputs.options.compute_dtype,
                         .checkpointing = arguments.checkpoint_activations,
                         .checkpoints = inputs.checkpoints,
                         .on_device = inputs.options.on_device};
+  if (const int64_t size = inputs.activations->sequence_parallel; inputs.options.world_size % size != 0)
+    throw ValueError(
+        concat("--sequence-parallel ", size, " does not divide the ", inputs.options.world_size, " ranks"));
 }
 
 PlanInputs read_inputs(const PlanArguments& arguments) {
@@ -285,6 +291,8 @@ void add_plan_command(CLI::App& app) {
                    "What a GPU's context and the collectives' own buffers take, as measured: 1.2GB");
   add_int(*plan, "--sequence-length", {.min = 1, .max = 1 << 30}, arguments->batch.sequence_length,
           "Tokens of a sequence: activations of the model are counted, too");
+  add_int(*plan, "--sequence-parallel", {.min = 1, .max = 1 << 20}, arguments->batch.sequence_parallel,
+          "Ranks that share a sequence, each with its piece (default: that of --config, else 1)");
   add_int(*plan, "--batch", {.min = 1, .max = 1 << 30}, arguments->batch.batch,
           "Sequences of a micro-batch (default: that of --config, else 1)");
   plan->add_flag("--checkpoint-activations", arguments->batch.checkpoint_activations,

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
 #include "format.h"
 #include "plan_step.h"
 
@@ -29,8 +30,11 @@ std::string not_counted(const PlanInputs& inputs) {
 
 // What the activations are of.
 std::string describe_activations(const ActivationOptions& options) {
-  return format("Activations: %lld x %lld tokens, %s. As transformers' model keeps them in eager mode.",
-                static_cast<long long>(options.batch), static_cast<long long>(options.sequence_length),
+  const std::string shared = options.sequence_parallel == 1
+                                 ? ""
+                                 : concat(", of which each of ", options.sequence_parallel, " ranks has a piece");
+  return format("Activations: %lld x %lld tokens%s, %s. As transformers' model keeps them in eager mode.",
+                static_cast<long long>(options.batch), static_cast<long long>(options.sequence_length), shared.c_str(),
                 !options.checkpointing                 ? "without checkpointing"
                 : options.checkpoints == Tier::kDevice ? "each layer checkpointed"
                                                        : "each layer checkpointed, its input elsewhere");
@@ -297,6 +301,7 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
     const PlannedActivations planned = inputs.planned_activations();
     json["activations"] = {{"batch", inputs.activations->batch},
                            {"sequence_length", inputs.activations->sequence_length},
+                           {"sequence_parallel", inputs.activations->sequence_parallel},
                            {"checkpointing", inputs.activations->checkpointing},
                            {"layers_bytes", number(planned.layers)},
                            {"ends_bytes", number(planned.ends)},

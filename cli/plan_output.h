@@ -24,6 +24,7 @@ struct PlanInputs {
   std::optional<double> host_bytes;              // beside a device
   std::optional<double> device_overhead;         // of each device: its context and the collectives' own buffers
   int64_t micro_batch = 1;                       // sequences, as the config says
+  int64_t sequence_parallel = 1;                 // ranks that share a sequence, as the config says
   std::optional<ActivationOptions> activations;  // of a model
   Tier checkpoints = Tier::kDevice;              // where activation checkpoints lie, as the config says
   std::vector<std::string> notes;

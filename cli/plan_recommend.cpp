@@ -31,6 +31,8 @@ Json optimizer_of(const std::string& name) {
 Json new_file(const PlanInputs& inputs) {
   const int64_t batch = inputs.activations ? inputs.activations->batch : inputs.micro_batch;
   Json json{{"train_micro_batch_size_per_gpu", batch}, {"gradient_accumulation_steps", 1}};
+  const int64_t sharing = inputs.activations ? inputs.activations->sequence_parallel : inputs.sequence_parallel;
+  if (sharing > 1) json["sequence_parallel_size"] = sharing;
   if (inputs.options.compute_dtype != DType::kFloat32)
     json[std::string(name_of(inputs.options.compute_dtype))] = {{"enabled", true}};
   json["optimizer"] = optimizer_of(inputs.optimizer_name);

@@ -11,10 +11,14 @@ namespace zeroshard {
 struct ActivationOptions {
   int64_t batch = 1;  // sequences of one micro-batch
   int64_t sequence_length = 1;
+  int64_t sequence_parallel = 1;  // ranks that share a sequence
   DType compute_dtype = DType::kBFloat16;
   bool checkpointing = false;  // each decoder layer keeps its input alone, and is computed again in the backward pass
   Tier checkpoints = Tier::kDevice;  // where these inputs lie: zeroshard.offload.activations
   bool on_device = true;             // ranks run on a GPU or the like, beside the host
+
+  // Of one rank: sequences are filled up so that the ranks have equal pieces.
+  int64_t tokens() const { return batch * ((sequence_length + sequence_parallel - 1) / sequence_parallel); }
 };
 
 // What lies on the device when most of it is in use.
@@ -31,7 +35,9 @@ struct PlannedActivations {
 
 // For the classes of transformers 5 in eager mode, each with attention that stores no scores (SDPA); gemma2, whose
 // logits of attention are capped, stores them. Counted from what autograd saves. Padding and the temporary memory of
-// single operators are left out. Throws ValueError for a batch or a length below 1.
+// single operators are left out. A rank of a sequence group keeps its piece of the sequence for all heads, or the whole
+// sequence for its heads, which is as much. Throws ValueError for a batch or a length below 1, and for ranks that
+// cannot share the heads or the sequence.
 PlannedActivations plan_activations(const ModelShapes& model, const ActivationOptions& options);
 
 }  // namespace zeroshard

@@ -1,8 +1,11 @@
 #include "zeroshard/activations.h"
 
 #include <algorithm>
+#include <string>
 
 #include "base/check.h"
+#include "base/format.h"
+#include "zeroshard/error.h"
 
 // Note [Activations]
 // The coefficients were found by counting the storages that autograd saves (torch.autograd.graph.saved_tensors_hooks)
@@ -18,10 +21,12 @@ struct Counted {
 };
 
 // `length`: how many keys a token attends to, where scores are stored.
-Counted llama_like(const ModelShapes& model, double e, double length) {
+Counted llama_like(const ModelShapes& model, double e, double length, double ranks) {
   const LayerSizes& sizes = model.sizes;
   const double h = double(model.hidden_size), i = double(sizes.intermediate), heads = double(sizes.heads);
-  const double q = heads * double(sizes.head_dim), kv = double(sizes.kv_heads) * double(sizes.head_dim);
+  // Ranks of a sequence group have a key-value head each.
+  const double q = heads * double(sizes.head_dim),
+               kv = std::max(double(sizes.kv_heads), ranks) * double(sizes.head_dim);
   const double norm = 4;  // the fp32 factor of a norm
   Counted counted;
   counted.layer = (8 + 4 * e) * h + 4 * e * i + 2 * e * (q + kv) + 4 * heads + 2 * norm;
@@ -53,6 +58,19 @@ Counted gpt2(const ModelShapes& model, double e) {
   return counted;
 }
 
+void check_sequence_parallel(const ModelShapes& model, const ActivationOptions& options) {
+  const int64_t ranks = options.sequence_parallel, heads = model.sizes.heads, kv_heads = model.sizes.kv_heads;
+  ZS_CHECK(ranks >= 1 && ranks <= options.sequence_length, "sequence_parallel must be 1 to the ",
+           options.sequence_length, " tokens of a sequence, got ", ranks);
+  const auto fits = [&](int64_t size) { return heads % size == 0 && (kv_heads % size == 0 || size % kv_heads == 0); };
+  if (ranks == 1 || fits(ranks)) return;
+  std::string sizes;
+  for (int64_t size = 1; size <= heads; ++size)
+    if (fits(size)) sizes += concat(sizes.empty() ? "" : ", ", size);
+  throw ValueError(concat("sequence_parallel is ", ranks, ", and so many ranks cannot share ", heads, " heads and ",
+                          kv_heads, " key-value heads: sizes that fit are ", sizes));
+}
+
 // One in each block of HostActivations, and the two that a RecordStore reads.
 constexpr double kInputsOnTheWay = 5;
 
@@ -62,11 +80,13 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   ZS_CHECK(options.batch >= 1, "a micro-batch has at least one sequence, not ", options.batch);
   ZS_CHECK(options.sequence_length >= 1, "a sequence has at least one token, not ", options.sequence_length);
   const double e = double(element_size(options.compute_dtype)), length = double(options.sequence_length);
-  const double tokens = double(options.batch) * length, num_layers = double(model.sizes.layers);
-  const Counted counted = model.model_type == "gpt2" ? gpt2(model, e) : llama_like(model, e, length);
+  check_sequence_parallel(model, options);
+  const double tokens = double(options.tokens()), num_layers = double(model.sizes.layers);
+  const Counted counted =
+      model.model_type == "gpt2" ? gpt2(model, e) : llama_like(model, e, length, double(options.sequence_parallel));
   const double layer = counted.layer * tokens + counted.layer_once;
   PlannedActivations planned;
-  planned.ends = counted.ends * tokens + counted.ends_once;
+  planned.ends = counted.ends * tokens + counted.ends_once / double(options.sequence_parallel);
   planned.at_most = counted.logits * tokens;
   planned.layers = num_layers * layer;
   if (options.checkpointing) {

@@ -37,7 +37,7 @@ double forward_flops(const ModelShapes& model, const ActivationOptions& activati
   const LayerSizes& sizes = model.sizes;
   const auto length = double(activations.sequence_length);
   const double attention = 4 * double(sizes.layers) * double(sizes.heads) * double(sizes.head_dim) * length;
-  return (2 * active_params(model) + attention) * double(activations.batch) * length;
+  return (2 * active_params(model) + attention) * double(activations.tokens());
 }
 
 double seconds(double bytes, const std::optional<double>& rate, const char* name) {
@@ -98,7 +98,7 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   const UpdateBytes bytes = update_bytes(updated, options);
   PlannedStep step;
   step.is_late = options.delayed_update;
-  step.tokens = double(activations.batch) * double(activations.sequence_length) * batches;
+  step.tokens = double(activations.tokens()) * batches;
   step.forward = forward_flops(model, activations) * batches / rates.flops;
   step.backward = step.forward * (activations.checkpointing ? 3 : 2);
   step.update = seconds(bytes.memory, rates.host, "host");
