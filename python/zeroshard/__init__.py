@@ -30,6 +30,7 @@ from .param_values import (
     set_master_weight,
     set_optimizer_state,
 )
+from .sequence import sequence_parallel
 from .units import find_units
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "init_distributed",
     "initialize",
     "recompute",
+    "sequence_parallel",
     "set_gradient",
     "set_master_weight",
     "set_optimizer_state",

@@ -16,18 +16,26 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def parse_config(
-    settings: str | dict | os.PathLike, *, world_size: int, model: nn.Module | None = None
+    settings: str | dict | os.PathLike,
+    *,
+    world_size: int,
+    model: nn.Module | None = None,
+    sequence_parallel_size: int | None = None,
 ) -> _C.ParsedConfig:
     """Resolves a configuration given as dict, JSON text (also in base64, as DeepSpeed takes it) or path."""
-    hidden_size = _hidden_size(model)
+    context = {
+        "world_size": world_size,
+        "hidden_size": _hidden_size(model),
+        "sequence_parallel_size": sequence_parallel_size,
+    }
     if isinstance(settings, dict):
         settings = _as_json(settings)
     text = os.fspath(settings)
     if isinstance(text, str) and not os.path.exists(text):
         text = _from_base64(text)
         if "{" in text:
-            return _C.ParsedConfig.parse(text, world_size=world_size, hidden_size=hidden_size)
-    return _C.ParsedConfig.load(os.fsencode(text), world_size=world_size, hidden_size=hidden_size)
+            return _C.ParsedConfig.parse(text, **context)
+    return _C.ParsedConfig.load(os.fsencode(text), **context)
 
 
 def _as_json(settings: dict) -> str:

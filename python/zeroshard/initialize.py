@@ -20,6 +20,8 @@ from .loader import Loader
 from .metrics import check_folders
 from .optimizer import Optimizer, OptimizerSetup, make_optimizer, settings_kept
 from .schedule import make_scheduler
+from .sequence import group_of_engine, size_before_engine
+from .sequence_rows import PieceLoader, SharedLoader
 
 
 def initialize(
@@ -100,8 +102,7 @@ def make_engine(
     """See ``initialize``: the engine, the loader and the scheduler. Collective."""
     if model is None:
         raise ValueError("zeroshard.initialize: model is missing")
-    if mesh is not None:
-        raise ValueError("zeroshard.initialize: mpu and mesh_param are not supported: zeroshard shards over all ranks")
+    sequence_size = size_before_engine(model, mesh)
     settings = config if config is not None else getattr(args, "deepspeed_config", None)
     if settings is None:
         raise ValueError("zeroshard.initialize: config is missing: a path, JSON text or a dict")
@@ -110,9 +111,10 @@ def make_engine(
     os.environ.setdefault("MASTER_PORT", str(distributed_port))
     device = _device(model, env.local_rank)
     if dist_init_required is not False:
-        init_distributed(device, _timeout(settings, env.world_size, model))
+        init_distributed(device, _timeout(settings, env.world_size, model, sequence_size))
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    parsed = parse_config(settings, world_size=world_size, model=model)
+    parsed = parse_config(settings, world_size=world_size, model=model, sequence_parallel_size=sequence_size)
+    sequence_group = group_of_engine(model, parsed.config, device)
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed.config)
     front = make_front(setup, parsed)
@@ -127,13 +129,19 @@ def make_engine(
         engine = engine_type(model, parsed, setup, front, device)
     engine.lr_scheduler = scheduler
     engine.training_dataloader = loader
+    if loader is not None and sequence_group is not None:
+        by_position = not isinstance(training_data, torch.utils.data.IterableDataset)
+        loader = (SharedLoader if by_position else PieceLoader)(loader, sequence_group)
     return engine, loader, scheduler
 
 
-def _timeout(settings: str | dict | os.PathLike, world_size: int, model: nn.Module) -> timedelta | None:
+def _timeout(
+    settings: str | dict | os.PathLike, world_size: int, model: nn.Module, sequence_size: int | None
+) -> timedelta | None:
     """``zeroshard.timeout_s``; None for a wrong configuration, which is reported once ranks can tell one another."""
     try:
-        return timedelta(milliseconds=parse_config(settings, world_size=world_size, model=model).config.timeout_ms)
+        parsed = parse_config(settings, world_size=world_size, model=model, sequence_parallel_size=sequence_size)
+        return timedelta(milliseconds=parsed.config.timeout_ms)
     except (_C.Error, ValueError, OSError, TypeError):
         return None
 

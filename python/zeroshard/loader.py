@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from .sequence_groups import data_parallel_rank, data_parallel_size
 
 
 class ShardedSampler(Sampler[int]):
@@ -27,7 +28,7 @@ class ShardedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed + self.epoch)
         order = torch.randperm(self._num_samples, generator=generator).tolist()
-        rank, ranks = _rank(), _ranks()
+        rank, ranks = data_parallel_rank(), data_parallel_size()
         left = order[self.consumed :]
         if self._drop_last:
             left = left[: len(left) // ranks * ranks]
@@ -38,7 +39,7 @@ class ShardedSampler(Sampler[int]):
 
     def __len__(self) -> int:
         left = self._num_samples - self.consumed
-        return left // _ranks() if self._drop_last else -(-left // _ranks())
+        return left // data_parallel_size() if self._drop_last else -(-left // data_parallel_size())
 
 
 class Loader(DataLoader):
@@ -53,7 +54,7 @@ class Loader(DataLoader):
 
     def __init__(self, dataset: Dataset, micro_batch_size: int, collate_fn: Callable | None, drop_last: bool) -> None:
         iterable = isinstance(dataset, IterableDataset)
-        if iterable and _ranks() > 1 and _rank() == 0:
+        if iterable and data_parallel_size() > 1 and data_parallel_rank() == 0:
             warnings.warn(
                 "training_data is an IterableDataset: every rank iterates over all of it, unless it takes its own "
                 "share by torch.distributed.get_rank()",
@@ -108,7 +109,7 @@ class Loader(DataLoader):
         self._start = self._batches = 0
 
     def state_dict(self) -> dict[str, int]:
-        consumed = self._start + self._batches * self.batch_size * _ranks()
+        consumed = self._start + self._batches * self.batch_size * data_parallel_size()
         return {"epoch": self._epoch, "consumed": min(consumed, self._size())}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -124,11 +125,3 @@ class Loader(DataLoader):
 
     def _size(self) -> int:
         return len(self.dataset) if self._own_sampler is not None else 2**62
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _ranks() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1

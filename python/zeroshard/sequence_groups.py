@@ -1,0 +1,104 @@
+"""The groups of neighbouring ranks that train on the same rows, each on its piece of the sequence."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import _C
+from .distributed import device_of_rank
+from .forks import check_groups_are_own
+
+_DEFAULT_TIMEOUT_MS = 600_000
+_current: SequenceGroup | None = None
+
+
+class SequenceGroup:
+    """This rank's sequence group. ``core`` moves tensors among its ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.rank = dist.get_rank() % size
+        self.settings: _C.Config | None = None  # of the engine that trains with the group
+        self.device: torch.device | None = None
+        self.cuts_models_with: dict[str, bool] = {"by_engine": True}  # for models of engines that are not cut yet
+        self.process_group = _make_process_group(size)
+        self._world = weakref.ref(dist.group.WORLD)
+
+    @functools.cached_property
+    def core(self) -> _C.SequenceGroup:
+        """Collective where it is used first."""
+        device = self.device or device_of_rank(_C.rank_environment().local_rank)
+        return _C.SequenceGroup(self.process_group.group_name, device, self.settings)
+
+    @property
+    def is_of_this_world(self) -> bool:
+        return dist.is_initialized() and self._world() is dist.group.WORLD
+
+
+def _make_process_group(size: int) -> dist.ProcessGroup:
+    check_groups_are_own()
+    timeout = timedelta(milliseconds=_DEFAULT_TIMEOUT_MS + 2000)  # longer than zeroshard's own
+    own, rank = None, dist.get_rank()
+    for first in range(0, dist.get_world_size(), size):
+        group = dist.new_group(list(range(first, first + size)), timeout=timeout)
+        if first <= rank < first + size:
+            own = group
+    return own
+
+
+def check_size(size: int, ranks: int) -> None:
+    if size < 1 or ranks % size:
+        fits = ", ".join(str(each) for each in range(1, ranks + 1) if ranks % each == 0)
+        raise ValueError(f"sequence_parallel_size = {size} does not divide the {ranks} ranks: sizes that do are {fits}")
+
+
+def make_group(size: int) -> SequenceGroup:
+    """The sequence group of this rank; it is made once for a world. Collective, over all ranks."""
+    global _current
+    if not dist.is_initialized():
+        raise _C.StateError("sequence parallelism needs ranks: call zeroshard.init_distributed() before")
+    check_size(size, dist.get_world_size())
+    found = current()
+    if found is not None and found.size != size:
+        raise _C.StateError(
+            f"this process has sequence groups of {found.size} ranks: it cannot train with groups of {size}, too"
+        )
+    if found is None:
+        _current = found = SequenceGroup(size)
+    return found
+
+
+def current() -> SequenceGroup | None:
+    """The group that was made last, if its world still exists."""
+    return _current if _current is not None and _current.is_of_this_world else None
+
+
+def size() -> int:
+    found = current()
+    return found.size if found is not None else 1
+
+
+def data_parallel_rank() -> int:
+    """Ranks of a sequence group are one for those who give out rows."""
+    return dist.get_rank() // size() if dist.is_initialized() else 0
+
+
+def data_parallel_size() -> int:
+    return dist.get_world_size() // size() if dist.is_initialized() else 1
+
+
+def size_of_mesh(mesh: Any) -> int:
+    """Of the sequence groups that an ``mpu`` stands for. Raises ``ValueError`` for one of other groups."""
+    group = current()
+    if group is None or not getattr(mesh, "stands_for_sequence_groups", False):
+        raise ValueError(
+            "mpu and mesh_param are not supported: zeroshard shards over all ranks. Only the mpu that "
+            "UlyssesSPAttentionHF.register_with_transformers returns is"
+        )
+    return group.size

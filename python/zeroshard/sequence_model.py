@@ -1,0 +1,366 @@
+"""Models of transformers whose forward is given a piece of each row, and whose attention sees whole rows.
+
+Around the attention of a layer, heads are exchanged for sequence: before it a rank has a piece of the row for all
+heads, in it the row for its heads. The masks are those that the model itself makes, for whole rows. Positions and
+padding are gathered once for a forward.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from . import _C
+from .sequence_checks import check_attention_name, check_model, text_config
+from .sequence_groups import SequenceGroup
+
+_PER_HEAD = ("position_bias", "s_aux", "alibi", "head_mask")  # arguments of attention that this does not cut
+
+_cuts: weakref.WeakKeyDictionary[nn.Module, Cut] = weakref.WeakKeyDictionary()  # of every module of a model
+_replaced: dict[str, Callable] = {}  # the attention functions of transformers that cut models have
+_running: list[Forward] = []  # the forward that runs
+
+
+class Forward(NamedTuple):
+    """The whole rows of a forward."""
+
+    length: int
+    positions: torch.Tensor
+    padding: torch.Tensor | None
+
+
+class Cut:
+    """Sequence parallelism of one model."""
+
+    def __init__(
+        self, model: nn.Module, group: SequenceGroup, *, averages_loss: bool, in_evaluation: bool, by_engine: bool
+    ) -> None:
+        self.group = group
+        self.averages_loss = averages_loss
+        self.by_engine = by_engine
+        self.layers = text_config(model).num_hidden_layers
+        self._in_evaluation = in_evaluation
+        self._model = weakref.ref(model)
+        self._is_on = False  # in the forward that began last
+        self.attended = 0  # calls of attention in this forward
+        self._whole_positions = WeakIdKeyDictionary()
+        self._handles = [
+            model.register_forward_pre_hook(self._hook(_begin_forward), with_kwargs=True),
+            model.register_forward_hook(self._hook(_end_forward), with_kwargs=True, always_call=True),
+        ]
+
+    def _hook(self, step: Callable) -> Callable:
+        mine = weakref.ref(self)
+
+        def hook(model: nn.Module, *arguments: Any) -> Any:
+            cut = mine()
+            return step(cut, model, *arguments) if cut is not None and _cuts.get(model) is cut else None
+
+        return hook
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether attention that is called now has pieces. A forward within a backward pass repeats one of training."""
+        model = self._model()
+        if torch._C._current_graph_task_id() != -1 and model is not None and model.training:
+            return True
+        return self._is_on
+
+    def begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        self._is_on = model.training or (self._in_evaluation and kwargs.get("shift_labels") is not None)
+        self.attended = 0
+        _running.clear()
+        if not self._is_on:
+            return None
+        forward = _whole_rows(self.group, args, kwargs)
+        if (positions := kwargs.get("position_ids")) is not None:
+            self._whole_positions[positions] = forward.positions
+        _running.append(forward)
+        if self.averages_loss and kwargs.get("labels") is None and kwargs.get("shift_labels") is not None:
+            return args, kwargs | {"labels": kwargs["shift_labels"]}  # without labels, models compute no loss
+        return None
+
+    def end(self, kwargs: dict[str, Any], output: Any) -> Any:
+        _running.clear()
+        if not self._is_on or output is None:
+            return None
+        if self.attended < self.layers:
+            raise _C.StateError(
+                f"sequence parallelism: {self.attended} of {self.layers} layers called their attention through "
+                "transformers' attention interface, so the others saw pieces of rows: this model is not supported"
+            )
+        labels = kwargs.get("shift_labels")
+        if not self.averages_loss or labels is None:
+            return None
+        loss = output[0] if isinstance(output, tuple) else getattr(output, "loss", None)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            return None
+        mean = self.group.core.mean(loss, (labels != -100).sum())
+        if isinstance(output, tuple):
+            return mean, *output[1:]
+        output.loss = mean
+        return output
+
+    def whole_positions(self, piece: torch.Tensor) -> torch.Tensor:
+        if piece not in self._whole_positions:
+            self._whole_positions[piece] = self.group.core.gather(piece)
+        return self._whole_positions[piece]
+
+
+def _begin_forward(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return cut.begin(model, args, kwargs)
+
+
+def _end_forward(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+    return cut.end(kwargs, output)
+
+
+def cut_of(model: nn.Module) -> Cut | None:
+    return _cuts.get(model)
+
+
+def cut_model(
+    model: nn.Module,
+    group: SequenceGroup,
+    *,
+    averages_loss: bool = True,
+    in_evaluation: bool = True,
+    by_engine: bool = False,
+) -> None:
+    """From now on the model's forward takes pieces of rows. Raises ``ValueError`` where the model cannot.
+
+    Args:
+        averages_loss: the loss that the model returns becomes the mean over the group.
+        in_evaluation: also takes pieces in evaluation, when they come with ``shift_labels``.
+        by_engine: an engine's configuration asked for it, and the next engine's decides anew.
+    """
+    check_model(model, group.size, None)
+    uncut_model(model)
+    replace_attention(model.config._attn_implementation)
+    cut = Cut(model, group, averages_loss=averages_loss, in_evaluation=in_evaluation, by_engine=by_engine)
+    for module in model.modules():
+        _cuts[module] = cut
+
+
+def uncut_model(model: nn.Module) -> None:
+    if (cut := _cuts.get(model)) is None:
+        return
+    cut.remove()
+    for module in model.modules():
+        _cuts.pop(module, None)
+
+
+def replace_attention(name: str) -> None:
+    """Puts a function that exchanges heads for sequence in front of an attention function of transformers.
+
+    The name stays, as models ask for it. Modules of other models are passed on.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    check_attention_name(name)
+    _replace_masks()
+    if name in _replaced:
+        return
+    if "/" in name:  # a kernel of the hub is registered when it is asked for
+        from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
+
+        lazy_import_flash_attention(name)
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        known = ", ".join(ALL_ATTENTION_FUNCTIONS.valid_keys())
+        raise ValueError(f"sequence parallelism: '{name}' is no attention of transformers, which has {known}")
+    _replaced[name] = attention = ALL_ATTENTION_FUNCTIONS[name]
+
+    @torch.compiler.disable
+    def attend_with_pieces(*arguments: Any, **options: Any) -> Any:
+        return _attend(attention, name, *arguments, **options)
+
+    @functools.wraps(attention)
+    def attend(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        cut = _cuts.get(module)
+        if cut is None or not cut.is_on:
+            return attention(module, *arguments, **options)
+        return attend_with_pieces(cut, module, *arguments, **options)
+
+    ALL_ATTENTION_FUNCTIONS[name] = attend
+
+
+def _attend(
+    attention: Callable,
+    name: str,
+    cut: Cut,
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    *arguments: Any,
+    **options: Any,
+) -> tuple[torch.Tensor, Any]:
+    length = query.shape[2] * cut.group.size
+    _check_call(module, query, key, mask, length, options)
+    cut.attended += 1
+    query, key, value = cut.group.core.exchange([query, key, value])
+    if isinstance(options.get("position_ids"), torch.Tensor) and "flash" in name:
+        options["position_ids"] = cut.whole_positions(options["position_ids"])
+    with _groups_of_heads(module, query.shape[1] // key.shape[1]):
+        output, weights = attention(module, query, key, value, mask, *arguments, **options)
+    return cut.group.core.exchange([output])[0], weights
+
+
+def _check_call(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, mask: Any, length: int, options: dict[str, Any]
+) -> None:
+    name = type(module).__name__
+    if options.get("dropout"):
+        raise ValueError(f"sequence parallelism: {name} asks for dropout of {options['dropout']} inside of attention")
+    causal = options.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise ValueError(f"sequence parallelism: {name} is not causal; only causal attention can be cut")
+    if given := [option for option in _PER_HEAD if options.get(option) is not None]:
+        raise ValueError(f"sequence parallelism: {name} gives attention {given[0]}, which is one for each head")
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"sequence parallelism: {name} attends with {query.shape[2]} queries to {key.shape[2]} keys: use no cache, "
+            "and no other sequence, in a forward over pieces of rows"
+        )
+    if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[-2:] != (length, length):
+        raise ValueError(
+            f"sequence parallelism: the mask of {name} has the shape {tuple(mask.shape)}, and not that of whole rows, "
+            f"which have {length} words: this model makes its own masks"
+        )
+
+
+@contextmanager
+def _groups_of_heads(module: nn.Module, groups: int) -> Iterator[None]:
+    """Where key-value heads are replicated, fewer queries share one than the module has."""
+    before = getattr(module, "num_key_value_groups", groups)
+    if before == groups:
+        yield
+        return
+    module.num_key_value_groups = groups
+    try:
+        yield
+    finally:
+        module.num_key_value_groups = before
+
+
+# -- whole rows ------------------------------------------------------------------------------------------------------
+
+
+def _whole_rows(group: SequenceGroup, args: tuple, kwargs: dict[str, Any]) -> Forward:
+    """Gathers positions and padding. Raises on every rank of the group where a rank's input is wrong. Collective."""
+    given = kwargs.get("input_ids")
+    given = kwargs.get("inputs_embeds") if given is None else given
+    given = args[0] if given is None and args else given
+    positions, padding = kwargs.get("position_ids"), kwargs.get("attention_mask")
+    shape = tuple(given.shape[:2]) if isinstance(given, torch.Tensor) and given.ndim >= 2 else (0, 0)
+    wrong = _wrong_input(shape, positions, padding, kwargs)
+    rows = (0, 0) if positions is None else tuple(positions.shape[:2]) if positions.ndim == 2 else (-1, -1)
+    told = group.core.tell([*shape, wrong, *rows, -1 if padding is None else padding.element_size()])
+    for rank, numbers in enumerate(told):
+        if numbers[2]:
+            raise ValueError(f"sequence parallelism: {_WRONG[numbers[2]]} (rank {rank} of the sequence group)")
+    if len({tuple(numbers) for numbers in told}) > 1:
+        shapes = "; ".join(f"rank {rank}: {numbers[0]} x {numbers[1]}" for rank, numbers in enumerate(told))
+        raise ValueError(
+            "sequence parallelism: the ranks of a sequence group have different inputs. Rows and words of their pieces "
+            f"are {shapes}; the shapes of positions are {[tuple(numbers[3:5]) for numbers in told]}, and rank(s) "
+            f"{[rank for rank, numbers in enumerate(told) if numbers[5] >= 0]} have an attention_mask"
+        )
+    return Forward(
+        shape[1] * group.size,
+        group.core.gather(positions),
+        group.core.gather(padding) if padding is not None else None,
+    )
+
+
+_WRONG = [
+    "",
+    "forward needs input_ids or inputs_embeds by name, with rows and words",
+    "forward needs position_ids of the piece, which continue those of the piece before: take batches from "
+    "zeroshard.sequence_parallel(model, loader) or UlyssesSPDataLoaderAdapter",
+    "forward has labels without shift_labels, and a piece lacks the word after its last one: take batches from "
+    "zeroshard.sequence_parallel(model, loader) or UlyssesSPDataLoaderAdapter",
+    "the attention_mask must have a number for each word of the piece",
+    "past_key_values are given: training over pieces of rows has no cache",
+]
+
+
+def _wrong_input(
+    shape: tuple[int, ...], positions: torch.Tensor | None, padding: torch.Tensor | None, kwargs: dict[str, Any]
+) -> int:
+    cache = kwargs.get("past_key_values")
+    if shape == (0, 0):
+        return 1
+    if positions is None or positions.ndim != 2 or positions.shape[1] != shape[1]:
+        return 2
+    if kwargs.get("labels") is not None and kwargs.get("shift_labels") is None:
+        return 3
+    if padding is not None and (not isinstance(padding, torch.Tensor) or tuple(padding.shape) != shape):
+        return 4
+    return 5 if cache is not None and hasattr(cache, "get_seq_length") and cache.get_seq_length() > 0 else 0
+
+
+def _replace_masks() -> None:
+    """Lets models make their masks for whole rows."""
+    from transformers import masking_utils
+
+    inner = getattr(masking_utils, "_preprocess_mask_arguments", None)
+    if inner is None or not hasattr(masking_utils, "maybe_pad_block_sequence_ids"):
+        raise ImportError(
+            "sequence parallelism: this version of transformers makes masks in a way that is not known here: use 4.53 "
+            "to 5.23"
+        )
+    if getattr(inner, "of_whole_rows", False):
+        return
+    signature = inspect.signature(inner)
+
+    @functools.wraps(inner)
+    def preprocess(*args: Any, **kwargs: Any) -> Any:
+        if not _running:
+            return inner(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        given, forward = bound.arguments, _running[-1]
+        if given.get("encoder_hidden_states") is not None:
+            raise ValueError("sequence parallelism: attention to the output of an encoder is not supported")
+        embeds, mask = given["inputs_embeds"], given.get("attention_mask")
+        given["inputs_embeds"] = embeds[:, :1].expand(-1, forward.length, *embeds.shape[2:])
+        if given.get("position_ids") is not None:
+            given["position_ids"] = forward.positions
+        if mask is not None:
+            if forward.padding is None or mask.ndim != 2:
+                raise ValueError("sequence parallelism: the model makes an attention_mask that the rank was not given")
+            given["attention_mask"] = forward.padding
+        return inner(*bound.args, **bound.kwargs)
+
+    remap = masking_utils.packed_sequence_compatibility_function
+
+    @functools.wraps(remap)
+    def remap_whole_rows(mask_function: Callable, positions: torch.Tensor, documents: torch.Tensor) -> Callable:
+        whole = _running[-1].positions.expand(documents.shape) if _running else positions
+        return remap(mask_function, whole, documents)
+
+    pad_blocks = masking_utils.maybe_pad_block_sequence_ids
+
+    @functools.wraps(pad_blocks)
+    def refuse_blocks(*args: Any, **kwargs: Any) -> Any:
+        if _running:
+            raise ValueError("sequence parallelism: masks with blocks, as for the words of an image, are not supported")
+        return pad_blocks(*args, **kwargs)
+
+    preprocess.of_whole_rows = True
+    masking_utils._preprocess_mask_arguments = preprocess
+    masking_utils.packed_sequence_compatibility_function = remap_whole_rows
+    masking_utils.maybe_pad_block_sequence_ids = refuse_blocks

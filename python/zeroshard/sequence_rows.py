@@ -1,0 +1,133 @@
+"""Loaders that give each rank of a sequence group its piece of every row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import pad
+
+from .sequence_groups import SequenceGroup
+
+_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "seq_lengths")
+_FILLED_WITH = {"labels": -100, "shift_labels": -100}
+
+
+def whole_rows(batch: Any, size: int, *, needs_positions: bool = False) -> dict[str, Any]:
+    """The batch with ``position_ids``, ``shift_labels`` instead of ``labels``, and rows that ``size`` divides.
+
+    Words that fill rows up come last and have no label, so that no other word sees them. Raises ``ValueError`` for a
+    batch that cannot be cut.
+    """
+    if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), torch.Tensor):
+        raise ValueError(f"a batch must be a dict with input_ids, and is {type(batch).__name__}")
+    rows, length = batch["input_ids"].shape[:2]
+    if packed := [key for key in _PACKED if batch.get(key) is not None]:
+        raise ValueError(
+            f"rows are packed by {packed[0]}: give position_ids that begin anew with each document instead"
+        )
+    if length < size:
+        raise ValueError(f"rows of {length} words are shorter than the {size} ranks that share them")
+    whole = dict(batch)
+    if whole.get("position_ids") is None:
+        if needs_positions:
+            raise ValueError(
+                "position_ids are missing: torch.arange(length) for each row, or positions that begin anew with each "
+                "document of a packed row"
+            )
+        whole["position_ids"] = torch.arange(length, device=batch["input_ids"].device).expand(rows, -1)
+    elif whole["position_ids"].shape == (1, length):
+        whole["position_ids"] = whole["position_ids"].expand(rows, -1)
+    for key, value in tensors_of(whole).items():
+        if value.shape[:2] != (rows, length):
+            shape = tuple(value.shape)
+            raise ValueError(f"{key} has the shape {shape}; rows and words of input_ids are {rows} x {length}")
+    labels = whole.pop("labels", None)
+    if labels is not None and whole.get("shift_labels") is None:
+        whole["shift_labels"] = pad(labels[:, 1:], (0, 1), value=-100)
+    short = -length % size
+    return whole | {key: _filled(key, value, short) for key, value in tensors_of(whole).items()} if short else whole
+
+
+def tensors_of(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
+
+
+def _filled(key: str, value: torch.Tensor, short: int) -> torch.Tensor:
+    if key == "position_ids":
+        more = value[:, -1:] + torch.arange(1, short + 1, device=value.device)
+        return torch.cat([value, more], dim=1)
+    return pad(value, (*[0] * (2 * (value.ndim - 2)), 0, short), value=_FILLED_WITH.get(key, 0))
+
+
+class PieceLoader:
+    """Gives each rank of the group its piece of the rows that ``loader`` has, one rank's batch after the other's."""
+
+    def __init__(self, loader: Iterable, group: SequenceGroup, *, needs_positions: bool = False) -> None:
+        self.loader = loader
+        self.group = group
+        self._needs_positions = needs_positions
+
+    def __len__(self) -> int:
+        return len(self.loader) * self.group.size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        batches = iter(self.loader)
+        while dealt := self._deal(next(batches, None)):
+            yield from dealt
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def _deal(self, batch: Any) -> list[dict[str, Any]]:
+        """This rank's pieces of the batches of all ranks of the group; none when no rank has one. Collective."""
+        wrong, whole = "", {}
+        try:
+            if batch is not None:
+                whole = whole_rows(batch, self.group.size, needs_positions=self._needs_positions)
+        except ValueError as error:
+            wrong = str(error)
+        tensors = tensors_of(whole)
+        shapes = {key: (tuple(value.shape), value.dtype) for key, value in tensors.items()}
+        others = {key: value for key, value in whole.items() if key not in tensors}
+        told: list[Any] = [None] * self.group.size
+        dist.all_gather_object(told, (wrong, shapes, others), group=self.group.process_group)
+        for rank, (text, _, _) in enumerate(told):
+            if text:
+                raise ValueError(f"sequence parallelism: {text} (rank {rank} of the sequence group)")
+        like = [[torch.empty(s, dtype=d, device="meta") for s, d in shapes.values()] for _, shapes, _ in told]
+        pieces = self.group.core.deal([value.cpu() for value in tensors.values()], like)
+        return [
+            dict(zip(shapes, mine, strict=True)) | others
+            for (_, shapes, others), mine in zip(told, pieces, strict=True)
+            if shapes
+        ]
+
+
+class SharedLoader:
+    """Gives each rank of the group its piece of rows that all ranks of the group have loaded."""
+
+    def __init__(self, loader: Iterable, group: SequenceGroup) -> None:
+        self.loader = loader
+        self.group = group
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self.loader:
+            whole = whole_rows(batch, self.group.size)
+            yield whole | {key: self._piece(value) for key, value in tensors_of(whole).items()}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def _piece(self, rows: torch.Tensor) -> torch.Tensor:
+        length = rows.shape[1] // self.group.size
+        return rows[:, self.group.rank * length : (self.group.rank + 1) * length]

@@ -1,0 +1,107 @@
+"""Tiny models of several families, and rows for them, for tests of sequence parallelism."""
+
+import models
+import torch
+import zeroshard
+
+LENGTH = 16
+COMMON = {"attn_implementation": "sdpa", "num_attention_heads": 4, "hidden_size": 24, "max_position_embeddings": 64}
+
+
+def llama(**changes):
+    return models.tiny_llama(**{**COMMON, "num_key_value_heads": 2, "hidden": 24, "intermediate_size": 30, **changes})
+
+
+def _gemma2():
+    """Without the cap on scores, which only eager and flex attention know, and so with sdpa all the same."""
+    model = _made("Gemma2", attn_implementation="eager", head_dim=6, sliding_window=5, attn_logit_softcapping=None)
+    model.config._attn_implementation_internal = "sdpa"
+    return model
+
+
+def _made(kind, text="", **changes):
+    import transformers
+
+    torch.manual_seed(0)
+    config = {
+        **COMMON,
+        "vocab_size": models.VOCABULARY,
+        "intermediate_size": 30,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.1,
+        "use_cache": False,
+    }
+    config = getattr(transformers, f"{kind}{text}Config")(**{**config, **changes})
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+FAMILIES = {
+    "llama": llama,
+    "one key-value head": lambda: llama(num_key_value_heads=1),
+    "qwen3": lambda: _made("Qwen3", head_dim=8, intermediate_size=20, tie_word_embeddings=True),
+    "gemma3": lambda: _made("Gemma3", text="Text", head_dim=6, sliding_window=5),
+    "gemma2": lambda: _gemma2(),
+    "mistral": lambda: _made("Mistral", sliding_window=5),
+    "gpt2": lambda: models.tiny_gpt2(n_head=4, attn_implementation="sdpa"),
+}
+KINDS = ["plain", "packed", "padded", "padded in front"]
+
+
+def rows(kind, step, count, length=LENGTH):
+    """`count` rows of a step of all ranks together."""
+    ids = models.tokens(step, 0, count, length)
+    batch = {"input_ids": ids, "labels": ids.clone()}
+    if kind == "packed":
+        border = 5 + step % 3
+        batch["position_ids"] = torch.cat([torch.arange(border), torch.arange(length - border)]).repeat(count, 1)
+        batch["labels"][:, border] = -100
+    if kind.startswith("padded"):
+        mask = torch.ones_like(ids)
+        for row in range(count):
+            short = 2 + (3 * row + step) % 8
+            mask[row, slice(length - short, None) if kind == "padded" else slice(None, short)] = 0
+        batch["attention_mask"] = mask
+        batch["labels"][mask == 0] = -100
+    return batch
+
+
+def configuration(stage, size, groups, accumulation=1, **changes):
+    config = models.configuration(
+        stage,
+        "fp32",
+        accumulation=accumulation,
+        threshold=0,
+        optimizer=models.adamw(1e-3, weight_decay=0.01),
+        **changes,
+    )
+    config.pop("train_micro_batch_size_per_gpu", None)
+    return config | {"sequence_parallel_size": size, "train_batch_size": 4}
+
+
+def train(family, kind, steps, stage=0, size=1, groups=1, transport="auto", length=LENGTH, **changes):
+    """On a rank: losses of each step, which are means over 4 rows, and the digest of the parameters."""
+    ranks = models.world.size()
+    accumulation = groups if ranks == 1 else 1
+    settings = configuration(stage, size, groups, accumulation, zeroshard={"transport": transport}, **changes)
+    engine, *_ = zeroshard.initialize(model=FAMILIES[family](), config=settings)
+    group, place = divmod(models.world.rank(), size)
+    if size > 1:
+        # Each rank has every S-th batch of its group.
+        mine = [part_of(rows(kind, step, 4, length), group, groups) for step in range(place, steps, size)]
+        batches = list(zeroshard.sequence_parallel(engine, mine))
+        assert len(batches) == steps
+    else:
+        parts = range(groups) if ranks == 1 else [group]
+        batches = [part_of(rows(kind, step, 4, length), part, groups) for step in range(steps) for part in parts]
+    losses = []
+    for batch in batches:
+        loss = engine(**batch).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses, engine.parameter_digest()
+
+
+def part_of(batch, part, parts):
+    return {key: value.chunk(parts)[part].clone() for key, value in batch.items()}

@@ -1,0 +1,93 @@
+"""Ranks that share rows train as one rank with whole rows does, at every stage and over every transport."""
+
+import pytest
+import sequences
+import world
+
+STEPS = 20
+MODELS_AND_ROWS = [
+    *(("llama", kind) for kind in sequences.KINDS),
+    ("one key-value head", "packed"),
+    ("qwen3", "packed"),
+    ("gemma2", "plain"),
+    ("gemma2", "padded in front"),
+    ("gemma2", "packed"),
+    ("gemma3", "packed"),
+    ("mistral", "plain"),
+    ("gpt2", "plain"),
+    ("gpt2", "padded"),
+]
+
+
+def mean_by_step(per_rank):
+    return [sum(losses) / len(losses) for losses in zip(*per_rank, strict=True)]
+
+
+def trained(cases):
+    return [sequences.train(**case) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Losses of one rank, by family, kind of rows and number of parts of a batch."""
+    cases = [
+        {"family": family, "kind": kind, "steps": STEPS, "groups": groups}
+        for family, kind in MODELS_AND_ROWS
+        for groups in (1, 2)
+    ]
+    (results,) = world.run(1, trained, cases=cases, timeout_s=200)
+    means = {}
+    for case, (losses, _) in zip(cases, results, strict=True):
+        groups = case["groups"]
+        steps = [losses[i : i + groups] for i in range(0, len(losses), groups)]
+        means[case["family"], case["kind"], groups] = [sum(step) / groups for step in steps]
+    return means
+
+
+@pytest.mark.parametrize("ranks,size", [(2, 2), (4, 4), (4, 2)])
+def test_losses_are_those_of_whole_rows(alone, ranks, size):
+    groups = ranks // size
+    cases = [
+        {"family": family, "kind": kind, "steps": STEPS, "size": size, "groups": groups}
+        for family, kind in MODELS_AND_ROWS
+    ]
+    per_rank = world.run(ranks, trained, cases=cases, timeout_s=200)
+    for case, results in zip(cases, zip(*per_rank, strict=True), strict=True):
+        losses = mean_by_step([losses for losses, _ in results])
+        expected = alone[case["family"], case["kind"], groups]
+        assert losses == pytest.approx(expected, rel=1e-6, abs=0), case
+        assert len({digest for _, digest in results}) == 1
+
+
+@pytest.mark.parametrize("ranks,size", [(2, 2), (4, 4), (4, 2)])
+def test_one_digest_at_every_stage_and_over_every_transport(ranks, size):
+    groups = ranks // size
+    cases = [
+        {
+            "family": "llama",
+            "kind": "packed",
+            "steps": 4,
+            "size": size,
+            "groups": groups,
+            "stage": stage,
+            "transport": to,
+        }
+        for stage, to in [
+            (0, "auto"),
+            (1, "auto"),
+            (2, "auto"),
+            (3, "auto"),
+            (3, "process_group"),
+            (1, "process_group"),
+        ]
+    ]
+    for results in world.run(ranks, trained, cases=cases, timeout_s=120):
+        assert len({digest for _, digest in results}) == 1
+
+
+@pytest.mark.parametrize("length", [17, 18, 19])
+def test_rows_that_the_size_does_not_divide(length):
+    case = {"family": "gemma2", "kind": "packed", "steps": 3, "length": length}
+    (((expected, _),),) = world.run(1, trained, cases=[case])
+    for ((losses, _),) in world.run(4, trained, cases=[case | {"size": 4}]):
+        assert losses == pytest.approx(expected, rel=1e-6, abs=0)

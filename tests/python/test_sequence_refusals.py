@@ -1,0 +1,148 @@
+"""Models, rows and sizes that sequence parallelism cannot train with: one error on all ranks, before a collective."""
+
+import models
+import pytest
+import sequences
+import torch
+import world
+import zeroshard
+from test_misuse import message_of
+
+
+def with_layer(make):
+    model = sequences.llama()
+    model.model.layers[1].add_module("extra", make())
+    return model
+
+
+def with_layer_types():
+    model = sequences.llama()
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    return model
+
+
+REFUSED_MODELS = {
+    "heads": (
+        lambda: sequences.llama(num_attention_heads=3, num_key_value_heads=3),
+        ["3 attention heads", "heads: 1, 3"],
+    ),
+    "key-value heads": (
+        lambda: sequences.llama(num_attention_heads=6, hidden=24, num_key_value_heads=3),
+        ["6 attention heads and 3 key-value heads", "fit the heads: 1, 3, 6", "divide the 2 ranks: 1"],
+    ),
+    "eager": (models.tiny_llama, ["'eager'", "attn_implementation='sdpa'"]),
+    "dropout": (lambda: sequences.llama(attention_dropout=0.1), ["attention_dropout of LlamaForCausalLM is 0.1"]),
+    "convolution": (lambda: with_layer(lambda: torch.nn.Conv1d(2, 2, 2)), ["model.layers.1.extra (Conv1d)"]),
+    "recurrence": (lambda: with_layer(lambda: torch.nn.LSTM(2, 2)), ["model.layers.1.extra (LSTM)"]),
+    "batch norm": (lambda: with_layer(lambda: torch.nn.BatchNorm1d(2)), ["model.layers.1.extra (BatchNorm1d)"]),
+    "linear attention": (with_layer_types, ["layers of type linear_attention"]),
+    "no transformer": (lambda: models.Stack(), ["Stack has no configuration of transformers"]),
+}
+
+
+def refused_model(name):
+    make, _ = REFUSED_MODELS[name]
+    settings = sequences.configuration(3, 2, 1)
+    return message_of(lambda: zeroshard.initialize(model=make(), config=settings))
+
+
+@pytest.mark.parametrize("name", REFUSED_MODELS)
+def test_models(name):
+    _, parts = REFUSED_MODELS[name]
+    first, second = world.run(2, refused_model, name=name)
+    assert first == second
+    assert all(part in first for part in parts), first
+
+
+def refused_size():
+    return message_of(lambda: zeroshard.initialize(model=sequences.llama(), config=sequences.configuration(3, 3, 1)))
+
+
+def test_a_size_that_does_not_divide_the_ranks():
+    for message in world.run(2, refused_size):
+        assert "sequence_parallel_size = 3: does not divide the 2 ranks: sizes that do are 1, 2" in message
+
+
+def refused_rows(name):
+    """Each rank's error for a wrong batch, and the loss of a right one afterwards."""
+    engine, *_ = zeroshard.initialize(model=sequences.llama(), config=sequences.configuration(3, 2, 1))
+    whole, rank = sequences.rows("plain", 0, 4), models.world.rank()
+    (good, _) = zeroshard.sequence_parallel(engine, [whole])
+    bad = dict(good)
+    loaded = dict(whole)
+    if name == "positions":  # on one rank alone
+        bad = {key: value for key, value in good.items() if key != "position_ids" or rank == 0}
+    elif name == "lengths":
+        bad = {key: value[:, : 8 - rank] for key, value in good.items()}
+    elif name == "rows":
+        bad = {key: value[: 4 - rank] for key, value in good.items()}
+    elif name == "a mask on one rank":
+        bad = good | ({"attention_mask": torch.ones_like(good["input_ids"])} if rank == 0 else {})
+    elif name == "labels":
+        bad = {key: value for key, value in good.items() if key != "shift_labels"} | {"labels": good["input_ids"]}
+    elif name == "short":
+        loaded = {key: value[:, :1] for key, value in whole.items()}
+    elif name == "packed":
+        loaded = whole | {"cu_seq_lens_q": torch.tensor([0, 5, 16])}
+    elif name == "other shapes" and rank == 1:
+        loaded = whole | {"weights": torch.ones(4, 3)}
+    if name in ("short", "packed", "other shapes"):
+        message = message_of(lambda: list(zeroshard.sequence_parallel(engine, [loaded])))
+    else:
+        message = message_of(lambda: engine(**bad))
+    loss = engine(**good).loss
+    engine.backward(loss)
+    engine.step()
+    return message, loss.item()
+
+
+ROWS = {
+    "positions": ["forward needs position_ids", "rank 1 of the sequence group"],
+    "lengths": ["different inputs", "rank 0: 4 x 8; rank 1: 4 x 7"],
+    "rows": ["different inputs", "rank 0: 4 x 8; rank 1: 3 x 8"],
+    "a mask on one rank": ["different inputs", "rank(s) [0] have an attention_mask"],
+    "labels": ["labels without shift_labels", "zeroshard.sequence_parallel(model, loader)"],
+    "short": ["rows of 1 words are shorter than the 2 ranks"],
+    "packed": ["packed by cu_seq_lens_q: give position_ids"],
+    "other shapes": ["weights has the shape (4, 3)", "4 x 16", "rank 1 of the sequence group"],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name):
+    (first, loss), (second, other) = world.run(2, refused_rows, name=name)
+    assert first == second
+    assert all(part in first for part in ROWS[name]), first
+    assert loss == other
+
+
+def refused_calls():
+    engine, *_ = zeroshard.initialize(model=sequences.llama(), config=sequences.configuration(3, 1, 2))
+    without_size = message_of(lambda: zeroshard.sequence_parallel(engine, []))
+    mesh = message_of(
+        lambda: zeroshard.initialize(model=sequences.llama(), config=sequences.configuration(3, 2, 1), mpu=object())
+    )
+    return without_size, mesh
+
+
+def test_calls():
+    for without_size, mesh in world.run(2, refused_calls):
+        assert '"sequence_parallel_size"' in without_size
+        assert "mpu and mesh_param are not supported" in mesh
+
+
+def other_model():
+    """Its attention stays what it is: nothing is exchanged for a model that is not cut."""
+    torch.manual_seed(models.world.rank())
+    reference = sequences.llama(num_key_value_heads=1)
+    ids = models.tokens(0, 0, 2, 7 + models.world.rank())
+    before = reference(input_ids=ids).logits
+    engine, *_ = zeroshard.initialize(model=sequences.llama(), config=sequences.configuration(3, 2, 1))
+    same = torch.equal(before, reference(input_ids=ids).logits)
+    engine.eval()
+    generated = engine.module.generate(models.tokens(1, 0, 2, 5), max_new_tokens=3, do_sample=False)
+    return same, generated.shape[1]
+
+
+def test_other_models_and_generation_have_whole_rows():
+    assert world.run(2, other_model) == [[True, 8], [True, 8]]
