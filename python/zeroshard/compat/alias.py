@@ -24,7 +24,10 @@ _TOLD = "ZEROSHARD_TOLD_PROVIDER"  # set in the environment: processes that this
 _PIPELINE = "zeroshard has no pipeline parallelism: train the model as one module at stage 3"
 _INFERENCE = "zeroshard has no inference kernels: call the module, or engine.module.generate(...)"
 _TENSOR = "zeroshard has no tensor parallelism: leave tensor_parallel.autotp_size at 1; stage 3 shards over all ranks"
-_SEQUENCE = "zeroshard has no sequence parallelism: leave sequence_parallel_size at 1"
+_SEQUENCE = (
+    "zeroshard exchanges heads around the attention of transformers' models, by "
+    "deepspeed.runtime.sequence_parallel.ulysses_sp, and has no layer for other models"
+)
 _KERNELS = "zeroshard builds no operators; deepspeed.ops has adam, adagrad and lion"
 _OPTIMIZER = "ask the engine instead: engine.optimizer, engine.zero_optimization_stage()"
 # Why a name and all below it is missing.
@@ -49,8 +52,6 @@ REFUSED = {
     "deepspeed.set_autotp_mode": _TENSOR,
     "deepspeed.runtime.tensor_parallel": _TENSOR,
     "deepspeed.sequence": _SEQUENCE,
-    "deepspeed.runtime.sequence_parallel": _SEQUENCE,
-    "deepspeed.utils.groups._get_sequence_parallel_group": _SEQUENCE,
     "deepspeed.ops": _KERNELS,
     "deepspeed.DeepSpeedTransformerLayer": _KERNELS,
     "deepspeed.DeepSpeedTransformerConfig": _KERNELS,

@@ -23,6 +23,7 @@ from . import zero as zero  # parameters get ds_id, ds_status and the others
 from .adalora import read_adapters
 from .comm import init_distributed, start_alone
 from .getters import EngineWithGetters
+from .groups import _get_sequence_parallel_group
 from .lightning import keep_states
 from .optimizer import DeepSpeedOptimizer, make_front
 from .trl_hash import gather_for_hashes
@@ -219,7 +220,18 @@ class DeepSpeedEngine(EngineWithGetters):
     def world_size(self) -> int:
         return self._run.world_size
 
-    dp_world_size = data_parallel_world_size = seq_dp_world_size = world_size
+    seq_dp_world_size = world_size
+
+    @property
+    def dp_world_size(self) -> int:
+        """Of ranks with rows of their own: those of a sequence group count as one."""
+        return self._run.world_size // self.sequence_parallel_size
+
+    data_parallel_world_size = dp_world_size
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        return self._run.config.sequence_parallel_size
 
     @property
     def mp_world_size(self) -> int:
@@ -233,7 +245,7 @@ class DeepSpeedEngine(EngineWithGetters):
     seq_data_parallel_group = data_parallel_group
 
     def get_data_parallel_rank(self) -> int:
-        return self._run.rank
+        return self._run.rank // self.sequence_parallel_size
 
     def get_tensor_parallel_rank(self) -> int:
         return 0
@@ -241,8 +253,9 @@ class DeepSpeedEngine(EngineWithGetters):
     def get_model_parallel_rank(self) -> int:
         return 0
 
-    def get_sequence_parallel_group(self) -> None:
-        """There is none."""
+    def get_sequence_parallel_group(self) -> dist.ProcessGroup | None:
+        """The ranks that train on the same rows as this one."""
+        return _get_sequence_parallel_group() if self.sequence_parallel_size > 1 else None
 
     def get_batch_info(self) -> tuple[int, int, int]:
         """Samples of a step, of a rank's micro-batch, and micro-batches in a step."""

@@ -1,20 +1,16 @@
-"""``deepspeed.utils.groups``: all ranks hold shards of the same data-parallel group; there are no other groups."""
+"""``deepspeed.utils.groups``: all ranks hold shards, and ranks of a sequence group train on the same rows."""
 
 from __future__ import annotations
 
 import torch.distributed as dist
 
+from ..sequence_groups import current, data_parallel_rank, data_parallel_size, size
+from .parallel_state import get_sequence_data_parallel_group, get_sequence_parallel_group
+
 
 def get_data_parallel_group() -> dist.ProcessGroup | None:
-    return dist.group.WORLD
-
-
-def get_data_parallel_world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def get_data_parallel_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    """All ranks; None with sequence groups, as in DeepSpeed."""
+    return dist.group.WORLD if size() == 1 else None
 
 
 def get_model_parallel_world_size() -> int:
@@ -25,10 +21,25 @@ def get_model_parallel_rank() -> int:
     return 0
 
 
+def _get_sequence_parallel_rank() -> int:
+    group = current()
+    return group.rank if group is not None else 0
+
+
+def _get_sequence_data_parallel_world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _get_sequence_data_parallel_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+_get_sequence_parallel_group = get_sequence_parallel_group
+_get_sequence_parallel_world_size = size
+_get_sequence_data_parallel_group = get_sequence_data_parallel_group
+get_data_parallel_rank = _get_data_parallel_rank = data_parallel_rank
+get_data_parallel_world_size = _get_data_parallel_world_size = data_parallel_size
 _get_data_parallel_group = get_data_parallel_group
-_get_data_parallel_rank = get_data_parallel_rank
-_get_data_parallel_world_size = get_data_parallel_world_size
-_get_model_parallel_world_size = _get_sequence_parallel_world_size = get_model_parallel_world_size
-_get_sequence_parallel_rank = get_model_parallel_rank
+_get_model_parallel_world_size = get_model_parallel_world_size
 get_tensor_model_parallel_rank = get_model_parallel_rank
 get_tensor_model_parallel_world_size = get_model_parallel_world_size

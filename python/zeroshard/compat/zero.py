@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
@@ -18,6 +19,7 @@ from .. import _C, shards
 from ..gathering import gathered, gathered_to_drop
 from ..marks import mark_of, unit_of
 from ..names import plain_name
+from ..sequence_groups import size_of_mesh
 from ..shards import Shard, cut, hollow_like, is_whole, piece_of, shard_of
 from .accelerator import get_accelerator  # noqa: F401 - scripts look it up here
 from .comm import init_distributed
@@ -146,7 +148,8 @@ class Init:
         config_dict_or_path: gives the dtype of floating-point parameters: bf16 or fp16 where it is enabled.
         dtype: goes before the configuration's; without either, each parameter keeps its own.
         enabled: False makes the context do nothing.
-        data_parallel_group, mpu: refused; zeroshard shards over all ranks. The other arguments have no effect.
+        data_parallel_group: refused; zeroshard shards over all ranks.
+        mpu: that of sequence groups, or None. The other arguments have no effect.
 
     Raises ``ConfigError`` for a wrong configuration or a ``remote_device`` that is neither the CPU nor a GPU.
     """
@@ -169,10 +172,11 @@ class Init:
         sequence_data_parallel_group: Any = None,
         param_swapper: Any = None,
     ) -> None:
-        if data_parallel_group is not None or mpu is not None or sequence_data_parallel_group is not None:
-            raise ValueError(
-                "deepspeed.zero.Init: zeroshard shards over all ranks; leave data_parallel_group and mpu out"
-            )
+        is_over_all = sequence_data_parallel_group in (None, dist.group.WORLD)
+        if mpu is not None:  # of sequence groups, over which nothing is sharded
+            size_of_mesh(mpu)
+        if data_parallel_group is not None or not is_over_all:
+            raise ValueError("deepspeed.zero.Init: zeroshard shards over all ranks; leave data_parallel_group out")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise ValueError(f"deepspeed.zero.Init: dtype must be a floating-point torch.dtype, got {dtype!r}")
         if remote_device == "nvme":

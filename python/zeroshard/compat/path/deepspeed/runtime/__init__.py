@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = provide(
         "dataloader",
         "engine",
         "lr_schedules",
+        "sequence_parallel",
         "utils",
         "zero",
     ],

@@ -1,0 +1,80 @@
+"""``deepspeed.runtime.sequence_parallel.parallel_state_sp``: the sequence groups, as an ``mpu`` tells of them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.nn import functional as differentiable
+
+from .. import _C
+from ..sequence_groups import SequenceGroup, current, make_group
+
+stands_for_sequence_groups = True  # for initialize(mpu=...)
+
+
+def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
+    """Makes the sequence groups. Collective."""
+    if sequence_parallel_size <= 1:
+        raise ValueError(f"sequence_parallel_size must be greater than 1, got {sequence_parallel_size}")
+    make_group(sequence_parallel_size)
+    gather_losses()
+
+
+def gather_losses() -> None:
+    """Lets ``torch.distributed.nn.functional.all_gather`` of a sequence group go over its communicator.
+
+    Scripts gather their losses so. Torch's own has no backward over Gloo for a group without rank 0 of the world.
+    """
+    inner = differentiable.all_gather
+    if getattr(inner, "of_sequence_groups", False):
+        return
+
+    @functools.wraps(inner)
+    def all_gather(tensor: torch.Tensor, group: Any = dist.group.WORLD) -> tuple[torch.Tensor, ...]:
+        own = current()
+        if own is None or group is not own.process_group:
+            return inner(tensor, group)
+        # As one head, of which every rank gets a copy: the backward sums the copies' gradients in rank order.
+        (gathered,) = own.core.exchange([tensor.reshape(1, 1, 1, -1)])
+        return tuple(piece.view(tensor.shape) for piece in gathered.flatten(0, 1)[0].unbind(0))
+
+    all_gather.of_sequence_groups = True
+    differentiable.all_gather = all_gather
+
+
+def _group() -> SequenceGroup:
+    group = current()
+    if group is None:
+        raise _C.StateError(
+            "there are no sequence groups: UlyssesSPAttentionHF.register_with_transformers makes them, and so does an "
+            'engine with "sequence_parallel_size" in its configuration'
+        )
+    return group
+
+
+def get_sequence_parallel_group() -> dist.ProcessGroup:
+    return _group().process_group
+
+
+def get_sequence_parallel_world_size() -> int:
+    return _group().size
+
+
+def get_sequence_parallel_rank() -> int:
+    return _group().rank
+
+
+def get_sequence_data_parallel_group() -> dist.ProcessGroup | None:
+    """All ranks: shards are over these."""
+    return dist.group.WORLD
+
+
+def get_sequence_data_parallel_world_size() -> int:
+    return dist.get_world_size()
+
+
+def get_sequence_data_parallel_rank() -> int:
+    return dist.get_rank()

@@ -1,0 +1,116 @@
+"""``deepspeed.runtime.sequence_parallel.ulysses_sp``: sequence parallelism by DeepSpeed's names."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from .. import _C
+from ..sequence_checks import check_attention_name, check_config, check_model
+from ..sequence_groups import current, make_group
+from ..sequence_model import cut_model, replace_attention
+from ..sequence_rows import PieceLoader
+from .parallel_state import gather_losses
+
+
+class UlyssesSPAttentionHF:
+    """Registers sequence parallelism for a model of transformers, whose attention stays transformers' own."""
+
+    @classmethod
+    def register_with_transformers(
+        cls,
+        model_name_or_path: Any,
+        core_attn_implementation: str,
+        sequence_parallel_size: int,
+        micro_batch_size: int,
+        seq_length: int | None = None,
+        seq_length_is_variable: bool = True,
+        disable_in_eval: bool = False,
+        max_length: int | None = None,
+    ) -> Any:
+        """Makes the sequence groups and returns them as the ``mpu`` for ``initialize``. Collective.
+
+        A model that is not loaded yet, given by its name, is cut by ``initialize``. The sequence may always have
+        different lengths.
+
+        Raises ``ValueError`` for a model whose sequence cannot be cut, and for a size that does not divide the ranks.
+        """
+        if sequence_parallel_size == 1:
+            return None
+        if not seq_length_is_variable and seq_length is None and max_length is None:
+            raise ValueError("seq_length is missing: give it, or seq_length_is_variable=True")
+        if isinstance(model_name_or_path, nn.Module):
+            check_model(model_name_or_path, sequence_parallel_size, core_attn_implementation)
+            group = make_group(sequence_parallel_size)
+            cut_model(model_name_or_path, group, averages_loss=False, in_evaluation=not disable_in_eval)
+        else:
+            config = _read_config(model_name_or_path)
+            check_attention_name(core_attn_implementation)
+            check_config(config, type(config).__name__, sequence_parallel_size)
+            group = make_group(sequence_parallel_size)
+            replace_attention(core_attn_implementation)
+            group.cuts_models_with = {"averages_loss": False, "in_evaluation": not disable_in_eval}
+        gather_losses()
+        return importlib.import_module("deepspeed.runtime.sequence_parallel.parallel_state_sp")
+
+
+def _read_config(name: Any) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(name)
+
+
+class _Pieces(IterableDataset):
+    def __init__(self, adapter: UlyssesSPDataLoaderAdapter) -> None:
+        self._adapter = adapter
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._adapter)
+
+
+class UlyssesSPDataLoaderAdapter:
+    """Gives each rank of the sequence group its pieces of the rows that ``dl`` has on all of them, on the CPU.
+
+    Rows need ``position_ids``. ``shift_labels`` take the place of ``labels``.
+    """
+
+    def __init__(
+        self, dl: Iterable, sp_rank: int, sp_group: dist.ProcessGroup, sp_world_size: int, device: Any
+    ) -> None:
+        group = current()
+        if group is None or group.process_group is not sp_group or (group.rank, group.size) != (sp_rank, sp_world_size):
+            raise _C.StateError(
+                "UlyssesSPDataLoaderAdapter: sp_group, sp_rank and sp_world_size must be those of the mpu that "
+                "UlyssesSPAttentionHF.register_with_transformers returned"
+            )
+        self.dl = dl
+        # Accelerate's skip_first_batches makes a loader of these, so that a run goes on within an epoch.
+        self.dataset, self.batch_size, self.drop_last, self.prefetch_factor = _Pieces(self), None, False, None
+        self._pieces = PieceLoader(dl, group, needs_positions=True)
+        self._iterator: Iterator[dict[str, Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self._iterator = iter(self._pieces)
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self._iterator is None:
+            self._iterator = iter(self._pieces)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = None  # the next call begins the next epoch
+            raise
+
+    def set_epoch(self, epoch: int) -> None:
+        """As the loader itself has it, where it has it."""
+        if hasattr(self.dl, "set_epoch"):
+            self.dl.set_epoch(epoch)
