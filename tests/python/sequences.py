@@ -79,28 +79,80 @@ def configuration(stage, size, groups, accumulation=1, **changes):
     return config | {"sequence_parallel_size": size, "train_batch_size": 4}
 
 
-def train(family, kind, steps, stage=0, size=1, groups=1, transport="auto", length=LENGTH, **changes):
-    """On a rank: losses of each step, which are means over 4 rows, and the digest of the parameters."""
+def train(
+    family,
+    kind,
+    steps,
+    stage=0,
+    size=1,
+    groups=1,
+    transport="auto",
+    length=LENGTH,
+    load="",
+    save="",
+    wrap=None,
+    **changes,
+):
+    """On a rank: losses of each step, which are means over 4 rows, and the digest of the parameters.
+
+    From a checkpoint in the folder `load`, and to one in `save`, where these are given. `wrap` changes the model.
+    """
     ranks = models.world.size()
     accumulation = groups if ranks == 1 else 1
     settings = configuration(stage, size, groups, accumulation, zeroshard={"transport": transport}, **changes)
-    engine, *_ = zeroshard.initialize(model=FAMILIES[family](), config=settings)
+    model = FAMILIES[family]()
+    engine, *_ = zeroshard.initialize(model=WRAPS[wrap](model) if wrap else model, config=settings)
+    if load:
+        engine.load_checkpoint(load)
+    first = engine.global_steps
     group, place = divmod(models.world.rank(), size)
     if size > 1:
         # Each rank has every S-th batch of its group.
-        mine = [part_of(rows(kind, step, 4, length), group, groups) for step in range(place, steps, size)]
+        mine = range(first + place, first + steps, size)
+        mine = [part_of(rows(kind, step, 4, length), group, groups) for step in mine]
         batches = list(zeroshard.sequence_parallel(engine, mine))
         assert len(batches) == steps
     else:
         parts = range(groups) if ranks == 1 else [group]
-        batches = [part_of(rows(kind, step, 4, length), part, groups) for step in range(steps) for part in parts]
+        each = [(step, part) for step in range(first, first + steps) for part in parts]
+        batches = [part_of(rows(kind, step, 4, length), part, groups) for step, part in each]
     losses = []
     for batch in batches:
         loss = engine(**batch).loss
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    return losses, engine.parameter_digest()
+    if save:
+        engine.save_checkpoint(save)
+    digest = engine.parameter_digest()
+    engine.destroy()
+    return losses, digest
+
+
+def _checkpointed(model):
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def _recomputed(model):
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    return model
+
+
+def _adapted(model):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(3)
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+
+
+def _compiled(model):
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    return model
+
+
+WRAPS = {"checkpointed": _checkpointed, "recomputed": _recomputed, "lora": _adapted, "compiled": _compiled}
 
 
 def part_of(batch, part, parts):

@@ -91,3 +91,42 @@ def test_rows_that_the_size_does_not_divide(length):
     (((expected, _),),) = world.run(1, trained, cases=[case])
     for ((losses, _),) in world.run(4, trained, cases=[case | {"size": 4}]):
         assert losses == pytest.approx(expected, rel=1e-6, abs=0)
+
+
+@pytest.mark.idle_ranks("adapters are small")
+@pytest.mark.parametrize("wrap", ["checkpointed", "recomputed", "lora", "compiled"])
+def test_models_that_are_wrapped(wrap):
+    case = {"family": "one key-value head", "kind": "packed", "steps": 4, "stage": 3, "wrap": wrap}
+    (((expected, _),),) = world.run(1, trained, cases=[case])
+    for ((losses, _),) in world.run(2, trained, cases=[case | {"size": 2}]):
+        assert losses == pytest.approx(expected, rel=1e-6, abs=0)
+
+
+def test_a_checkpoint_is_continued_with_another_size(alone, tmp_path):
+    """By 1, 2 and 4 ranks a row, and each time another number of ranks and another stage."""
+    case = {"family": "llama", "kind": "packed", "steps": 5, "groups": 1}
+    first, second, third = (str(tmp_path / name) for name in "abc")
+    losses = []
+    for ranks, changes in [
+        (2, {"size": 2, "stage": 3, "save": first}),
+        (4, {"size": 4, "stage": 2, "load": first, "save": second}),
+        (1, {"size": 1, "stage": 0, "load": second, "save": third}),
+        (4, {"size": 2, "stage": 3, "groups": 2, "load": third}),
+    ]:
+        per_rank = world.run(ranks, trained, cases=[case | changes])
+        losses += mean_by_step([losses for ((losses, _),) in per_rank])
+    assert losses == pytest.approx(alone["llama", "packed", 1], rel=1e-6, abs=0)
+
+
+@pytest.mark.parametrize("ranks,size", [(2, 2), (4, 2)])
+def test_bf16(ranks, size):
+    case = {"family": "one key-value head", "kind": "padded", "steps": 5, "groups": ranks // size}
+    case["bf16"] = {"enabled": True}
+    ((((expected, _)),),) = world.run(1, trained, cases=[case])
+    groups = ranks // size
+    expected = [sum(expected[i : i + groups]) / groups for i in range(0, len(expected), groups)]
+    cases = [case | {"size": size, "stage": stage} for stage in (0, 3)]
+    per_rank = world.run(ranks, trained, cases=cases)
+    for results in zip(*per_rank, strict=True):
+        assert mean_by_step([losses for losses, _ in results]) == pytest.approx(expected, abs=0.03)
+    assert per_rank[0][0][1] == per_rank[0][1][1]
