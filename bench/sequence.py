@@ -4,7 +4,8 @@
     bench/sequence.py [--length 2048] [--ranks 2] [--rounds 7] [--json FILE]
 
 The processes live through the whole run and take turns, so that slow drifts of the machine hit all alike. Prints for
-each number of ranks the seconds of a step, the bytes that autograd keeps on a rank, and the ratios to one rank.
+each number of ranks the seconds of a step, the seconds of its processor, which other load does not change, the bytes
+that autograd keeps on a rank, and the ratios to one rank.
 """
 
 import argparse
@@ -46,7 +47,7 @@ class Ranks:
             self._processes.append(subprocess.Popen(command, env=os.environ | variables, **pipes))
 
     def step(self):
-        """Of the slowest rank: seconds and kept bytes."""
+        """Of the rank with most: seconds, seconds of its processor, and kept bytes."""
         for process in self._processes:
             process.stdin.write("step\n")
             process.stdin.flush()
@@ -90,12 +91,13 @@ def work(length):
                 kept[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        begin = time.perf_counter()
+        begin = (time.perf_counter(), time.process_time())
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = engine(**batch).loss
         engine.backward(loss)
         engine.step()
-        print(json.dumps([time.perf_counter() - begin, sum(kept.values())]), file=answers, flush=True)
+        seconds = [time.perf_counter() - begin[0], time.process_time() - begin[1]]
+        print(json.dumps([*seconds, sum(kept.values())]), file=answers, flush=True)
 
 
 def main():
@@ -110,11 +112,10 @@ def main():
     for world in worlds.values():
         world.end()
     told = {"cpu": cpu_name(), "length": options.length, "rounds": options.rounds}
-    for count in worlds:
-        told[f"seconds of {count} rank(s)"] = statistics.median(each[count][0] for each in rounds)
-        told[f"kept bytes of {count} rank(s)"] = statistics.median(each[count][1] for each in rounds)
-    ratios = [[each[options.ranks][i] / each[1][i] for each in rounds] for i in (0, 1)]
-    told |= {"ratio of seconds": statistics.median(ratios[0]), "ratio of bytes": statistics.median(ratios[1])}
+    for index, what in enumerate(["seconds", "processor seconds", "kept bytes"]):
+        for count in worlds:
+            told[f"{what} of {count} rank(s)"] = statistics.median(each[count][index] for each in rounds)
+        told[f"ratio of {what}"] = statistics.median(each[options.ranks][index] / each[1][index] for each in rounds)
     for name, value in told.items():
         print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
     if options.json:

@@ -84,7 +84,10 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   const double tokens = double(options.tokens()), num_layers = double(model.sizes.layers);
   const Counted counted =
       model.model_type == "gpt2" ? gpt2(model, e) : llama_like(model, e, length, double(options.sequence_parallel));
-  const double layer = counted.layer * tokens + counted.layer_once;
+  // What attention returns is kept for its heads and, once more, as the piece that the next projection takes.
+  const double queries = double(model.sizes.heads) * double(model.sizes.head_dim);
+  const double exchanged = options.sequence_parallel > 1 ? e * queries * tokens : 0;
+  const double layer = counted.layer * tokens + counted.layer_once + exchanged;
   PlannedActivations planned;
   planned.ends = counted.ends * tokens + counted.ends_once / double(options.sequence_parallel);
   planned.at_most = counted.logits * tokens;
