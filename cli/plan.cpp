@@ -22,10 +22,12 @@
 namespace zeroshard::cli {
 namespace {
 
+constexpr int kLongestSequence = 1 << 30;
+
 // What the activations, and the time of a step, are of.
 struct BatchArguments {
   std::optional<int> batch, sequence_length, sequence_parallel;
-  bool checkpoint_activations = false;
+  bool checkpoint_activations = false, tile = false;
   RateArguments rates;
 };
 
@@ -144,9 +146,10 @@ void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
   if (inputs.checkpoints != Tier::kDevice && arguments.sequence_length && !arguments.checkpoint_activations)
     inputs.notes.push_back("zeroshard.offload.activations is for checkpointed layers: give --checkpoint-activations");
   if (!arguments.sequence_length) {
-    if (arguments.batch || arguments.checkpoint_activations || arguments.sequence_parallel)
+    if (arguments.batch || arguments.checkpoint_activations || arguments.sequence_parallel || arguments.tile)
       throw ValueError(
-          "--batch, --sequence-parallel and --checkpoint-activations are of activations: give --sequence-length, too");
+          "--batch, --sequence-parallel, --checkpoint-activations and --tile are of activations: give "
+          "--sequence-length, too");
     return;
   }
   if (!inputs.model) throw ValueError("--sequence-length needs --model: a count of parameters has no activations");
@@ -156,7 +159,8 @@ void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
                         .compute_dtype = inputs.options.compute_dtype,
                         .checkpointing = arguments.checkpoint_activations,
                         .checkpoints = inputs.checkpoints,
-                        .on_device = inputs.options.on_device};
+                        .on_device = inputs.options.on_device,
+                        .tiled = arguments.tile};
   if (const int64_t size = inputs.activations->sequence_parallel; inputs.options.world_size % size != 0)
     throw ValueError(
         concat("--sequence-parallel ", size, " does not divide the ", inputs.options.world_size, " ranks"));
@@ -238,19 +242,35 @@ double share_of_limits(const MemoryNeeds& needs, const MemoryLimits& limits) {
                   limits.host ? needs.host / limits.host->bytes : 0);
 }
 
+// The longest sequence of which the activations fit; 0 if none does.
+int64_t longest_sequence(PlanInputs inputs, const PlannedBytes& bytes, const MemoryLimits& limits, bool on_device) {
+  const auto fits = [&](int64_t length) {
+    inputs.activations->sequence_length = length;
+    return passed_limits(inputs.memory_needs(bytes), limits, on_device).empty();
+  };
+  int64_t longest = 0, too_long = kLongestSequence + 1;
+  while (too_long - longest > 1) {
+    const int64_t length = longest + (too_long - longest) / 2;
+    (fits(length) ? longest : too_long) = length;
+  }
+  return longest;
+}
+
 std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
   std::vector<StagePlan> plans;
   const MemoryLimits limits = limits_of(inputs);
   const auto needs = [&](const PlanOptions& at) { return inputs.memory_needs(inputs.plan(at)); };
   for (const int stage : inputs.stages) {
     const PlanOptions at = inputs.asked_at_stage(stage);
-    StagePlan plan{stage, inputs.plan(at), {}, "", "", {}};
+    StagePlan plan{stage, inputs.plan(at), {}, "", "", {}, {}};
     plan.passed_limits = passed_limits(inputs.memory_needs(plan.bytes), limits, at.on_device);
     const FitSearch search{at, limits, needs, /*may_use_files=*/true};
     if (!plan.passed_limits.empty()) plan.change = smallest_change(search);
     if (!plan.passed_limits.empty()) plan.advice = advice_to_fit(search);
     if (limits.device || limits.host)
       plan.fit = check_fit(1, at, [&](const PlanOptions& other) { return share_of_limits(needs(other), limits); });
+    if (inputs.activations && (limits.device || limits.host))
+      plan.longest_sequence = longest_sequence(inputs, plan.bytes, limits, at.on_device);
     plans.push_back(plan);
   }
   return plans;
@@ -289,7 +309,7 @@ void add_plan_command(CLI::App& app) {
                    "Memory of the host for each rank (both: default: what --config says under zeroshard.offload)");
   plan->add_option("--device-overhead", arguments->memory.device_overhead,
                    "What a GPU's context and the collectives' own buffers take, as measured: 1.2GB");
-  add_int(*plan, "--sequence-length", {.min = 1, .max = 1 << 30}, arguments->batch.sequence_length,
+  add_int(*plan, "--sequence-length", {.min = 1, .max = kLongestSequence}, arguments->batch.sequence_length,
           "Tokens of a sequence: activations of the model are counted, too");
   add_int(*plan, "--sequence-parallel", {.min = 1, .max = 1 << 20}, arguments->batch.sequence_parallel,
           "Ranks that share a sequence, each with its piece (default: that of --config, else 1)");
@@ -297,6 +317,8 @@ void add_plan_command(CLI::App& app) {
           "Sequences of a micro-batch (default: that of --config, else 1)");
   plan->add_flag("--checkpoint-activations", arguments->batch.checkpoint_activations,
                  "Each layer keeps its input alone, and is computed again in the backward pass");
+  plan->add_flag("--tile", arguments->batch.tile,
+                 "Loss and MLPs are computed in tiles of the sequence, as by zeroshard.tile(model)");
   add_rate_options(*plan, arguments->batch.rates);
   plan->add_flag("--json", arguments->json, "Print JSON");
   plan->add_option(

@@ -33,11 +33,12 @@ std::string describe_activations(const ActivationOptions& options) {
   const std::string shared = options.sequence_parallel == 1
                                  ? ""
                                  : concat(", of which each of ", options.sequence_parallel, " ranks has a piece");
-  return format("Activations: %lld x %lld tokens%s, %s. As transformers' model keeps them in eager mode.",
+  return format("Activations: %lld x %lld tokens%s, %s%s. As transformers' model keeps them in eager mode.",
                 static_cast<long long>(options.batch), static_cast<long long>(options.sequence_length), shared.c_str(),
                 !options.checkpointing                 ? "without checkpointing"
                 : options.checkpoints == Tier::kDevice ? "each layer checkpointed"
-                                                       : "each layer checkpointed, its input elsewhere");
+                                                       : "each layer checkpointed, its input elsewhere",
+                options.tiled ? ", loss and MLPs in tiles" : "");
 }
 
 bool has_swap(const PlanInputs& inputs) {
@@ -150,6 +151,13 @@ void print_tier(const std::string& name, const std::vector<StagePlan>& plans, Pl
   print_row((name + ": total").c_str(), plans, [&](const PlannedBytes& bytes) { return (bytes.*tier).total(); });
 }
 
+// As a part of a line: ": the longest sequence that fits has 12345 tokens".
+std::string describe_longest(const StagePlan& plan) {
+  if (!plan.longest_sequence) return "";
+  if (*plan.longest_sequence == 0) return "; no sequence fits";
+  return format("; the longest sequence that fits has %lld tokens", static_cast<long long>(*plan.longest_sequence));
+}
+
 }  // namespace
 
 void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
@@ -217,7 +225,7 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   }
   if (!inputs.device_bytes && !inputs.host_bytes) return;
   std::cout << "\n";
-  for (const StagePlan& plan : plans) std::cout << describe_fit(inputs, plan) << "\n";
+  for (const StagePlan& plan : plans) std::cout << describe_fit(inputs, plan) << describe_longest(plan) << "\n";
   std::cout << describe_advice(inputs, *plans.front().fit, recommended) << "\n";
 }
 
@@ -265,6 +273,7 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
   if (inputs.device_bytes || inputs.host_bytes) {
     json["limits"] = {{"fits", plan.passed_limits.empty()}};
     if (inputs.host_bytes) json["limits"]["host_memory_bytes"] = number(*inputs.host_bytes);
+    if (plan.longest_sequence) json["limits"]["longest_sequence"] = *plan.longest_sequence;
     if (!plan.passed_limits.empty()) {
       json["limits"]["problem"] = plan.passed_limits;
       json["limits"]["advice"] = plan.advice;
@@ -303,6 +312,7 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
                            {"sequence_length", inputs.activations->sequence_length},
                            {"sequence_parallel", inputs.activations->sequence_parallel},
                            {"checkpointing", inputs.activations->checkpointing},
+                           {"tiled", inputs.activations->tiled},
                            {"layers_bytes", number(planned.layers)},
                            {"ends_bytes", number(planned.ends)},
                            {"at_most_besides_bytes", number(planned.at_most)},

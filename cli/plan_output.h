@@ -77,6 +77,7 @@ struct StagePlan {
   std::string passed_limits;  // "" where it fits, or nothing says what there is
   std::string advice;         // what would fit instead
   std::optional<FitChange> change;
+  std::optional<int64_t> longest_sequence;  // that fits; 0 if none does
 };
 
 // One configuration that fits, the same for all stages that were planned.

@@ -8,6 +8,11 @@
 // How many bytes of activations a rank holds while it trains, from shapes alone.
 namespace zeroshard {
 
+// In how many tiles zeroshard.tile() computes a loss of so many tokens: one tile's logits take at most 256 MiB.
+int64_t loss_tiles(int64_t tokens, int64_t vocabulary);
+// And an MLP: one tile of a sequence has as many tokens as the hidden states have elements, at most.
+int64_t mlp_tiles(int64_t length, int64_t hidden);
+
 struct ActivationOptions {
   int64_t batch = 1;  // sequences of one micro-batch
   int64_t sequence_length = 1;
@@ -16,16 +21,19 @@ struct ActivationOptions {
   bool checkpointing = false;  // each decoder layer keeps its input alone, and is computed again in the backward pass
   Tier checkpoints = Tier::kDevice;  // where these inputs lie: zeroshard.offload.activations
   bool on_device = true;             // ranks run on a GPU or the like, beside the host
+  bool tiled = false;                // loss and MLPs are computed in tiles, as by zeroshard.tile()
 
-  // Of one rank: sequences are filled up so that the ranks have equal pieces.
-  int64_t tokens() const { return batch * ((sequence_length + sequence_parallel - 1) / sequence_parallel); }
+  // Of one rank's sequence: sequences are filled up so that the ranks have equal pieces.
+  int64_t piece_length() const { return (sequence_length + sequence_parallel - 1) / sequence_parallel; }
+  int64_t tokens() const { return batch * piece_length(); }
 };
 
 // What lies on the device when most of it is in use.
 struct PlannedActivations {
-  double layers = 0;   // what autograd keeps of the decoder layers
-  double ends = 0;     // of the embedding and the final norm
-  double at_most = 0;  // besides: the logits and the loss with its gradients, or the layer that is computed again
+  double layers = 0;  // what autograd keeps of the decoder layers
+  double ends = 0;    // of the embedding and the final norm
+  // Besides: the logits and the loss with its gradients, or the layer or the tile of an MLP that is computed again.
+  double at_most = 0;
   // Not in the total: inputs of layers on the tier of the options, and of these what the host holds at most on its way
   // between a device and files.
   double elsewhere = 0, on_the_way = 0;

@@ -1,6 +1,7 @@
 #include "zeroshard/activations.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "base/check.h"
@@ -15,6 +16,7 @@ namespace zeroshard {
 namespace {
 
 struct Counted {
+  double inner = 0;                  // of a layer: the inner activations of an MLP that tiles leave out, per token
   double layer = 0, layer_once = 0;  // bytes of a decoder layer: per token, and besides
   double ends = 0, ends_once = 0;    // of what is before and after them
   double logits = 0;                 // per token, with the loss and its gradients
@@ -29,11 +31,13 @@ Counted llama_like(const ModelShapes& model, double e, double length, double ran
                kv = std::max(double(sizes.kv_heads), ranks) * double(sizes.head_dim);
   const double norm = 4;  // the fp32 factor of a norm
   Counted counted;
-  counted.layer = (8 + 4 * e) * h + 4 * e * i + 2 * e * (q + kv) + 4 * heads + 2 * norm;
+  counted.inner = 4 * e * i;
+  counted.layer = (8 + 4 * e) * h + counted.inner + 2 * e * (q + kv) + 4 * heads + 2 * norm;
   if (model.model_type == "qwen3")  // norms of queries and keys
     counted.layer += (4 + e) * (q + kv) + norm * double(sizes.heads + sizes.kv_heads);
   if (sizes.experts > 0) {
     const double chosen = double(sizes.experts_per_token);
+    counted.inner = 0;  // its experts are not tiled
     counted.layer = (8 + 4 * e + 2 * e * chosen) * h + 4 * e * i * chosen + 2 * e * (q + kv) + 4 * heads + 2 * norm +
                     4.125 * double(sizes.experts) + 40 * chosen + 4;
   }
@@ -52,7 +56,8 @@ Counted llama_like(const ModelShapes& model, double e, double length, double ran
 Counted gpt2(const ModelShapes& model, double e) {
   const double h = double(model.hidden_size), i = double(model.sizes.intermediate);
   Counted counted;
-  counted.layer = 10 * e * h + 5 * e * i + 4 * double(model.sizes.heads) + 4 * e;
+  counted.inner = 5 * e * i + e * h;  // with the mask of its dropout
+  counted.layer = 9 * e * h + counted.inner + 4 * double(model.sizes.heads) + 4 * e;
   counted.ends = 3 * e * h + 2 * e + 24;
   counted.logits = 12 * double(model.sizes.vocab);
   return counted;
@@ -71,10 +76,21 @@ void check_sequence_parallel(const ModelShapes& model, const ActivationOptions& 
                           kv_heads, " key-value heads: sizes that fit are ", sizes));
 }
 
+constexpr double kLogitBytesOfTile = 256 * 1024 * 1024;
+
 // One in each block of HostActivations, and the two that a RecordStore reads.
 constexpr double kInputsOnTheWay = 5;
 
 }  // namespace
+
+int64_t loss_tiles(int64_t tokens, int64_t vocabulary) {
+  const double bytes = 12 * double(tokens) * double(vocabulary);
+  return std::clamp<int64_t>(int64_t(std::ceil(bytes / kLogitBytesOfTile)), 1, std::max<int64_t>(tokens, 1));
+}
+
+int64_t mlp_tiles(int64_t length, int64_t hidden) {
+  return std::max<int64_t>(1, (length + hidden - 1) / hidden);
+}
 
 PlannedActivations plan_activations(const ModelShapes& model, const ActivationOptions& options) {
   ZS_CHECK(options.batch >= 1, "a micro-batch has at least one sequence, not ", options.batch);
@@ -82,8 +98,11 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   const double e = double(element_size(options.compute_dtype)), length = double(options.sequence_length);
   check_sequence_parallel(model, options);
   const double tokens = double(options.tokens()), num_layers = double(model.sizes.layers);
-  const Counted counted =
+  Counted counted =
       model.model_type == "gpt2" ? gpt2(model, e) : llama_like(model, e, length, double(options.sequence_parallel));
+  const int64_t parts = options.tiled && counted.inner > 0 ? mlp_tiles(options.piece_length(), model.hidden_size) : 1;
+  if (parts > 1) counted.layer -= counted.inner;
+  if (options.tiled) counted.logits /= double(loss_tiles(int64_t(tokens), model.sizes.vocab));
   // What attention returns is kept for its heads and, once more, as the piece that the next projection takes.
   const double queries = double(model.sizes.heads) * double(model.sizes.head_dim);
   const double exchanged = options.sequence_parallel > 1 ? e * queries * tokens : 0;
@@ -92,6 +111,10 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   planned.ends = counted.ends * tokens + counted.ends_once / double(options.sequence_parallel);
   planned.at_most = counted.logits * tokens;
   planned.layers = num_layers * layer;
+  // The gradients of an MLP come on top: at most one of its size at a time.
+  const double inner_grads = e * double(model.sizes.intermediate) * tokens;
+  const double of_tile = parts > 1 ? (counted.inner * tokens + inner_grads) / double(parts) : 0;
+  planned.at_most = std::max(planned.at_most, of_tile);
   if (options.checkpointing) {
     const double input = e * double(model.hidden_size) * tokens;
     const bool stay = options.checkpoints == Tier::kDevice;
@@ -100,8 +123,7 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
     if (!stay) planned.elsewhere = num_layers * input;
     if (options.on_device && options.checkpoints == Tier::kFile)
       planned.on_the_way = std::min(num_layers, kInputsOnTheWay) * input;
-    // Its own gradients come on top: at most one of the MLP's size at a time.
-    planned.at_most = std::max(planned.at_most, layer + e * double(model.sizes.intermediate) * tokens);
+    planned.at_most = std::max(planned.at_most, layer + (parts > 1 ? of_tile : inner_grads));
   }
   return planned;
 }

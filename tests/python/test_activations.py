@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 import torch
+import zeroshard
 from built import ZEROSHARD, needs
 
 transformers = pytest.importorskip("transformers")
@@ -36,12 +37,14 @@ def _plan(model, *options):
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
 
 
-def _kept(config, dtype, batch, length, checkpointing):
+def _kept(config, dtype, batch, length, checkpointing, tiles=None):
     """Bytes of all storages that autograd saves in one forward pass, without parameters and buffers."""
     attention = "eager" if config.model_type == "gemma2" else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).train()
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if tiles:
+        zeroshard.tile(model, loss=None, mlp=tiles)
     own = {t.untyped_storage().data_ptr() for t in itertools.chain(model.parameters(), model.buffers())}
     saved = {}
 
@@ -85,6 +88,22 @@ def test_planned_activations_are_what_autograd_keeps(kind, checkpointing, dtype,
     assert kept == pytest.approx(found, rel=0.05 if checkpointing else 0.01)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "gpt2"])
+def test_planned_activations_of_tiles_are_what_autograd_keeps(kind, dtype, tmp_path):
+    sizes = {"vocab_size": 500, **_MODELS[kind]} if kind == "gpt2" else {**_SIZES, **_MODELS[kind]}
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    config.save_pretrained(tmp_path)
+    batch, length = 2, 130  # three tiles of an MLP at a hidden size of 64
+    result = _plan(tmp_path, "--dtype", dtype, "--batch", batch, "--sequence-length", length, "--tile", "--json")
+    planned = json.loads(result.stdout)["activations"]
+    assert planned["tiled"]
+    logits = 4 * 500 + (500 * (2 if dtype == "bf16" else 4) if kind == "gemma2" else 0)
+    kept = planned["layers_bytes"] + planned["ends_bytes"] + logits * batch * length
+    found = _kept(config, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], batch, length, False, tiles=3)
+    assert kept == pytest.approx(found, rel=0.01)
+
+
 def _peak(model, tokens, trace):
     """The most bytes that a step allocates and has not yet freed; gradients of parameters are freed at once."""
     for parameter in model.parameters():
@@ -119,6 +138,23 @@ def test_the_planned_total_is_the_peak_of_a_step(checkpointing, tmp_path):
     assert planned == pytest.approx(peak, rel=0.05)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_planned_total_of_tiles_is_the_peak_of_a_step(checkpointing, tmp_path):
+    sizes = {"vocab_size": 20000, "hidden_size": 64, "intermediate_size": 3000, "head_dim": 16}
+    config = transformers.AutoConfig.for_model("llama", **{**_SIZES, **sizes})
+    config.save_pretrained(tmp_path)
+    length = 2048  # 2 tiles of the loss, 32 of an MLP
+    options = ["--dtype", "fp32", "--sequence-length", length, "--tile", "--json"]
+    result = _plan(tmp_path, *options, *["--checkpoint-activations"] * checkpointing)
+    planned = json.loads(result.stdout)["activations"]["total_bytes"]
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+    zeroshard.tile(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    peak = _peak(model, torch.zeros(1, length, dtype=torch.long), tmp_path / "trace.json")
+    assert planned == pytest.approx(peak, rel=0.1)
+
+
 @pytest.fixture
 def model(tmp_path):
     transformers.AutoConfig.for_model("llama", **_SIZES).save_pretrained(tmp_path)
@@ -134,6 +170,19 @@ def test_the_answer_whether_it_fits_counts_activations(model):
     assert fits() and fits("--sequence-length", 64) and not fits("--sequence-length", 4096)
     assert not fits("--sequence-length", 64, "--batch", 64)
     assert "with activations" in _plan(model, "--sequence-length", 64).stdout
+
+
+def test_the_longest_sequence_that_fits_is_told(model):
+    def longest(*options):
+        result = _plan(model, "--stage", 3, "--device-memory", "20MB", "--sequence-length", 64, *options, "--json")
+        return json.loads(result.stdout)["limits"]["longest_sequence"]
+
+    whole, tiled = longest(), longest("--tile")
+    assert 64 < whole < tiled
+    for length, fits in ((whole, True), (whole + 1, False)):
+        result = _plan(model, "--stage", 3, "--device-memory", "20MB", "--sequence-length", length)
+        assert ("does not fit" not in result.stdout) == fits
+        assert f"the longest sequence that fits has {whole} tokens" in result.stdout
 
 
 def test_the_micro_batch_of_the_config_counts(model):
@@ -152,6 +201,7 @@ def test_the_micro_batch_of_the_config_counts(model):
     "options, text",
     [
         (["--batch", 2], "give --sequence-length, too"),
+        (["--tile"], "give --sequence-length, too"),
         (["--checkpoint-activations"], "give --sequence-length, too"),
         (["--sequence-length", 0], "--sequence-length"),
         (["--sequence-length", 8, "--batch", -1], "--batch"),
