@@ -23,9 +23,11 @@ namespace {
 std::atomic<int> caught_signal{0};
 std::atomic<bool> stop{false};
 
+// A signal that comes just before a call waits for input does not end that call. So an alarm follows every second.
 extern "C" void on_signal(int signal) {
-  caught_signal = signal;
+  if (signal != SIGALRM) caught_signal = signal;
   stop = true;
+  ::alarm(1);
 }
 
 // So that temporary files are deleted. A second signal ends the process at once.
@@ -38,6 +40,8 @@ void stop_on_signals() {
     if (::sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
       ::sigaction(signal, &action, nullptr);
   }
+  action.sa_flags = 0;
+  ::sigaction(SIGALRM, &action, nullptr);
 }
 
 struct TokenizeArguments {

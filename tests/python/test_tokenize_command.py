@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import random
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -313,6 +315,30 @@ def test_a_signal_leaves_nothing(of_bytes, stop, tmp_path):
         assert process.wait(20) == 128 + stop
         assert "interrupted" in process.stderr.read()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="there is no compiler")
+def test_a_signal_just_before_it_waits_for_input_ends_it(of_bytes, tmp_path):
+    """The handler has returned when read() begins, and so does not interrupt it."""
+    (tmp_path / "late.c").write_text("""
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <signal.h>
+        #include <sys/types.h>
+        ssize_t read(int file, void* to, size_t bytes) {
+          static int raised = 0;
+          if (file == 0 && raised++ == 0) raise(SIGTERM);
+          return ((ssize_t (*)(int, void*, size_t))dlsym(RTLD_NEXT, "read"))(file, to, bytes);
+        }""")
+    late = tmp_path / "late.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", late, tmp_path / "late.c", "-ldl"], check=True)
+    (tmp_path / "out").mkdir()
+    command = [ZEROSHARD, "tokenize", "--tokenizer", of_bytes.path, "--output", tmp_path / "out" / "out.tokens", "-"]
+    env = {**os.environ, "LD_PRELOAD": str(late)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.wait(20) == 128 + signal.SIGTERM
+        assert "interrupted" in process.stderr.read()
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_what_a_killed_one_left_goes_with_the_next(of_bytes, tmp_path):
