@@ -137,12 +137,16 @@ def other_model():
     reference = sequences.llama(num_key_value_heads=1)
     ids = models.tokens(0, 0, 2, 7 + models.world.rank())
     before = reference(input_ids=ids).logits
-    engine, *_ = zeroshard.initialize(model=sequences.llama(), config=sequences.configuration(3, 2, 1))
+    model, prompt = sequences.llama(), models.tokens(1, 0, 2, 5)
+    expected = [model(input_ids=ids).logits, model.generate(prompt, max_new_tokens=6, do_sample=False)]
+    engine, *_ = zeroshard.initialize(model=model, config=sequences.configuration(3, 2, 1))
     same = torch.equal(before, reference(input_ids=ids).logits)
     engine.eval()
-    generated = engine.module.generate(models.tokens(1, 0, 2, 5), max_new_tokens=3, do_sample=False)
-    return same, generated.shape[1]
+    with torch.no_grad():
+        logits = engine(input_ids=ids).logits
+    generated = engine.module.generate(prompt, max_new_tokens=6, do_sample=False)
+    return same, torch.equal(logits, expected[0]) and torch.equal(generated, expected[1])
 
 
 def test_other_models_and_generation_have_whole_rows():
-    assert world.run(2, other_model) == [[True, 8], [True, 8]]
+    assert world.run(2, other_model) == [[True, True], [True, True]]
