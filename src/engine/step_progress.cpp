@@ -36,8 +36,7 @@ void Progress::restore(const NamedCounts& saved, int64_t step) {
 }
 
 StepProgress::StepProgress(const Config& config, int world_size) {
-  counts_.batch = {config.micro_batch_size, config.grad_accumulation_steps,
-                   world_size / config.sequence_parallel_size};
+  counts_.batch = {config.micro_batch_size, config.grad_accumulation_steps, world_size / config.sequence_parallel_size};
   if (!config.managed_accumulation) counts_.boundary = true;
 }
 

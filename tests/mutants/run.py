@@ -50,20 +50,8 @@ from mutant import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COPIED = (
-    "CMakeLists.txt",
-    "VERSION",
-    "cmake",
-    "src",
-    "lm",
-    "include",
-    "tests",
-    "cli",
-    "cli_torch",
-    "python",
-    "bench",
-    "examples",
-    "docs",
-    "pyproject.toml",
+    *("CMakeLists.txt", "VERSION", "cmake", "src", "lm", "include", "tests", "cli", "cli_torch", "python", "bench"),
+    *("examples", "docs", "pyproject.toml"),
 )
 TEST_TIMEOUT_S = 240
 LOOK_S = 0.2  # between two looks at the workers
