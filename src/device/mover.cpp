@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/check.h"
 #include "device/host_copy.h"
 
 namespace zeroshard {
@@ -52,9 +53,12 @@ void Mover::wait() const {
 }
 
 void Mover::lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways ways, const UseOnHost& use) {
+  ZS_ASSERT(near.defined() || slots_.size() > 1 || (slots_.size() == 1 && far.numel() <= piece_numel_),
+            "the next piece comes while one is in use");
   Piece next = begin_piece(far, near, ways, 0);
   while (next.range.size() > 0) {
-    const Piece piece = std::exchange(next, begin_piece(far, near, ways, next.range.end));
+    const Piece piece = std::move(next);
+    next = begin_piece(far, near, ways, piece.range.end);
     if (piece.arrived) piece.arrived->synchronize();
     use(piece.range, piece.near);
     if (!ways.writes) continue;
@@ -63,7 +67,7 @@ void Mover::lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways way
   }
 }
 
-// It comes to the host while the one before is in use.
+// The piece comes to the host while its user has the one before.
 Mover::Piece Mover::begin_piece(const at::Tensor& far, const at::Tensor& near, Ways ways, int64_t at) {
   Piece piece{{at, std::min(at + piece_numel_, far.numel())}, near};
   if (piece.range.size() == 0) return piece;

@@ -20,7 +20,7 @@ class Mover {
   // Buffers of one size, on the host or on the device.
   struct Slots {
     int64_t bytes = 0;  // of each
-    int count = 0;      // two at least, or each piece waits for the one before
+    int count = 0;      // two at least for lend_on_host(), if some memory has more than one piece
     int64_t piece_numel = 0;
     bool on_host = true;
     bool pin = true;  // those of the host
@@ -43,7 +43,7 @@ class Mover {
   const SideStream& stream() const { return stream_; }
   int64_t piece_numel() const { return piece_numel_; }
   size_t num_slots() const { return slots_.size(); }
-  // The slot whose turn it is. Nobody has waited for its uses.
+  // The slot whose turn it is. The caller calls uses.take(), or waits for `last`.
   Slot& next_slot() { return slots_[turn_++ % slots_.size()]; }
 
   // What is moved from now on is moved after what the current stream was given so far.
@@ -66,7 +66,7 @@ class Mover {
   };
   // Lends `far`, 1-D memory of the device, to the host: calls `use` for consecutive pieces of it, which are on the host
   // and valid during the call only. They are in `near` if that is defined, else in slots. The next piece comes while
-  // one is in use. Nobody waits here for what is copied back.
+  // one is in use. Nobody waits here for what is copied back. When `use` throws, copies go on: call wait().
   using UseOnHost = std::function<void(Range piece, const at::Tensor& near)>;
   void lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways ways, const UseOnHost& use);
   // Lends `far`, a piece in memory of the host, to the device's current stream: calls `use` with a slot. The host waits

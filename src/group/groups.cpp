@@ -113,6 +113,7 @@ void Groups::add(size_t count) {
       const GroupPlacement& place = placements_[u].groups[g];
       std::unique_ptr<Array> values, states;
       if (place.parameters.tier == Tier::kFile) {
+        ZS_ASSERT(options_.parameters_in_files);
         SwapSpace& files = *options_.parameters_in_files;
         values = std::make_unique<Array>(
             values_in_files(files, files.next_group(), place.parameters, flat.layout, Category::kParameters, ledger_),
@@ -134,6 +135,7 @@ std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupP
   const Tier tier = place.state_tier();
   if (tier == Tier::kDevice) return std::make_unique<Array>(memory.cut(layout, place));
   const bool in_files = tier == Tier::kFile;
+  ZS_ASSERT(!in_files || options_.states_in_files);
   std::unique_ptr<Storage> away =
       in_files
           ? states_in_files(*options_.states_in_files, options_.states_in_files->next_group(), layout, place, ledger_)
@@ -145,7 +147,7 @@ std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupP
     at::Tensor master;
     if (!place.master_weights.has_rest) {
       const int64_t first = place.parameters.extent == Extent::kWhole ? layout.shard(comm_.rank()).begin : 0;
-      master = parameters.part({first + border, first + all});
+      master = parameters.view({first + border, first + all});
     }
     options.border = border;
     options.rest = states_in_memory(memory.cut(layout, place, master));

@@ -227,7 +227,7 @@ bool ShardedOptimizer::updates_all(const ShardedGroup& group, const std::vector<
 void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range,
                                   const Update& update) const {
   const auto on_part = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
-    if (!params.is_cpu()) return update_on_device({lent.master, params, grads.values.part(part), lent.moments}, update);
+    if (!params.is_cpu()) return update_on_device({lent.master, params, grads.values.view(part), lent.moments}, update);
     grads.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
       const Range here{piece.begin - part.begin, piece.end - part.begin};
       const StateTensors states = lent.slice(here.begin, here.end);

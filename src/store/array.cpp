@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/check.h"
 #include "device/host_copy.h"
 
 namespace zeroshard {
@@ -94,6 +95,11 @@ void Array::lend_one(Range range, int state, Access access, const BorrowerOfOne&
                [&](Range part, std::span<const at::Tensor> columns) { use(part, columns.front()); });
 }
 
+std::optional<ChunkStore::Announced> Array::place_in_files(Range range) const {
+  ZS_ASSERT(!rest_, "the range may lie in two storages");
+  return storage_->place_in_files(range);
+}
+
 void Array::will_need(Range range) {
   if (const Range part = before(range, border_); part.size() > 0) storage_->will_need(part);
   if (const Range part = behind(range, border_); part.size() > 0) rest_->will_need(part);
@@ -114,6 +120,7 @@ void Array::read(Range range, void* to) {
 
 void Array::begin_read(Range range, void* to, at::Device device, const SideStream& stream) {
   if (device.is_cpu()) return read(range, to);
+  ZS_ASSERT(!rest_, "only one storage can know of the copies");
   const SideStream::Scope scope(stream);
   lend(range, Access::kRead, [&](Range part, const at::Tensor& values) {
     auto* const at = static_cast<char*>(to) + (part.begin - range.begin) * values.element_size();
@@ -123,7 +130,12 @@ void Array::begin_read(Range range, void* to, at::Device device, const SideStrea
 }
 
 at::Tensor Array::part(Range range) {
-  return in_memory_ ? in_memory_->moments.at(0).slice(0, range.begin, range.end) : copy_of(range);
+  return in_memory_ ? view(range) : copy_of(range);
+}
+
+at::Tensor Array::view(Range range) const {
+  ZS_ASSERT(in_memory_, "the values are in files");
+  return in_memory_->moments.at(0).slice(0, range.begin, range.end);
 }
 
 at::Tensor Array::copy_of(Range range) {

@@ -49,7 +49,7 @@ class Array {
   };
   explicit Array(std::unique_ptr<Storage> storage) : Array(std::move(storage), Options()) {}
   Array(std::unique_ptr<Storage> storage, Options options);
-  // One column of values in memory that outlives the array. Borrowers wait for one another without it.
+  // One column of values in memory that outlives the array. The array orders no streams: its borrowers do.
   explicit Array(at::Tensor values);
   // States in memory that outlives the array.
   explicit Array(StateTensors states);
@@ -63,7 +63,7 @@ class Array {
   void lend(Range range, Access access, const BorrowerOfOne& use) { lend_one(range, 0, access, use); }
   void will_need(Range range);
   // Where the range lies in swap files, for SwapSpace::will_need_next(). Empty if it is in memory.
-  std::optional<ChunkStore::Announced> place_in_files(Range range) const { return storage_->place_in_files(range); }
+  std::optional<ChunkStore::Announced> place_in_files(Range range) const;
   // All elements, if they are in one piece of memory for the whole run, else null. For code that needs an address.
   const StateTensors* in_memory() const { return in_memory_ ? &*in_memory_ : nullptr; }
   // Where a thread may read the array beside this one: as long as this is held, who borrows it to write waits. Null
@@ -85,6 +85,8 @@ class Array {
   at::Tensor copy_of(Range range);
   // The values themselves if they are in memory for the whole run, else a copy.
   at::Tensor part(Range range);
+  // The values themselves, which must be in memory for the whole run.
+  at::Tensor view(Range range) const;
 
  private:
   int column_of(int state) const { return has_master_ ? state + 1 : state; }

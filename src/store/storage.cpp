@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/align.h"
+#include "base/check.h"
 
 namespace zeroshard {
 namespace {
@@ -90,8 +91,9 @@ void MemoryStorage::lend(Range range, std::optional<int> column, Access access, 
   }
   access == Access::kRead ? uses_.share() : uses_.take();
   std::vector<at::Tensor> lent;
-  for (size_t i = 0; i < columns_.size(); ++i)
-    if (!column || size_t(*column) == i) lent.push_back(columns_[i].slice(0, range.begin, range.end));
+  if (column) lent.push_back(columns_.at(size_t(*column)).slice(0, range.begin, range.end));
+  if (!column)
+    for (const at::Tensor& each : columns_) lent.push_back(each.slice(0, range.begin, range.end));
   use(range, lent);
   if (access == Access::kRead) uses_.end();
 }
@@ -102,6 +104,8 @@ std::unique_ptr<ArrayReader> MemoryStorage::reader(int column) {
 
 FileStorage::FileStorage(SwapSpace& space, Options options, Ledger& ledger)
     : space_(space), options_(std::move(options)), ledger_(ledger) {
+  ZS_ASSERT(values_of({0, options_.numel}).end == space_.store().layout().numel(options_.group), "group ",
+            options_.group, " of the swap files has another size");
   for (const Column& column : options_.columns)
     ledger_.add(column.category, Tier::kFile, options_.numel * element_size(column.dtype));
 }

@@ -51,8 +51,9 @@ class Storage {
   virtual const std::vector<at::Tensor>* in_memory() const { return nullptr; }
   // Copies of a device read what was lent last, until `event`: who borrows it to write waits for that.
   virtual void read_until(c10::Event event) { event.synchronize(); }
-  // Called by `use`: copies that `stream` has been given read what is lent now. Who borrows memory keeps their event.
-  virtual void read_on(const SideStream&) {}
+  // Called by `use`: copies that `stream` has been given read what is lent now. A storage whose memory others use later
+  // waits for these copies before it gives that memory away.
+  virtual void read_on(const SideStream& stream) = 0;
 };
 
 // Memory of a device or of the host. What a borrower's stream writes comes after what the streams of others have read,
@@ -69,6 +70,7 @@ class MemoryStorage final : public Storage {
   at::ScalarType type(int column) const override { return columns_.at(size_t(column)).scalar_type(); }
   const std::vector<at::Tensor>* in_memory() const override { return &columns_; }
   void read_until(c10::Event event) override { reading_ = std::move(event); }
+  void read_on(const SideStream&) override {}  // the borrower keeps the event, and calls read_until()
 
  private:
   std::vector<FlatBuffer> owned_;

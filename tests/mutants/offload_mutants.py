@@ -162,7 +162,6 @@ _TABLE = [
         "*Offload.WritesBeforeTheFirstGradientCount*",
     ),
     ("freed-while-gradients-go", _MOVER, "  try {\n    wait();\n", "  try {\n", _GOES),
-    ("freed-while-parameters-come", _MOVER, "  try {\n    wait();\n", "  try {\n", _GOES),
     (
         "shard-at-the-wrong-place",
         "src/unit/unit.cpp",

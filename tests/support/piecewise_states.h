@@ -36,6 +36,7 @@ class PiecewiseStorage final : public Storage {
   std::unique_ptr<ArrayReader> reader(int) override { return nullptr; }
   int64_t numel() const override { return kept_.at(0).numel(); }
   at::ScalarType type(int column) const override { return kept_.at(size_t(column)).scalar_type(); }
+  void read_on(const SideStream&) override {}
 
  private:
   std::vector<at::Tensor> kept_;
