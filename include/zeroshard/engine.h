@@ -124,6 +124,8 @@ class Engine {
   // The same for a caller outside of all units' forwards: throws StateError if post_forward would have to be called
   // again.
   void end_unit(size_t unit, const std::vector<at::Tensor>& outputs);
+  // Whether the unit is whole because its backward runs.
+  bool is_in_backward(size_t unit) const;
   // Runs `forward` (returning a tensor) as the forward of a unit: for modules without hooks, as in C++.
   template <typename Forward>
   at::Tensor unit(size_t index, Forward&& forward) {

@@ -17,5 +17,6 @@ void bind_world(py::module_& m);
 void bind_process(py::module_& m);
 void bind_signals(py::module_& m);
 void bind_sequence(py::module_& m);
+void bind_tiles(py::module_& m);
 
 }  // namespace zeroshard

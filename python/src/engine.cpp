@@ -188,6 +188,7 @@ void bind_passes(EngineClass& engine) {
       .def("post_forward", &Engine::post_forward,
            "Whether an output is memory of the unit, which then is whole until the caller's own forward has ended.",
            Release())
+      .def("is_in_backward", &Engine::is_in_backward)
       .def("scale_loss", py::overload_cast<const at::Tensor&>(&Engine::scale_loss, py::const_), py::arg("loss"))
       .def("scale_loss", py::overload_cast<const at::Tensor&, int64_t>(&Engine::scale_loss, py::const_),
            py::arg("loss"), py::arg("micro_batches"))

@@ -13,4 +13,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   zeroshard::bind_process(m);
   zeroshard::bind_signals(m);
   zeroshard::bind_sequence(m);
+  zeroshard::bind_tiles(m);
 }

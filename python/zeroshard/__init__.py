@@ -31,6 +31,7 @@ from .param_values import (
     set_optimizer_state,
 )
 from .sequence import sequence_parallel
+from .tiles import tile
 from .units import find_units
 
 __all__ = [
@@ -58,4 +59,5 @@ __all__ = [
     "set_gradient",
     "set_master_weight",
     "set_optimizer_state",
+    "tile",
 ]

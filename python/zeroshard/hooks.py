@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -65,9 +66,14 @@ def explaining_sharded_parameters() -> Iterator[None]:
 
 def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -> list[RemovableHandle]:
     def before(module: nn.Module, args: Any) -> None:
-        core.pre_forward(unit)
+        if _thread.loop is None:
+            core.pre_forward(unit)
+        else:
+            _thread.loop.use(readers, unit)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
+        if _thread.loop is not None:  # the unit ends with the loop
+            return
         if core.post_forward(unit, tensors_in(output)):
             readers.note_returned(unit)
 
@@ -79,16 +85,56 @@ def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -
 
 def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHandle]:
     def before(module: nn.Module, args: Any) -> None:
-        readers.enter(unit)
+        if _thread.loop is None:
+            readers.enter(unit)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        readers.leave(unit, output)
+        if _thread.loop is None:
+            readers.leave(unit, output)
 
     return [
         module.register_forward_pre_hook(OwnHook(before), prepend=True),
         # Recomputation ends a forward early, with an exception.
         module.register_forward_hook(OwnHook(after), always_call=True),
     ]
+
+
+class TileLoop:
+    """A loop over tiles of one function: a unit that the function uses is gathered once, and ends with the loop.
+
+    ``outputs`` is to have what the loop has made when it ends in a forward pass: the backward of the units begins with
+    the gradients of these tensors. A loop within a loop is a part of that.
+    """
+
+    def __init__(self) -> None:
+        self.outputs: list[torch.Tensor] = []
+        self._around: TileLoop | None = None
+        self._readers: list[Readers] = []  # of the engines whose units are used
+
+    def __enter__(self) -> TileLoop:
+        self._around, _thread.loop = _thread.loop, _thread.loop or self
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        _thread.loop = self._around
+        for readers in reversed(self._readers):
+            readers.leave(_BETWEEN, self.outputs)
+
+    def use(self, readers: Readers, unit: int) -> None:
+        # A unit whose backward runs is whole. That it is used again is no event: ranks may differ in their loops.
+        if readers.computes_backward(unit):
+            return
+        if readers not in self._readers:
+            readers.enter(_BETWEEN)
+            self._readers.append(readers)
+        readers.gather_once(unit)
+
+
+class _Thread(threading.local):
+    loop: TileLoop | None = None  # the outermost one
+
+
+_thread = _Thread()
 
 
 class Readers:
@@ -162,11 +208,22 @@ class Readers:
             self.leave(_BETWEEN, made)
 
     def read(self, unit: int) -> None:
+        if _thread.loop is not None:
+            _thread.loop.use(self, unit)
+            return
         if not self._running:
             # Backward, where a function of the user computes parts of a module again.
             if torch._C._current_graph_task_id() != -1:
                 self._core.pre_forward(unit)
             return
+        self.gather_once(unit)
+
+    def computes_backward(self, unit: int) -> bool:
+        """Whether the unit's backward runs, and not a forward that uses the unit."""
+        return torch._C._current_graph_task_id() != -1 and self._core.is_in_backward(unit)
+
+    def gather_once(self, unit: int) -> None:
+        """Gathers the unit until the innermost forward ends, unless a running forward has it."""
         if self._thread == get_ident() and not self._is_running(unit):
             self._running[-1].append(unit)
             self._core.pre_forward(unit)

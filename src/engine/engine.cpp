@@ -201,6 +201,10 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   return is_own;
 }
 
+bool Engine::is_in_backward(size_t unit) const {
+  return impl_->executor->is_in_backward(unit);
+}
+
 void Engine::end_unit(size_t unit, const std::vector<at::Tensor>& outputs) {
   if (!post_forward(unit, outputs)) return;
   throw StateError(concat("unit '", impl_->layouts[unit].name,

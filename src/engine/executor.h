@@ -71,6 +71,8 @@ class Executor {
   void forget_pass() { order_->forget(); }
   // Whether a backward has begun and not ended.
   bool is_in_backward() const { return backward_begun_; }
+  // Whether the unit's backward has: until it ends the unit is unsharded.
+  bool is_in_backward(size_t unit) const { return in_backward_.contains(unit); }
   // As ExecutionOrder::needed(), of the pass that runs or ran last.
   std::span<const size_t> needed() const { return order_->needed(); }
 

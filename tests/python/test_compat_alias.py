@@ -167,6 +167,8 @@ MORE_NAMES = """
 import deepspeed, torch, zeroshard
 from deepspeed import DeepSpeedConfigError
 from deepspeed.runtime import config, lr_schedules
+from deepspeed.runtime.sequence_parallel.ulysses_sp import SequenceTiledCompute, TiledFusedLogitsLoss, TiledMLP
+from deepspeed.runtime.sequence_parallel.ulysses_sp import sequence_tiled_compute
 from deepspeed.runtime.zero import stage_1_and_2, stage3
 from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
 from deepspeed.utils import safe_get_full_grad, safe_update_full_grad_vectorized, tensor_fragment

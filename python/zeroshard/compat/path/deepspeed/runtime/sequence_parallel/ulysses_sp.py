@@ -6,5 +6,11 @@ __getattr__, __dir__, __all__ = provide(
     __name__,
     {
         "zeroshard.compat.ulysses": ["UlyssesSPAttentionHF", "UlyssesSPDataLoaderAdapter"],
+        "zeroshard.compat.tiles": [
+            "sequence_tiled_compute",
+            "SequenceTiledCompute",
+            "TiledMLP",
+            "TiledFusedLogitsLoss",
+        ],
     },
 )
