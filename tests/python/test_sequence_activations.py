@@ -63,7 +63,8 @@ def test_planned_and_kept_bytes_of_a_rank(kind, ranks, tmp_path):
     assert max(found) == pytest.approx(expected, rel=0.02)
     if ranks == 2 and kind == "llama":
         (whole,) = world.run(1, kept, kind=kind)
-        assert max(found) <= 0.52 * whole
+        # A half, and what attention returns once more: the piece that the next projection takes.
+        assert max(found) <= 0.525 * whole
 
 
 def test_sizes_that_do_not_fit_are_refused(tmp_path):
