@@ -29,6 +29,8 @@ _CLIENT = "client"
 _RANK_STATE = "rank_state"
 _BUFFER = "buffer"
 _OPTIMIZER = "optimizer."  # prefix of the kinds of a user's optimizer: "optimizer.exp_avg"
+# Prefix of the kinds of its states that are saved whole, each of a stretch of a parameter: "stretch.absmax@1".
+_OF_STRETCH = "stretch."
 
 
 def _check_at_boundary(run: Run) -> None:
@@ -89,11 +91,12 @@ def save(
 ) -> None:
     """``in_background``: whether to return before the commit; None: as the configuration says."""
     root, contents = b"", {}
+    whole = _some_rank_has_tables(run)
 
     def collect() -> None:  # what may fail on one rank alone
         nonlocal root, contents
         root = os.fsencode(save_dir)
-        contents = _collect(run, client_state, rank_state, exclude_frozen_parameters)
+        contents = _collect(run, client_state, rank_state, exclude_frozen_parameters, whole)
 
     together(run, collect, "save_checkpoint")
     if run.core.has_pending_gradients and run.rank == 0:
@@ -115,7 +118,7 @@ def save(
 
 
 def _collect(
-    run: Run, client_state: dict[str, Any] | None, own_state: dict[str, Any] | None, exclude_frozen: bool
+    run: Run, client_state: dict[str, Any] | None, own_state: dict[str, Any] | None, exclude_frozen: bool, whole: bool
 ) -> dict[str, Any]:
     for name, buffer in _buffers(run.module):
         check_tensor(buffer, f"buffer '{name}'", "register it with persistent=False to leave it out")
@@ -125,7 +128,7 @@ def _collect(
     tensors: dict[str, torch.Tensor] = {}
     own_tensors: dict[str, torch.Tensor] = {}
     state = _run_state(run, client_state, tensors) if run.rank == 0 else {}
-    slices, scalars = _external_states(run)
+    slices, tables, scalars = _external_states(run, whole)
     rank_state = {"random": random_state(run.device), "optimizer": encode(scalars, "optimizer", None)}
     if own_state is not None:
         _check_is_dict(own_state)
@@ -135,7 +138,8 @@ def _collect(
         "state": json.dumps(state, allow_nan=False),
         "rank_state": json.dumps(rank_state, allow_nan=False),
         "buffers": [_whole(name, _CLIENT, tensor) for name, tensor in tensors.items()]
-        + [_whole(name, _rank_client(run), tensor) for name, tensor in own_tensors.items()],
+        + [_whole(name, _rank_client(run), tensor) for name, tensor in own_tensors.items()]
+        + [table for of_kind in tables.values() for table in of_kind],
         "optimizer": slices,
     }
 
@@ -228,33 +232,82 @@ def _rank_buffer(run: Run, name: str) -> tuple[str, str]:
     return name, _BUFFER if run.rank == 0 else f"{_BUFFER}@{run.rank}"
 
 
-def _external_states(run: Run) -> tuple[list[_C.TensorState], dict[str, dict[str, Any]]]:
-    """The states of the user's optimizer: those with a value per element, and the others by parameter."""
+def _external_states(
+    run: Run, whole: bool
+) -> tuple[list[_C.TensorState], dict[str, list[_C.TensorState]], dict[str, dict[str, Any]]]:
+    """The tensors of the user's optimizer as slices of parameters and, by kind, as whole ones; others by parameter.
+
+    A load cuts slices anew for its ranks. A rank saves tensors ``whole`` where some rank has tables: then only a run
+    that cuts each parameter at the same elements loads them.
+    """
     slices: list[_C.TensorState] = []
+    tables: dict[str, list[_C.TensorState]] = {}
     scalars: dict[str, dict[str, Any]] = {}
     for part, param in run.external_params():
         for kind, value in run.external.state.get(param, {}).items():
-            if isinstance(value, torch.Tensor) and value.shape == param.shape:
-                what = f"the optimizer's state '{kind}' of parameter '{part.param}'"
-                check_tensor(value, what, "choose an optimizer with such states")
-                slices.append(
-                    _C.TensorState(part.param, _OPTIMIZER + kind, value.detach().contiguous(), part.shape, part.begin)
-                )
-            elif isinstance(value, torch.Tensor) and value.dim() > 0:
-                raise ValueError(
-                    f"the optimizer's state '{kind}' of parameter '{part.param}' has the shape {list(value.shape)} for "
-                    f"a stretch of {param.numel()} elements: only states with one value per element, and scalars, can "
-                    "be loaded by another number of ranks"
-                )
-            else:
+            if not isinstance(value, torch.Tensor) or (value.dim() == 0 and value.shape != param.shape):
                 scalars.setdefault(part.param, {})[kind] = value
-    return slices, scalars
+                continue
+            what = f"the optimizer's state '{kind}' of parameter '{part.param}'"
+            check_tensor(value, what, "choose an optimizer with such states")
+            own = value.detach().contiguous()
+            if whole:
+                name = _stretch_of(part, param)
+                tables.setdefault(kind, []).append(_whole(name, f"{_OF_STRETCH}{kind}@{run.rank}", own))
+            else:
+                slices.append(_C.TensorState(part.param, _OPTIMIZER + kind, own, part.shape, part.begin))
+    return slices, tables, scalars
+
+
+def _has_tables(run: Run) -> bool:
+    """Whether this rank has a state of the user's optimizer with other than a value per element: scales, code tables.
+
+    Beside those, what has a value per element may be a code, of which a number alone has no meaning.
+    """
+    stretches = [(param, run.external.state.get(param, {})) for _, param in run.external_params()]
+    return any(
+        isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape != param.shape
+        for param, states in stretches
+        for value in states.values()
+    )
+
+
+def _some_rank_has_tables(run: Run) -> bool:
+    """Collective for an optimizer that is not known to be elementwise."""
+    if run.external is None or run.optimizer.is_elementwise:
+        return False
+    note = "the optimizer has tables"
+
+    def tell() -> None:
+        if _has_tables(run):
+            raise _C.ValueError(note)
+
+    try:
+        together(run, tell, "save_checkpoint")
+    except _C.ValueError as error:
+        if note not in str(error):
+            raise
+        return True
+    return False
+
+
+def _stretch_of(part: _C.OptimizerSlice, param: torch.Tensor) -> str:
+    """Names the elements of a parameter that this rank updates: "layer.weight[128:256]"."""
+    return f"{part.param}[{part.begin}:{part.begin + param.numel()}]"
 
 
 def warn_of_states(run: Run) -> None:
     """Behind the step that makes the states of the user's optimizer: tells of those that no checkpoint can hold."""
     try:
-        encode(_external_states(run)[1], "optimizer", None)
+        has_tables = _has_tables(run)
+        _, tables, others = _external_states(run, has_tables)
+        encode(others, "optimizer", None)
+        if has_tables and run.rank == 0:
+            log(
+                f"{run.optimizer.name} has states with other than a value per element, such as code tables or scales "
+                f"({', '.join(sorted(tables))}): only a run with as many ranks and the same stage can load them from a "
+                "checkpoint. Any number of ranks can load those of AdamW of the configuration"
+            )
     except ValueError as error:
         if run.rank == 0:
             log(
@@ -429,12 +482,39 @@ def _external_wants(
         if info.kind.startswith(_OPTIMIZER):
             kinds.setdefault(info.name, []).append(info)
     chosen = []
+    of_stretches = _stretches_of(infos)
     for part, param in run.external_params():
         for info in kinds.get(part.param, []):
             tensor = torch.empty(param.shape, dtype=_dtype(info), device=param.device)
             states.append((param, info.kind.removeprefix(_OPTIMIZER), tensor))
             chosen.append(_C.TensorState(part.param, info.kind, tensor, part.shape, part.begin))
+        saved = of_stretches.get(part.param)
+        if saved is None or param.numel() == 0:
+            continue
+        stretch = _stretch_of(part, param)
+        if stretch not in saved:
+            some = next(iter(saved.values()))
+            raise ValueError(
+                f"the checkpoint has states of an optimizer with code tables ({', '.join(sorted(some))}) "
+                f"for other stretches of '{part.param}' than this run's {stretch}, and they cannot be cut anew: load "
+                "it with as many ranks and the stage that saved it, or with load_optimizer_states=False"
+            )
+        for kind, info in saved[stretch].items():
+            tensor = torch.empty(info.shape, dtype=_dtype(info), device=param.device)
+            states.append((param, kind, tensor))
+            chosen.append(_whole(stretch, info.kind, tensor))
     return chosen
+
+
+def _stretches_of(infos: list[_C.TensorInfo]) -> dict[str, dict[str, dict[str, _C.TensorInfo]]]:
+    """By parameter and stretch, the states that were saved whole; of ranks with one stretch, any rank's."""
+    found: dict[str, dict[str, dict[str, _C.TensorInfo]]] = {}
+    for info in infos:
+        if info.kind.startswith(_OF_STRETCH):
+            kind = info.kind[len(_OF_STRETCH) : info.kind.rindex("@")]
+            param = info.name[: info.name.rindex("[")]
+            found.setdefault(param, {}).setdefault(info.name, {})[kind] = info
+    return found
 
 
 def _check_param_groups(run: Run, state: dict[str, Any]) -> None:

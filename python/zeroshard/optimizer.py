@@ -52,6 +52,7 @@ _IN_CORE: dict[type[torch.optim.Optimizer], _C.OptimizerType] = {
 # torch's optimizers that are not elementwise, and why. On one flat slice of each parameter they compute wrong results.
 _WHOLE = {
     "Adafactor": "keeps its second moments by row and column of whole matrices",
+    "CPUOffloadOptimizer": "makes an optimizer of its own for each whole parameter",
     "LBFGS": "needs a closure, and the gradients of all parameters at once",
     "Muon": "orthogonalises whole matrices",
     "SparseAdam": "needs sparse gradients",
@@ -124,6 +125,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
                 f"{name} cannot run over shards: it {_WHOLE[name]}. Choose an elementwise one, of "
                 f"{sorted(_ELEMENTWISE)}: at stages 1 to 3 each rank keeps its share of the states alone"
             )
+    _check_can_be_saved(optimizer)
     states = {} if isinstance(optimizer.state, _StatesOfTheCore) else optimizer.state
     is_elementwise = not external or _is_elementwise(optimizer)
     if not is_elementwise and not config.allow_untested_optimizer:
@@ -144,6 +146,17 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
         states=[(p, states[p]) for own in params for p in own if states.get(p)],
         defaults=optimizer.defaults,
     )
+
+
+def _check_can_be_saved(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ``ValueError`` for the low-bit optimizers of torchao, which no save could hold."""
+    for base in type(optimizer).__mro__:
+        if base.__module__.startswith("torchao.") and base.__name__.endswith(("8bit", "4bit", "Fp8")):
+            raise ValueError(
+                f"{base.__name__} of torchao keeps its states 'exp_avg' and 'exp_avg_sq' in tensors of a class of its "
+                "own, which a checkpoint cannot hold: choose AdamW8bit of bitsandbytes (Trainer: optim='adamw_8bit'), "
+                "whose codes and scales are saved, or AdamW"
+            )
 
 
 def runs_in_core(kind: _C.OptimizerType) -> Callable[[type], type]:

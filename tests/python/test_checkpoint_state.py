@@ -304,8 +304,9 @@ def save_odd_states(folder, state):
     config = configuration(2, optimizer="none") | {"zero_allow_untested_optimizer": True}
     engine, *_ = zeroshard.initialize(model=model, config=config, optimizer=Odd(model.parameters(), state))
     train(engine, 1)
+    before = [dict(engine._run.external.state[param]) for _, param in engine._run.external_params()]
     said = refused(lambda: engine.save_checkpoint(folder))
-    if state != "fine":
+    if state == "list":
         return said
     engine.wait_for_checkpoint()
     engine._run.external.state.clear()
@@ -313,25 +314,19 @@ def save_odd_states(folder, state):
     found = [dict(engine._run.external.state[param]) for _, param in engine._run.external_params()]
     return [
         len(found) > 0,
-        [one for one in found if not same(one, {"fine": {"count": 3, "scalar": torch.tensor(2.0)}})],
+        [one for one, other in zip(found, before, strict=True) if not same(one, other)],
     ]
 
 
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        ("row", "state 'row' of parameter 'embed.weight' has the shape [2, 3]"),
-        ("list", "optimizer.embed.weight.list[0]"),
-    ],
-    ids=["row", "list"],
-)
-def test_an_optimizers_state_that_cannot_be_cut_is_refused(tmp_path, state, message):
-    for said in world.run(2, save_odd_states, folder=str(tmp_path), state=state):
-        assert message in said, said
+def test_an_optimizers_state_with_tensors_in_a_list_is_refused(tmp_path):
+    for said in world.run(2, save_odd_states, folder=str(tmp_path), state="list"):
+        assert "optimizer.embed.weight.list[0]" in said, said
 
 
-def test_an_optimizers_state_that_is_no_tensor_is_loaded_again(tmp_path):
-    assert world.run(2, save_odd_states, folder=str(tmp_path), state="fine") == [[True, []]] * 2
+@pytest.mark.parametrize("state", ["fine", "row"])
+def test_an_optimizers_state_that_cannot_be_cut_is_loaded_again(tmp_path, state):
+    """One that is no tensor, and one of another shape than the parameter."""
+    assert world.run(2, save_odd_states, folder=str(tmp_path), state=state) == [[True, []]] * 2
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
