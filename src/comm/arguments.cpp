@@ -48,6 +48,45 @@ void check_all_to_all(const Span& out, const ConstSpan& in, int world_size, std:
   check_divisible(in, "in", world_size, "all_to_all", tag);
 }
 
+int64_t sent_before(std::span<const int64_t> counts, int world_size, int from, int to) {
+  int64_t sum = 0;
+  for (int rank = 0; rank < to; ++rank) sum += counts[size_t(from * world_size + rank)];
+  return sum;
+}
+
+int64_t received_before(std::span<const int64_t> counts, int world_size, int from, int to) {
+  int64_t sum = 0;
+  for (int rank = 0; rank < from; ++rank) sum += counts[size_t(rank * world_size + to)];
+  return sum;
+}
+
+void check_all_to_all_v(const Span& out, const ConstSpan& in, std::span<const int64_t> counts, int rank, int world_size,
+                        std::string_view tag) {
+  check_span(out, "out", "all_to_all_v", tag);
+  check_span(in, "in", "all_to_all_v", tag);
+  ZS_CHECK(out.dtype == in.dtype, "all_to_all_v('", tag, "'): out is ", name_of(out.dtype), ", in is ",
+           name_of(in.dtype));
+  ZS_CHECK(std::ssize(counts) == int64_t(world_size) * world_size, "all_to_all_v('", tag, "'): counts has ",
+           counts.size(), " entries, expected the square of world_size ", world_size);
+  for (const int64_t count : counts) ZS_CHECK(count >= 0, "all_to_all_v('", tag, "'): counts has the entry ", count);
+  const int64_t sent = sent_before(counts, world_size, rank, world_size);
+  const int64_t received = received_before(counts, world_size, world_size, rank);
+  ZS_CHECK(in.numel == sent, "all_to_all_v('", tag, "'): in has ", in.numel, " elements, by the counts rank ", rank,
+           " sends ", sent);
+  ZS_CHECK(out.numel == received, "all_to_all_v('", tag, "'): out has ", out.numel, " elements, by the counts rank ",
+           rank, " receives ", received);
+}
+
+Op all_to_all_v_op(std::span<const int64_t> counts, DType dtype, std::string_view tag) {
+  int64_t sum = 0;
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const int64_t count : counts) {
+    sum += count;
+    hash = (hash ^ uint64_t(count)) * 0x100000001b3;
+  }
+  return {OpKind::kAllToAllV, sum, dtype, tag, int32_t(uint32_t(hash ^ (hash >> 32)))};
+}
+
 void check_all_reduce(const Span& data, std::string_view tag) {
   check_span(data, "data", "all_reduce", tag);
   ZS_CHECK(data.dtype == DType::kFloat32 || data.dtype == DType::kFloat64 || data.dtype == DType::kOther8,

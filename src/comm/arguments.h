@@ -1,7 +1,9 @@
 #pragma once
+#include <span>
 #include <string_view>
 
 #include "comm/comm.h"
+#include "comm/op.h"
 
 // The requirements of every Comm on its arguments. Each function throws ValueError naming `tag`.
 namespace zeroshard {
@@ -9,11 +11,19 @@ namespace zeroshard {
 void check_all_gather(const Span& full, const ConstSpan& shard, int world_size, std::string_view tag);
 void check_reduce_scatter(const Span& out, const ConstSpan& full, int world_size, std::string_view tag);
 void check_all_to_all(const Span& out, const ConstSpan& in, int world_size, std::string_view tag);
+void check_all_to_all_v(const Span& out, const ConstSpan& in, std::span<const int64_t> counts, int rank, int world_size,
+                        std::string_view tag);
 void check_all_reduce(const Span& data, std::string_view tag);
 void check_broadcast(const Span& data, int root, int world_size, std::string_view tag);
 // `scratch` is checked only if `needs_scratch`.
 void check_exchange(const ConstSpan& full, const Span& scratch, bool needs_scratch, int world_size,
                     std::string_view tag);
 void check_allocate(int64_t bytes, std::string_view tag);
+
+// Of the counts of an all_to_all_v: what `from` sends to ranks before `to`, and what ranks before `from` send to `to`.
+int64_t sent_before(std::span<const int64_t> counts, int world_size, int from, int to);
+int64_t received_before(std::span<const int64_t> counts, int world_size, int from, int to);
+// The collective as ranks compare it: it differs where their counts do.
+Op all_to_all_v_op(std::span<const int64_t> counts, DType dtype, std::string_view tag);
 
 }  // namespace zeroshard

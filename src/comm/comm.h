@@ -72,10 +72,10 @@ class Allocation {
 // messages: the name of the unit or of the purpose. One thread at a time. After a CommError the object is unusable, and
 // every later call throws the same error.
 //
-// Any number of gathers, reduce_scatters and all_to_alls may be outstanding; a transport with room for fewer completes
-// the oldest within a later call. An output may be used after wait(), and may be written any time before. An input must
-// stay unchanged until drain(), or until the *next* barrier, all_reduce or broadcast has completed. This rule lets a
-// gather be one copy per byte, with no second synchronisation.
+// Any number of gathers, reduce_scatters, all_to_alls and all_to_all_vs may be outstanding; a transport with room for
+// fewer completes the oldest within a later call. An output may be used after wait(), and may be written any time
+// before. An input must stay unchanged until drain(), or until the *next* barrier, all_reduce or broadcast has
+// completed. This rule lets a gather be one copy per byte, with no second synchronisation.
 class Comm {
  public:
   virtual ~Comm() = default;
@@ -93,6 +93,10 @@ class Comm {
   virtual std::unique_ptr<Work> reduce_scatter(Span out, ConstSpan full, std::string_view tag) = 0;
   // out[r] = rank r's in[this rank]; equal pieces.
   virtual std::unique_ptr<Work> all_to_all(Span out, ConstSpan in, std::string_view tag) = 0;
+  // The same with pieces of any sizes. `counts[from * world_size + to]`: the elements that go from one rank to another,
+  // the same table on every rank. `in` has this rank's pieces, and `out` gets those for it, each in the order of ranks.
+  virtual std::unique_ptr<Work> all_to_all_v(Span out, ConstSpan in, std::span<const int64_t> counts,
+                                             std::string_view tag) = 0;
   // fp32, fp64 and kOther8 (int64) only. The sum is in rank order.
   virtual std::unique_ptr<Work> all_reduce(Span data, ReduceOp op, std::string_view tag) = 0;
   virtual std::unique_ptr<Work> broadcast(Span data, int root, std::string_view tag) = 0;

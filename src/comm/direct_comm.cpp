@@ -53,6 +53,14 @@ std::unique_ptr<Work> DirectComm::all_to_all(Span out, ConstSpan in, std::string
   return std::make_unique<AllToAllWork>(core_, op, out, in);
 }
 
+std::unique_ptr<Work> DirectComm::all_to_all_v(Span out, ConstSpan in, std::span<const int64_t> counts,
+                                               std::string_view tag) {
+  check_all_to_all_v(out, in, counts, rank(), world_size(), tag);
+  Op op = all_to_all_v_op(counts, in.dtype, tag);
+  core_->post(op, in.data, in.bytes());
+  return std::make_unique<AllToAllVWork>(core_, op, out, in, std::vector<int64_t>(counts.begin(), counts.end()));
+}
+
 std::unique_ptr<Work> DirectComm::all_reduce(Span data, ReduceOp reduce_op, std::string_view tag) {
   check_all_reduce(data, tag);
   Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));

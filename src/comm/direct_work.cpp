@@ -1,5 +1,6 @@
 #include "comm/direct_work.h"
 
+#include "comm/arguments.h"
 #include "comm/copy.h"
 #include "comm/rank_order.h"
 
@@ -42,9 +43,13 @@ void ReadingWork::read_all() {
 }
 
 const std::byte* ReadingWork::input_of(int rank, const void* own) {
+  return input_of(rank, own, op_.numel == 0);
+}
+
+const std::byte* ReadingWork::input_of(int rank, const void* own, bool is_empty) {
   if (rank == core_->rank()) return static_cast<const std::byte*>(own);
   const Op theirs = core_->await_posted(rank, op_);
-  if (op_.numel == 0) return nullptr;
+  if (is_empty) return nullptr;
   return static_cast<const std::byte*>(core_->read(rank, theirs));
 }
 
@@ -78,6 +83,20 @@ void AllToAllWork::read_peers() {
     const int peer = (core().rank() + i) % world_size;
     const std::byte* in = input_of(peer, in_.data);
     if (bytes > 0) copy_bytes(bytes_at(out_.data, peer * bytes), in + core().rank() * bytes, bytes);
+  }
+}
+
+void AllToAllVWork::read_peers() {
+  const int world_size = core().world_size(), own = core().rank();
+  const int64_t size = element_size(in_.dtype);
+  for (int i = 0; i < world_size; ++i) {
+    const int peer = (own + i) % world_size;
+    const int64_t bytes = counts_[size_t(peer * world_size + own)] * size;
+    const std::byte* in = input_of(peer, in_.data, bytes == 0);
+    if (bytes == 0) continue;
+    std::byte* const out = bytes_at(out_.data, received_before(counts_, world_size, peer, own) * size);
+    const std::byte* const from = in + sent_before(counts_, world_size, peer, own) * size;
+    if (out != from) copy_bytes(out, from, bytes);
   }
 }
 

@@ -22,8 +22,9 @@ class ReadingWork : public Work, private DirectCore::Reader {
   virtual void read_peers() = 0;
   DirectCore& core() { return *core_; }
   const Op& op() const { return op_; }
-  // The input of `rank`, once it has been posted; `own` for this rank.
+  // The input of `rank`, once it has been posted; `own` for this rank. Null if it is empty.
   const std::byte* input_of(int rank, const void* own);
+  const std::byte* input_of(int rank, const void* own, bool is_empty);
 
  private:
   uint64_t seq() const final { return op_.seq; }
@@ -65,6 +66,18 @@ class AllToAllWork final : public ReadingWork {
   void read_peers() override;
   Span out_;
   ConstSpan in_;
+};
+
+class AllToAllVWork final : public ReadingWork {
+ public:
+  AllToAllVWork(std::shared_ptr<DirectCore> core, const Op& op, Span out, ConstSpan in, std::vector<int64_t> counts)
+      : ReadingWork(std::move(core), op), out_(out), in_(in), counts_(std::move(counts)) {}
+
+ private:
+  void read_peers() override;
+  Span out_;
+  ConstSpan in_;
+  std::vector<int64_t> counts_;
 };
 
 // Full synchronisations.

@@ -18,12 +18,13 @@ enum class OpKind : uint8_t {
   kBarrier,
   kExchange,
   kAllocate,
+  kAllToAllV,
 };
-constexpr int kOpKinds = 8;
+constexpr int kOpKinds = 9;
 
 constexpr std::string_view name_of(OpKind kind) {
-  constexpr std::string_view kNames[] = {"all_gather", "reduce_scatter", "all_to_all", "all_reduce",
-                                         "broadcast",  "barrier",        "exchange",   "allocate"};
+  constexpr std::string_view kNames[] = {"all_gather", "reduce_scatter", "all_to_all", "all_reduce",  "broadcast",
+                                         "barrier",    "exchange",       "allocate",   "all_to_all_v"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -40,7 +41,7 @@ struct Op {
 
   uint64_t seq = 0;  // 1 for a communicator's first collective
   int64_t numel = 0;
-  int32_t argument = 0;  // the root, or the ReduceOp
+  int32_t argument = 0;  // the root, the ReduceOp, or the hash of kAllToAllV's counts
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kOther1;
   uint8_t unused[2] = {0, 0};
@@ -66,6 +67,7 @@ struct Op {
     std::string result = concat(name_of(kind), "('", std::string_view(tag, ::strnlen(tag, kTagSize)), "'");
     if (kind != OpKind::kBarrier) result += concat(", ", numel * element_size(dtype), " bytes ", name_of(dtype));
     if (kind == OpKind::kBroadcast) result += concat(", root ", argument);
+    if (kind == OpKind::kAllToAllV) result += concat(" in all, counts #", uint32_t(argument));
     if (kind == OpKind::kAllReduce) result += argument == 0 ? ", sum" : ", max";
     return result + ")";
   }

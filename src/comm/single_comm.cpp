@@ -71,6 +71,12 @@ class SingleComm final : public Comm {
     check_all_to_all(out, in, 1, tag);
     return copy(out, in);
   }
+  std::unique_ptr<Work> all_to_all_v(Span out, ConstSpan in, std::span<const int64_t> counts,
+                                     std::string_view tag) override {
+    throw_if_aborted();
+    check_all_to_all_v(out, in, counts, 0, 1, tag);
+    return copy(out, in);
+  }
   std::unique_ptr<Work> all_reduce(Span data, ReduceOp, std::string_view tag) override {
     throw_if_aborted();
     check_all_reduce(data, tag);

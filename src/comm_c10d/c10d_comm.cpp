@@ -162,6 +162,22 @@ std::unique_ptr<Work> C10dComm::all_to_all(Span out, ConstSpan in, std::string_v
   return std::make_unique<C10dWork>(core_, op, std::move(work));
 }
 
+std::unique_ptr<Work> C10dComm::all_to_all_v(Span out, ConstSpan in, std::span<const int64_t> counts,
+                                             std::string_view tag) {
+  check_all_to_all_v(out, in, counts, rank(), world_size(), tag);
+  core_->throw_if_failed();
+  Op op = all_to_all_v_op(counts, in.dtype, tag);
+  if (world_size() == 1 || op.numel == 0) return local_copy(out, in);
+  std::vector<int64_t> sent, received;  // in bytes
+  for (int peer = 0; peer < world_size(); ++peer) {
+    sent.push_back(counts[size_t(rank() * world_size() + peer)] * element_size(in.dtype));
+    received.push_back(counts[size_t(peer * world_size() + rank())] * element_size(in.dtype));
+  }
+  auto work = core_->issue(
+      op, [&] { return c10d_names::all_to_all(core_->group(), bytes_of(out), bytes_of(in), received, sent); });
+  return std::make_unique<C10dWork>(core_, op, std::move(work));
+}
+
 std::unique_ptr<Work> C10dComm::all_reduce(Span data, ReduceOp reduce_op, std::string_view tag) {
   check_all_reduce(data, tag);
   core_->throw_if_failed();

@@ -39,6 +39,8 @@ class C10dComm final : public Comm {
   std::unique_ptr<Work> all_gather(Span full, ConstSpan shard, std::string_view tag) override;
   std::unique_ptr<Work> reduce_scatter(Span out, ConstSpan full, std::string_view tag) override;
   std::unique_ptr<Work> all_to_all(Span out, ConstSpan in, std::string_view tag) override;
+  std::unique_ptr<Work> all_to_all_v(Span out, ConstSpan in, std::span<const int64_t> counts,
+                                     std::string_view tag) override;
   std::unique_ptr<Work> all_reduce(Span data, ReduceOp op, std::string_view tag) override;
   std::unique_ptr<Work> broadcast(Span data, int root, std::string_view tag) override;
   void barrier(std::string_view tag) override;

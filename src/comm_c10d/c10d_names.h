@@ -27,10 +27,10 @@ WorkPtr reduce_scatter(Group& group, at::Tensor out, at::Tensor in) {
   }
 }
 
-// Equal pieces.
+// Equal pieces, where no sizes are given.
 template <typename Group>
-WorkPtr all_to_all(Group& group, at::Tensor out, at::Tensor in) {
-  std::vector<int64_t> out_splits, in_splits;
+WorkPtr all_to_all(Group& group, at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits = {},
+                   std::vector<int64_t> in_splits = {}) {
   if constexpr (requires { group.all_to_all_single(out, in, out_splits, in_splits); }) {
     return group.all_to_all_single(out, in, out_splits, in_splits);
   } else {

@@ -94,6 +94,12 @@ TEST(Mismatch, OfKindDtypeRootAndReduction) {
          int64_t a = 0;
          comm.all_reduce({&a, 1, DType::kOther8}, ReduceOp::kMax, "x")->wait();
        }},
+      {[&](Comm& comm) {
+         comm.all_to_all_v(span(3, DType::kFloat32), span(5, DType::kFloat32), {{2, 3, 1, 1}}, "x")->wait();
+       },
+       [&](Comm& comm) {  // the same sizes, and another piece of rank 0 to itself
+         comm.all_to_all_v(span(4, DType::kFloat32), span(2, DType::kFloat32), {{1, 3, 1, 1}}, "x")->wait();
+       }},
       {[](Comm& comm) { comm.allocate(100, "x"); }, [](Comm& comm) { comm.allocate(101, "x"); }},
   };
   for (const auto& [first, second] : pairs)

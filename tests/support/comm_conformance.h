@@ -121,6 +121,45 @@ inline void check_all_to_all(Comm& comm, int64_t numel, bool direct, uint64_t se
   comm.barrier("transposed");
 }
 
+// Pieces of all sizes, none among them, and a rank that gives or gets nothing at all.
+inline void check_all_to_all_v(Comm& comm, int64_t numel, bool direct, uint64_t seed) {
+  const int n = comm.world_size();
+  Random random(seed);
+  std::vector<int64_t> counts;
+  for (int i = 0; i < n * n; ++i) counts.push_back(random.between(0, 3) == 0 ? 0 : random.between(0, int(numel)));
+  const int idle = random.between(0, 2 * n);
+  for (int peer = 0; peer < n && idle < n; ++peer) {
+    counts[size_t(idle * n + peer)] = 0;
+    if (seed % 2 == 0) counts[size_t(peer * n + idle)] = 0;
+  }
+  const auto numel_of = [&](int from, int to) { return counts[size_t(from * n + to)]; };
+  int64_t sent = 0, received = 0;
+  for (int peer = 0; peer < n; ++peer) {
+    sent += numel_of(comm.rank(), peer);
+    received += numel_of(peer, comm.rank());
+  }
+  Buffer in(comm, int64_t(n) * numel, direct), out(comm, int64_t(n) * numel, direct);
+  in.fill(input_of(comm.rank(), sent, seed));
+  const auto work = comm.all_to_all_v(out.slice(0, received), in.slice(0, sent), counts, "pieces");
+  work->wait();
+  work->wait();
+  int64_t at = 0;
+  for (int from = 0; from < n; ++from) {
+    int64_t begin = 0, all = 0;
+    for (int to = 0; to < n; ++to) {
+      if (to < comm.rank()) begin += numel_of(from, to);
+      all += numel_of(from, to);
+    }
+    const std::vector<float> theirs = input_of(from, all, seed);
+    const int64_t mine = numel_of(from, comm.rank());
+    out.expect({theirs.begin() + begin, theirs.begin() + begin + mine}, at, concat("all_to_all_v from rank ", from));
+    at += mine;
+  }
+  work->drain();
+  in.fill(std::vector<float>(size_t(sent), -1));
+  comm.barrier("pieces have come");
+}
+
 inline void check_all_reduce(Comm& comm, int64_t numel, bool direct, uint64_t seed) {
   Buffer data(comm, numel, direct);
   data.fill(input_of(comm.rank(), numel, seed));
@@ -283,6 +322,7 @@ inline void check_conformance(Comm& comm, bool rank_order = true) {
       for (const bool in_place : {true, false}) check_gather(comm, numel, direct, in_place, ++seed);
       check_reductions(comm, numel, direct, ++seed, rank_order);
       check_all_to_all(comm, numel, direct, ++seed);
+      for (int i = 0; i < 4; ++i) check_all_to_all_v(comm, numel, direct, ++seed);
       check_all_reduce(comm, numel, direct, ++seed);
       check_broadcast(comm, numel, direct, ++seed);
     }

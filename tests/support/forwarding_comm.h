@@ -24,6 +24,11 @@ class ForwardingComm : public Comm {
     before(OpKind::kAllToAll, in.bytes(), tag);
     return inner_.all_to_all(out, in, tag);
   }
+  std::unique_ptr<Work> all_to_all_v(Span out, ConstSpan in, std::span<const int64_t> counts,
+                                     std::string_view tag) override {
+    before(OpKind::kAllToAllV, in.bytes(), tag);  // what this rank gives: there is no world-sized side
+    return inner_.all_to_all_v(out, in, counts, tag);
+  }
   std::unique_ptr<Work> all_reduce(Span data, ReduceOp op, std::string_view tag) override {
     before(OpKind::kAllReduce, data.bytes(), tag);
     return inner_.all_reduce(data, op, tag);
