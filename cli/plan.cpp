@@ -54,8 +54,8 @@ const std::map<std::string, DType> kDTypes{
     {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
 
 // "sgd" keeps no momentum; "sgd-momentum" does.
-const std::map<std::string, int> kOptimizerSlots{{"adamw", 2},   {"adam", 2},         {"lion", 1},
-                                                 {"adagrad", 1}, {"sgd-momentum", 1}, {"sgd", 0}};
+const std::map<std::string, int> kOptimizerSlots{{"adamw", 2},        {"adam", 2}, {"lion", 1}, {"adagrad", 1},
+                                                 {"sgd-momentum", 1}, {"sgd", 0},  {"muon", 2}};
 
 std::string name_of_optimizer(const std::optional<OptimizerConfig>& optimizer) {
   if (!optimizer) return "adamw";
@@ -70,6 +70,8 @@ std::string name_of_optimizer(const std::optional<OptimizerConfig>& optimizer) {
       return "adagrad";
     case OptimizerConfig::Type::kSgd:
       return optimizer->momentum != 0 ? "sgd-momentum" : "sgd";
+    case OptimizerConfig::Type::kMuon:
+      return "muon";
   }
   return "?";
 }
@@ -188,6 +190,8 @@ PlanInputs read_inputs(const PlanArguments& arguments) {
   if (!arguments.optimizer.empty()) {
     inputs.options.optimizer_slots = choose(kOptimizerSlots, arguments.optimizer, "--optimizer");
     inputs.optimizer_name = arguments.optimizer;
+    inputs.options.matrix_dtype.reset();
+    if (arguments.optimizer == "muon") inputs.options.matrix_dtype = DType::kFloat32;
   }
   read_activations(arguments.batch, inputs);
   inputs.rates = read_rates(arguments.batch.rates, inputs);
@@ -301,7 +305,7 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--stage", arguments->stage, "0, 1, 2, 3 or all (default: that of --config, else all)");
   plan->add_option("--dtype", arguments->dtype, "bf16, fp16 or fp32 (default: that of --config, else bf16)");
   plan->add_option("--optimizer", arguments->optimizer,
-                   "adamw, adam, lion, adagrad, sgd-momentum or sgd (default: that of --config, else adamw)");
+                   "adamw, adam, lion, adagrad, muon, sgd-momentum or sgd (default: that of --config, else adamw)");
   plan->add_option("--config", arguments->config.path, "Training config, JSON as DeepSpeed's");
   plan->add_flag("--gpu", arguments->memory.gpu, "Plan for ranks on GPUs, also where --config asks for files");
   plan->add_option("--device-memory", arguments->memory.device, "Memory of one device: 24GB, 24e9, 22.5GiB");

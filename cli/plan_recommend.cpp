@@ -21,6 +21,7 @@ Json optimizer_of(const std::string& name) {
                      : name == "adam"    ? "Adam"
                      : name == "lion"    ? "Lion"
                      : name == "adagrad" ? "Adagrad"
+                     : name == "muon"    ? "Muon"
                                          : "SGD";
   Json json{{"type", type}, {"params", {{"lr", "auto"}}}};
   if (is_sgd) json["params"]["momentum"] = name == "sgd" ? 0 : 0.9;

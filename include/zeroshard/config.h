@@ -26,16 +26,29 @@ struct Fp16Config {
   double min_loss_scale = 1;
 };
 
-// Hyper-parameters of one param group, read anew at every step. Fields that an optimizer does not have are ignored.
-struct ParamGroupOptions {
+// Of a param group of Muon.
+struct MuonOptions {
+  bool use_muon = false;  // whether its matrices are orthogonalised; AdamW updates what is in other groups
+  // By products of the smaller side alone (DeepSpeed's "gram"), or as torch.optim.Muon does; with these coefficients.
+  bool ns_gram = false;
+  double ns_steps = 5, ns_a = 3.4445, ns_b = -4.7750, ns_c = 2.0315;
+  // The rate of an m x n matrix is multiplied by sqrt(max(1, m / n)), or by 0.2 sqrt(max(m, n)), or by 1.
+  bool rate_by_rows = true, rate_by_rms = false;
+};
+
+// Of a param group of any optimizer.
+struct CommonOptions {
   double lr = 1e-3;
   double weight_decay = 0;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW, Lion
-  double momentum = 0, dampening = 0;             // SGD
+  double momentum = 0, dampening = 0;             // SGD; momentum of Muon, too
   double lr_decay = 0;                            // Adagrad
   bool nesterov = false, maximize = false, bias_correction = true;
   bool decoupled_weight_decay = true;  // Adam: AdamW's weight decay
+};
 
+// Hyper-parameters of one param group, read anew at every step. Fields that an optimizer does not have are ignored.
+struct ParamGroupOptions : CommonOptions, MuonOptions {
   // Calls visit(name, member) with each field's pointer to member, in this order.
   template <typename Visit>
   static constexpr void for_each(Visit&& visit) {
@@ -51,13 +64,26 @@ struct ParamGroupOptions {
     visit("maximize", &ParamGroupOptions::maximize);
     visit("bias_correction", &ParamGroupOptions::bias_correction);
     visit("decoupled_weight_decay", &ParamGroupOptions::decoupled_weight_decay);
+    visit("use_muon", &ParamGroupOptions::use_muon);
+    visit("ns_gram", &ParamGroupOptions::ns_gram);
+    visit("ns_steps", &ParamGroupOptions::ns_steps);
+    visit("ns_a", &ParamGroupOptions::ns_a);
+    visit("ns_b", &ParamGroupOptions::ns_b);
+    visit("ns_c", &ParamGroupOptions::ns_c);
+    visit("rate_by_rows", &ParamGroupOptions::rate_by_rows);
+    visit("rate_by_rms", &ParamGroupOptions::rate_by_rms);
   }
 };
 
 // The "optimizer" block.
 struct OptimizerConfig : ParamGroupOptions {
-  enum class Type : uint8_t { kAdam, kAdamW, kSgd, kLion, kAdagrad };
+  enum class Type : uint8_t { kAdam, kAdamW, kSgd, kLion, kAdagrad, kMuon };
   Type type = Type::kAdamW;
+  double adam_lr = 3e-4;  // Muon: of what is no matrix; `lr` is that of matrices
+
+  // Of Muon, which has both: the settings of matrices, and those of other parameters.
+  ParamGroupOptions of_matrices() const;
+  ParamGroupOptions of_others() const;
 };
 
 // A value of a schedule: the same for every param group, or one for each.

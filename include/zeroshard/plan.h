@@ -23,11 +23,14 @@ struct PlanOptions : PlacementOptions {
   // The same of parameters: how many shards, and elements of each at most.
   int parameter_buffers = 5;
   int64_t parameter_buffer_numel = 100'000'000;
-  bool activations_in_files = false;                                     // activation checkpoints lie in files
+  bool activations_in_files = false;  // activation checkpoints lie in files
+  // Muon's matrices, of which ranks exchange momenta in this dtype; unset: another optimizer.
+  std::optional<DType> matrix_dtype = std::nullopt;
   OffloadConfig::Gradients gradients = OffloadConfig::Gradients::kAuto;  // where the reduced ones are to lie
 };
 
-// fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without.
+// fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without. Muon has 2 for
+// what is no matrix, and 1 for matrices.
 int optimizer_slots(const OptimizerConfig& config);
 
 // The options that a config implies for ranks on a GPU or the like (`on_device`) or on the CPU, whose memory is the

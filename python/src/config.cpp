@@ -4,6 +4,7 @@
 
 #include "bindings.h"
 #include "config/keys.h"
+#include "layout/matrix_owners.h"
 #include "optim/lr_schedule.h"
 #include "zeroshard/optimizer.h"
 
@@ -96,9 +97,21 @@ void bind_config(py::module_& m) {
           "param_group_options",
           [](const Config& c) { return ParamGroupOptions(c.optimizer.value_or(OptimizerConfig{})); },
           "Hyper-parameters of the configuration's optimizer.")
+      .def(
+          "muon_options",
+          [](const Config& c, bool of_matrices) {
+            return of_matrices ? c.optimizer.value().of_matrices() : c.optimizer.value().of_others();
+          },
+          py::arg("of_matrices"), "Those of Muon: of matrices, or of other parameters.")
       .def("lr_schedule",
            [](const Config& c, std::vector<double> lrs) { return LRSchedule(c.scheduler.value(), std::move(lrs)); });
 
+  m.def(
+      "is_hidden_matrix",
+      [](const std::vector<std::string>& names, const std::vector<int64_t>& shape) {
+        return is_hidden_matrix(names, shape);
+      },
+      py::arg("names"), py::arg("shape"), "Whether Muon of a configuration orthogonalises a parameter.");
   py::class_<MetricFilesConfig>(m, "MetricFilesConfig", "Where rank 0 writes metrics.")
       .def_readonly("enabled", &MetricFilesConfig::enabled)
       .def_readonly("output_path", &MetricFilesConfig::output_path)

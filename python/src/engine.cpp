@@ -82,7 +82,8 @@ void bind_param_groups(py::module_& m) {
       .value("ADAMW", OptimizerConfig::Type::kAdamW)
       .value("SGD", OptimizerConfig::Type::kSgd)
       .value("LION", OptimizerConfig::Type::kLion)
-      .value("ADAGRAD", OptimizerConfig::Type::kAdagrad);
+      .value("ADAGRAD", OptimizerConfig::Type::kAdagrad)
+      .value("MUON", OptimizerConfig::Type::kMuon);
   py::class_<ParamGroupOptions> options(m, "ParamGroupOptions", "Hyper-parameters of one param group.");
   options.def(py::init<>());
   py::list fields;

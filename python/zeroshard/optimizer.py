@@ -20,6 +20,8 @@ from .marks import made_with, mark_of, step_of
 from .messages import a_type
 from .names import plain_name
 
+_MUON = _C.OptimizerType.MUON
+
 # What an optimizer of the configuration reads besides learning rate and weight decay. torch's schedulers look for
 # betas, or else for momentum, and cycle them.
 _ADAM = ("betas", "eps", "bias_correction", "decoupled_weight_decay")
@@ -38,6 +40,7 @@ STATE_NAMES = {
     _C.OptimizerType.SGD: ("momentum_buffer",),
     _C.OptimizerType.LION: ("exp_avg",),
     _C.OptimizerType.ADAGRAD: ("sum",),
+    _MUON: ("momentum_buffer",),  # of matrices; AdamW's of other parameters
 }
 
 # Elementwise: an update over a flat shard equals one over whole parameters.
@@ -49,6 +52,8 @@ _IN_CORE: dict[type[torch.optim.Optimizer], _C.OptimizerType] = {
     torch.optim.SGD: _C.OptimizerType.SGD,
     torch.optim.Adagrad: _C.OptimizerType.ADAGRAD,
 }
+if hasattr(torch.optim, "Muon"):  # since torch 2.9
+    _IN_CORE[torch.optim.Muon] = _MUON
 # torch's optimizers that are not elementwise, and why. On one flat slice of each parameter they compute wrong results.
 _WHOLE = {
     "Adafactor": "keeps its second moments by row and column of whole matrices",
@@ -94,6 +99,8 @@ def make_optimizer(
 
 
 def _from_config(groups: list, model: nn.Module, config: _C.Config) -> OptimizerSetup:
+    if config.has_optimizer and config.optimizer_type() == _MUON:
+        return _muon_from_config(groups, model, config)
     options = config.param_group_options()
     values = {"betas": (options.beta1, options.beta2)} | {name: getattr(options, name) for name in options.FIELDS}
     defaults = {name: values[name] for name in ("lr", "weight_decay", *_SETTINGS[config.optimizer_type()])}
@@ -104,6 +111,41 @@ def _from_config(groups: list, model: nn.Module, config: _C.Config) -> Optimizer
     return OptimizerSetup(
         param_groups, group_of, config.optimizer_type(), trains=config.has_optimizer, defaults=defaults
     )
+
+
+def _muon_from_config(groups: list, model: nn.Module, config: _C.Config) -> OptimizerSetup:
+    """Muon of the configuration, as DeepSpeed makes it: of each param group one half has the matrices, one the others.
+
+    A group's own settings count in the half that has such a setting.
+    """
+    if not groups or not isinstance(groups[0], dict):
+        groups = [{"params": groups}]
+    names: dict[int, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(param), []).append(plain_name(name))
+    matrices, others = (config.muon_options(of_matrices) for of_matrices in (True, False))
+    halves = (
+        ("muon", True, _settings_of(matrices, "lr", "weight_decay", "momentum", "nesterov")),
+        ("adam", False, _settings_of(others, "lr", "weight_decay", "eps") | {"betas": (others.beta1, others.beta2)}),
+    )
+    halves[0][2]["ns_method"] = "gram" if matrices.ns_gram else "standard"
+    param_groups = []
+    for index, group in enumerate(groups):
+        params = [_unnamed(param) for param in group["params"]]
+        prefix = group.get("name") or (f"group{index}" if len(groups) > 1 else "")
+        for label, use_muon, settings in halves:
+            own = [p for p in params if _C.is_hidden_matrix(names.get(id(p), []), list(p.shape)) == use_muon]
+            own = [p for p in own if p.requires_grad]
+            if own:
+                given = {key: group[key] for key in settings if key in group}
+                name = f"{prefix}-{label}-params".removeprefix("-")
+                param_groups.append({**settings, **given, "params": own, "use_muon": use_muon, "name": name})
+    group_of = _index(param_groups, model, "model_parameters has", "pass parameters of the model that is passed")
+    return OptimizerSetup(param_groups, group_of, _MUON)
+
+
+def _settings_of(options: _C.ParamGroupOptions, *names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names}
 
 
 def _unnamed(param: torch.Tensor | tuple[str, torch.Tensor]) -> torch.Tensor:
@@ -120,7 +162,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
         kind = None
     external = kind is None
     for name in (base.__name__ for base in type(optimizer).__mro__):
-        if name in _WHOLE:
+        if name in _WHOLE and external:
             raise ValueError(
                 f"{name} cannot run over shards: it {_WHOLE[name]}. Choose an elementwise one, of "
                 f"{sorted(_ELEMENTWISE)}: at stages 1 to 3 each rank keeps its share of the states alone"
@@ -249,14 +291,42 @@ def _is_number(value: Any) -> bool:
 def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGroupOptions:
     """Reads a param group's current hyper-parameters."""
     options = _C.ParamGroupOptions()
-    options.decoupled_weight_decay = kind == _C.OptimizerType.ADAMW
+    options.decoupled_weight_decay = kind in (_C.OptimizerType.ADAMW, _MUON)
     values = dict(group)
+    if kind == _MUON:
+        values |= _muon_values(group)
     if "betas" in group:  # torch's name for two
         values["beta1"], values["beta2"] = group["betas"]
     for name in options.FIELDS:
         if name in values:
             setattr(options, name, type(getattr(options, name))(values[name]))
     return options
+
+
+def _muon_values(group: dict[str, Any]) -> dict[str, Any]:
+    """The core's settings of a param group of Muon. Groups of ``torch.optim.Muon`` have matrices alone."""
+    if not group.get("use_muon", True):
+        return {"use_muon": False}
+    method = group.get("ns_method", "standard")
+    if method not in ("gram", "standard"):
+        raise ValueError(f"ns_method is {method!r}: Muon orthogonalises by 'gram' or 'standard'")
+    rate = group.get("adjust_lr_fn")
+    if rate not in (None, "original", "match_rms_adamw"):
+        raise ValueError(f"adjust_lr_fn is {rate!r}: Muon has 'original' and 'match_rms_adamw'")
+    steps, coefficients = group.get("ns_steps", 5), group.get("ns_coefficients", (3.4445, -4.7750, 2.0315))
+    if not 0 <= steps < 100:
+        raise ValueError(f"ns_steps is {steps}: Muon takes 0 to 99 steps")
+    if len(coefficients) != 3:
+        raise ValueError(f"ns_coefficients is {coefficients!r}: Muon has three")
+    values = dict(zip(("ns_a", "ns_b", "ns_c"), coefficients, strict=True))
+    return values | {
+        "use_muon": True,
+        "nesterov": group.get("nesterov", True),
+        "ns_gram": method == "gram",
+        "ns_steps": steps,
+        "eps": group.get("eps", 1e-7),
+        "rate_by_rms": rate == "match_rms_adamw",
+    }
 
 
 def _refuse_states(*_: Any, **__: Any) -> NoReturn:
@@ -270,6 +340,12 @@ def _refuse_states(*_: Any, **__: Any) -> NoReturn:
 def _copied_as_new(_: dict) -> tuple:
     """For ``copy`` and ``pickle``: a copy of the optimizer is torch's alone, and begins without states."""
     return defaultdict, (dict,)
+
+
+def state_names(kind: _C.OptimizerType, group: dict[str, Any]) -> tuple[str, ...]:
+    """The names of the states that the core keeps of parameters of a param group."""
+    is_other = kind == _MUON and not group.get("use_muon", True)
+    return STATE_NAMES[_C.OptimizerType.ADAMW if is_other else kind]
 
 
 class _StatesOfTheCore(dict):
@@ -360,10 +436,9 @@ class Optimizer(torch.optim.Optimizer):
         """The name of the class that updates outside the engine, or of the core's own optimizer."""
         return type(self._inner).__name__ if self._outside else self._kind.name
 
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """Those that the core keeps, in its order; none for an optimizer outside."""
-        return () if self._outside else STATE_NAMES[self._kind]
+    def state_names(self, part: _C.OptimizerSlice) -> tuple[str, ...]:
+        """Those that the core keeps of the parameter, in its order; none for an optimizer outside."""
+        return () if self._outside else state_names(self._kind, self.param_groups[part.param_group])
 
     @property
     def is_elementwise(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from . import _C
-from .optimizer import STATE_NAMES, OptimizerSetup
+from .optimizer import OptimizerSetup, state_names
 from .run import Run
 from .units import Unit
 
@@ -74,12 +74,12 @@ def take_states(run: Run, setup: OptimizerSetup) -> None:
         setup.inner.state.clear()
         setup.inner.state.update({param: state for param, state in own.items() if state})
         return
-    kinds = STATE_NAMES[setup.type]
     places = [(unit, position) for unit, each in enumerate(run.units) for position in range(len(each.params))]
     for part in (run.core.slice(unit, position) for unit, position in places):  # one at a time: they may be copies
         if part is None or part.master.numel() == 0:
             continue
         stretch = _stretch(state_of(part.param), part)
+        kinds = state_names(setup.type, setup.param_groups[part.param_group])
         for slot, kind in enumerate(kinds[: len(part.moments)]):
             if stretch.get(kind) is not None:
                 run.core.set_moment(part.param, slot, stretch[kind])

@@ -199,7 +199,7 @@ def _checked(value: torch.Tensor, numel: int, who: str, name: str) -> torch.Tens
 
 def _core_state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
     """This rank's stretch of a state that the core keeps; None where it keeps none."""
-    names = place.run.optimizer.state_names
+    names = place.run.optimizer.state_names(own)
     if key not in names:
         raise ValueError(f"'{own.param}' has no optimizer state '{key}': {place.run.optimizer.name} has {list(names)}")
     index = names.index(key)
@@ -256,7 +256,7 @@ def _set(place: Place, own: _C.OptimizerSlice, key: str, stretch: torch.Tensor, 
             _core_state(place, own, key)  # an unknown key is an error on this rank, too
         return
     if place.run.external is None and _core_state(place, own, key) is not None:
-        place.run.core.set_moment(own.param, place.run.optimizer.state_names.index(key), stretch)
+        place.run.core.set_moment(own.param, place.run.optimizer.state_names(own).index(key), stretch)
         return
     state = _outside_states(place, own).get(key)
     if not isinstance(state, torch.Tensor) or state.numel() != own.master.numel():

@@ -37,6 +37,7 @@ class Digest {
   }
   void add(const OptimizerConfig& c) {
     add(c.type);
+    add(c.adam_lr);
     ParamGroupOptions::for_each([&](const char*, auto member) { add(c.*member); });
   }
   void add(const WarmupLRConfig& c) { all(c.warmup_min_lr, c.warmup_max_lr, c.warmup_num_steps, c.log_warmup); }

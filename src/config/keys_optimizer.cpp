@@ -7,9 +7,9 @@ namespace {
 
 using Type = OptimizerConfig::Type;
 
-constexpr std::array<std::string_view, 5> kOptimizerNames{"Adam", "AdamW", "SGD", "Lion", "Adagrad"};
-constexpr std::array<std::string_view, 8> kUnsupported{"Lamb",        "Muon",   "OneBitAdam", "OneBitLamb",
-                                                       "ZeroOneAdam", "MuAdam", "MuAdamW",    "MuSGD"};
+constexpr std::array<std::string_view, 6> kOptimizerNames{"Adam", "AdamW", "SGD", "Lion", "Adagrad", "Muon"};
+constexpr std::array<std::string_view, 7> kUnsupported{"Lamb",   "OneBitAdam", "OneBitLamb", "ZeroOneAdam",
+                                                       "MuAdam", "MuAdamW",    "MuSGD"};
 
 template <auto Member>
 Key optimizer_param(const char* name, Allowed allowed, Json default_value, const char* help) {
@@ -70,7 +70,55 @@ void add_adagrad(std::vector<Key>& keys) {
   keys.push_back(must_be("initial_accumulator_value", 0, "a start value of the sum is not supported"));
 }
 
+Key rate(const char* name, const char* help, Key::Apply apply) {
+  Key key{std::string("optimizer.params.") + name, Number{.min = 0}, nullptr, help};
+  key.apply = std::move(apply);
+  return key;
+}
+
+// DeepSpeed's keys and defaults: lr is that of both, unless either has its own.
+void add_muon(std::vector<Key>& keys) {
+  keys.push_back(rate("lr", "learning rate; unset: 0.02 of matrices, 3e-4 of other parameters",
+                      [](Config& config, const Json& value) {
+                        config.optimizer->lr = config.optimizer->adam_lr = value.get<double>();
+                      }));
+  keys.push_back(rate("muon_lr", "learning rate of matrices; unset: lr",
+                      [](Config& config, const Json& value) { config.optimizer->lr = value.get<double>(); }));
+  keys.push_back(rate("adam_lr", "learning rate of what is no matrix, which AdamW updates; unset: lr",
+                      [](Config& config, const Json& value) { config.optimizer->adam_lr = value.get<double>(); }));
+  keys.push_back(optimizer_param<&OptimizerConfig::momentum>("momentum", Number{.min = 0, .max = 1, .below_max = true},
+                                                             0.95, "decay of the momentum of matrices"));
+  keys.push_back(
+      optimizer_param<&OptimizerConfig::nesterov>("nesterov", Bool{}, true, "Nesterov's momentum of matrices"));
+  Key method{"optimizer.params.ns_method", Choice{{"gram", "standard"}}, "gram",
+             "how matrices are orthogonalised: with products of their smaller side alone, or as torch.optim.Muon does"};
+  method.apply = [](Config& config, const Json& value) { config.optimizer->ns_gram = value == "gram"; };
+  keys.push_back(std::move(method));
+  keys.push_back(betas(0.9, 0.95));
+  keys.push_back(optimizer_param<&OptimizerConfig::eps>("eps", Number{.min = 0}, 1e-10,
+                                                        "added to the root of AdamW's second moment"));
+  keys.push_back(must_be("adam_w_mode", true, "Adam without decoupled weight decay is not supported beside Muon"));
+  keys.push_back(
+      must_be("per_head_muon", false, "to orthogonalise the heads of attention one by one is not supported"));
+  keys.push_back(no_effect("torch_adam", "there is one implementation of Adam"));
+}
+
 }  // namespace
+
+ParamGroupOptions OptimizerConfig::of_matrices() const {
+  ParamGroupOptions options = *this;
+  options.use_muon = true;
+  options.eps = 1e-7;  // of the norm by which a matrix is divided
+  return options;
+}
+
+ParamGroupOptions OptimizerConfig::of_others() const {
+  ParamGroupOptions options = *this;
+  options.lr = adam_lr;
+  options.momentum = 0;
+  options.nesterov = options.ns_gram = false;
+  return options;
+}
 
 std::span<const std::string_view> optimizer_names() {
   return kOptimizerNames;
@@ -82,8 +130,10 @@ std::span<const std::string_view> unsupported_optimizer_names() {
 std::vector<Key> optimizer_keys(Type type) {
   std::vector<Key> keys;
   const double lr = type == Type::kAdagrad ? 1e-2 : 1e-3;
-  keys.push_back(optimizer_param<&OptimizerConfig::lr>("lr", Number{.min = 0}, lr, "learning rate"));
-  keys.back().when_auto = Auto::kDefaultTold;
+  if (type != Type::kMuon) {
+    keys.push_back(optimizer_param<&OptimizerConfig::lr>("lr", Number{.min = 0}, lr, "learning rate"));
+    keys.back().when_auto = Auto::kDefaultTold;
+  }
   keys.push_back(
       optimizer_param<&OptimizerConfig::weight_decay>("weight_decay", Number{.min = 0}, 0.0, "weight decay"));
   switch (type) {
@@ -99,6 +149,9 @@ std::vector<Key> optimizer_keys(Type type) {
       break;
     case Type::kAdagrad:
       add_adagrad(keys);
+      break;
+    case Type::kMuon:
+      add_muon(keys);
       break;
   }
   keys.push_back(must_be("maximize", false, "maximizing is not supported"));

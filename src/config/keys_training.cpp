@@ -135,7 +135,7 @@ std::vector<Key> type_keys() {
       {.path = "optimizer.type",
        .allowed = Text{},
        .default_value = nullptr,
-       .help = "Adam, AdamW, SGD, Lion or Adagrad",
+       .help = "Adam, AdamW, SGD, Lion, Adagrad or Muon",
        .when_auto = Auto::kRefuse},
       inert("optimizer.legacy_fusion", Bool{}, false, "every optimizer is one pass over the shard"),
       {.path = "scheduler.type",

@@ -178,7 +178,8 @@ std::vector<Key> without_effect() {
       zero_inert("override_module_apply", Bool{}, true, "Module.apply is left as it is"),
       zero_inert("log_trace_cache_warnings", Bool{}, false, "changes of the execution order are always handled"),
       zero_inert("enable_sanity_checks", Bool{}, false, "ranks always compare their sequences of collectives"),
-      zero_inert("save_muon_momentum_buffer_in_memory", Bool{}, false, "Muon is not in use"),
+      zero_inert("save_muon_momentum_buffer_in_memory", Bool{}, false,
+                 "the momentum is a state like others: it stays where they are"),
       zero_inert("cpu_offload_use_pin_memory", Bool{}, nullptr, "offload_optimizer.pin_memory says it"),
   };
 }

@@ -116,9 +116,28 @@ std::string problem_of_files(const Offload& offload) {
                 "states in memory: set \"cpu\", or use one of zeroshard's optimizers");
 }
 
+// Matrices travel to the ranks that orthogonalise them from where their momenta are.
+std::string problem_of_muon(const Offload& offload) {
+  const Config& config = offload.config;
+  if (!config.optimizer || config.optimizer->type != OptimizerConfig::Type::kMuon || offload.is_external()) return "";
+  if (config.offload.moment_dtype != DType::kFloat32)
+    return concat("zeroshard.offload.moment_dtype = \"", name_of(config.offload.moment_dtype),
+                  "\": Muon keeps its momenta in fp32: set \"fp32\", or choose the optimizer AdamW");
+  const bool in_files = offload.states_leave() && offload.states().device == Device::kNvme;
+  if (in_files || (offload.on_device && offload.states_leave()))
+    return concat(kDevice, " = \"", name_of(offload.states().device), "\"",
+                  offload.states().ratio == 1 ? "" : concat(" with ratio ", offload.states().ratio),
+                  ": Muon updates whole matrices on the device, where it needs all of their momenta: set \"none\", or ",
+                  "choose the optimizer AdamW");
+  if (config.stage == 3 && config.offload_param.device == Device::kNvme)
+    return concat("zero_optimization.offload_param.device = \"nvme\": Muon updates whole matrices in memory: set ",
+                  "\"cpu\" or \"none\", or choose the optimizer AdamW");
+  return "";
+}
+
 std::string problem_of(const Offload& offload) {
   for (const auto problem :
-       {problem_of_ratio, problem_of_late_updates, problem_of_moments, problem_of_gradients_in_files,
+       {problem_of_ratio, problem_of_muon, problem_of_late_updates, problem_of_moments, problem_of_gradients_in_files,
         problem_of_gradients_on_host, problem_of_files, problem_of_share})
     if (std::string text = problem(offload); !text.empty()) return text;
   return "";

@@ -236,8 +236,10 @@ class Resolver {
     if (type.is_null()) return;
     const size_t index = type_index("optimizer.type", type, optimizer_names(), unsupported_optimizer_names());
     config().optimizer.emplace().type = OptimizerConfig::Type(index);
+    if (config().optimizer->type == OptimizerConfig::Type::kMuon) config().optimizer->lr = 0.02;
     for (const Key& key : optimizer_keys(config().optimizer->type)) visit(key);
     const OptimizerConfig& optimizer = *config().optimizer;
+    if (optimizer.type == OptimizerConfig::Type::kMuon) return;
     if (optimizer.nesterov && (optimizer.momentum <= 0 || optimizer.dampening != 0)) {
       fail_value("optimizer.params.nesterov", true, "needs a momentum above 0 and a dampening of 0");
     }

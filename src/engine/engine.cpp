@@ -280,9 +280,15 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   const StepResult result = prepare_step(groups);
   if (result.applied) impl.optimizer.check(impl.groups->trained(), groups);
   GradientFetch* const fetch = impl.gradient_fetch.get();
+  const auto gradients = [&](const ShardedGroup& group) {
+    return UpdateGradients{impl.bucket_of(group).reduced(), fetch};
+  };
+  const auto has_grad = [&](const ShardedGroup& group) -> const std::vector<bool>& {
+    return impl.consensus.has_grad[group.number()];
+  };
   const auto update = [&](ShardedGroup& group) {
-    impl.optimizer.update(group, {impl.bucket_of(group).reduced(), fetch}, groups,
-                          impl.consensus.has_grad[group.number()], impl.grad_scale);
+    if (group.flat().is_matrix) return;  // updated before
+    impl.optimizer.update(group, gradients(group), groups, has_grad(group), impl.grad_scale);
   };
   if (impl.delayed) {
     impl.publish_update();
@@ -291,7 +297,10 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   }
   try {
     if (result.applied) impl.announce_gradients();
-    impl.finish_step(result, [&] { impl.update_all(update); });
+    impl.finish_step(result, [&] {
+      if (impl.matrices) impl.matrices->update({gradients, groups, has_grad, impl.grad_scale});
+      impl.update_all(update);
+    });
   } catch (...) {  // the next gradients must not meet copies of these
     if (fetch) fetch->end();
     throw;
@@ -537,6 +546,7 @@ void Engine::Impl::retire() {
   held->forget();
   backward_hooks = BackwardHooks();
   delayed.reset();
+  matrices.reset();
   reducer.reset();
   groups->free_states();
   swap.reset();

@@ -14,12 +14,14 @@
 #include "device/safetensors_dtype.h"
 #include "device/swap_storage.h"
 #include "engine/agreement.h"
+#include "engine/check_matrices.h"
 #include "engine/check_memory.h"
 #include "engine/check_offload.h"
 #include "engine/host_threads.h"
 #include "engine/impl.h"
 #include "engine/memory_needs.h"
 #include "engine/swap_files.h"
+#include "layout/matrix_owners.h"
 
 namespace zeroshard {
 namespace {
@@ -46,14 +48,21 @@ void check_can_be_saved(const ParamDefinition& param) {
   }
 }
 
-std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, const Config& config, int world_size) {
+bool is_matrix(const ParamDefinition& param, const EngineOptions& options) {
+  if (options.optimizer != OptimizerConfig::Type::kMuon || !options.external_optimizer.empty()) return false;
+  return param.requires_grad && param.param_group >= 0 && options.param_groups.at(size_t(param.param_group)).use_muon;
+}
+
+std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, const EngineOptions& options,
+                                     int world_size) {
   std::vector<UnitLayout> layouts;
   for (const UnitDefinition& unit : units) {
     std::vector<ParamSpec> params;
     for (const ParamDefinition& param : unit.params) {
       check_can_be_saved(param);
       const bool trains = param.requires_grad && param.param_group >= 0;
-      params.push_back({param.names, param.shape, compute_dtype(param, config), trains});
+      params.push_back(
+          {param.names, param.shape, compute_dtype(param, options.config), trains, is_matrix(param, options)});
     }
     layouts.push_back(make_unit_layout(unit.name, std::move(params), world_size));
   }
@@ -65,7 +74,7 @@ NamedValues describe(const std::vector<UnitLayout>& layouts) {
   for (const UnitLayout& unit : layouts) {
     for (const ParamSpec& param : unit.params) {
       values.emplace_back(param.name(), concat(shape_text(param.shape), " ", name_of(param.dtype),
-                                               param.requires_grad ? "" : " frozen"));
+                                               param.requires_grad ? "" : " frozen", param.is_matrix ? " matrix" : ""));
     }
   }
   return values;
@@ -135,13 +144,21 @@ void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tens
   }
 }
 
-// Without param groups, the optimizer is the configuration's. A device without an index is the current one.
-EngineOptions completed(EngineOptions options) {
+// Without param groups, the optimizer is the configuration's; Muon has one for the matrices of `units` and one for the
+// rest. A device without an index is the current one.
+EngineOptions completed(EngineOptions options, std::vector<UnitDefinition>& units) {
   options.device = with_index(options.device);
   if (!options.param_groups.empty()) return options;
   const std::optional<OptimizerConfig>& optimizer = options.config.optimizer;
-  options.param_groups.push_back(optimizer.value_or(OptimizerConfig{}));
   if (optimizer) options.optimizer = optimizer->type;
+  if (options.optimizer != OptimizerConfig::Type::kMuon || !optimizer) {
+    options.param_groups.push_back(optimizer.value_or(OptimizerConfig{}));
+    return options;
+  }
+  options.param_groups = {optimizer->of_others(), optimizer->of_matrices()};
+  for (UnitDefinition& unit : units)
+    for (ParamDefinition& param : unit.params)
+      if (param.param_group == 0 && is_hidden_matrix(param.names, param.shape)) param.param_group = 1;
   return options;
 }
 
@@ -149,7 +166,7 @@ EngineOptions completed(EngineOptions options) {
 
 Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce,
                    Comm* checkpoint_comm)
-    : options(completed(std::move(engine_options))),
+    : options(completed(std::move(engine_options), units)),
       gather_comm(gather),
       reduce_comm(reduce),
       checkpoint(checkpoint_comm),
@@ -159,10 +176,11 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       gathers(options.device) {
   const Config& config = options.config;
   ZS_CHECK(!units.empty(), "the model has no parameters");
-  layouts = make_layouts(units, config, gather.world_size());
+  layouts = make_layouts(units, options, gather.world_size());
   for (const auto& [what, values] : options.agreement) check_agreement(reduce, what, values);
   check_agreement(reduce, "parameters of the model", describe(layouts));
   check_agreement(reduce, "buffers of the model", describe(options.buffers));
+  check_matrices(layouts, options);
   bool momentum = false;
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
   const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);
@@ -170,10 +188,13 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   const auto plan_of = [&](const Config& of) {
     PlanOptions made = plan_options(of, options.device, reduce, moments);
     made.masters_in_memory = !options.external_optimizer.empty();  // it writes to them
+    made.matrix_dtype = matrix_dtype(options);
     return made;
   };
   options.config = choose_offload(options, layouts, limits, plan_of, reduce);
-  check_offload(config, options.device, options.external_optimizer);
+  Config checked = config;
+  if (!checked.optimizer) checked.optimizer.emplace().type = options.optimizer;
+  check_offload(checked, options.device, options.external_optimizer);
   plan = plan_of(config);
   const PlanReport report = plan_ledger(layouts, plan);
   if (reduce.rank() == 0 && plan.on_device && plan.parameter_tier != Tier::kDevice)
@@ -289,6 +310,15 @@ void Engine::Impl::make_reducer(const PlanReport& report) {
   reduce.scratch = exchange_scratch(layouts, placements, plan);
   reduce.files = gradient_swap.get();
   reducer = std::make_unique<Reducer>(layouts, placements, reduce, reduce_comm, ledger);
+  if (plan.matrix_dtype && report.matrix_ring.slots > 0) {
+    std::vector<ShardedGroup*> of_matrices;
+    for (ShardedGroup* const group : groups->trained())
+      if (group->flat().is_matrix) of_matrices.push_back(group);
+    matrices = std::make_unique<MatrixUpdate>(
+        matrix_batches(layouts, placements, reduce_comm.world_size()), std::move(of_matrices), optimizer,
+        MatrixUpdate::Options{options.optimizer, options.device, *plan.matrix_dtype, report.matrix_ring}, reduce_comm,
+        ledger);
+  }
   if (plan.delayed_update)
     delayed = std::make_unique<DelayedUpdate>(groups->trained(), optimizer, options.device, reduce.pin, ledger,
                                               [this] { while_an_update_goes_on(); });

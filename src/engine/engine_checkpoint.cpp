@@ -165,8 +165,9 @@ class Engine::Impl::States {
   }
 
   void add_moments(const ShardedGroup& group, std::vector<StateSlice>& to) const {
-    const std::vector<std::string> names = moment_names(impl_.options.optimizer);
-    for (int slot = 0; slot < impl_.plan.optimizer_slots; ++slot)
+    const std::vector<std::string> names = moment_names(impl_.options.optimizer, group.flat().is_matrix);
+    const int slots = std::min(impl_.plan.optimizer_slots, int(names.size()));
+    for (int slot = 0; slot < slots; ++slot)
       add(group, {names.at(size_t(slot)), DType::kFloat32, data_of(group, slot), group.updated()}, to);
   }
 

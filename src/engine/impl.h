@@ -25,6 +25,7 @@
 #include "hooks/autograd_hooks.h"
 #include "memory/ledger.h"
 #include "optim/delayed_update.h"
+#include "optim/matrix_update.h"
 #include "optim/sharded_optimizer.h"
 #include "plan/plan_ledger.h"
 #include "precision/loss_scaler.h"
@@ -194,6 +195,7 @@ struct Engine::Impl {
   ShardedOptimizer optimizer;
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<GradientFetch> gradient_fetch;  // null where gradients lie where they are updated with
+  std::unique_ptr<MatrixUpdate> matrices;         // null without whole matrices
   std::unique_ptr<DelayedUpdate> delayed;         // null where a step updates at once
   int64_t publishes = 0;                          // of its updates outside of steps
   bool has_lent_shards = false;                   // to who may write to them: see local_param()

@@ -34,6 +34,8 @@ void refuse_keys_of_python(const ParsedConfig& parsed) {
 }
 
 const OptimizerConfig& optimizer_of(const ParsedConfig& parsed) {
+  if (parsed.config.optimizer && parsed.config.optimizer->type == OptimizerConfig::Type::kMuon)
+    throw ConfigError("optimizer.type = \"Muon\" needs an engine in Python: choose AdamW here");
   if (parsed.config.optimizer) return *parsed.config.optimizer;
   throw ConfigError(R"(the key optimizer is missing: add "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}})");
 }

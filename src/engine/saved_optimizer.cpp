@@ -28,6 +28,8 @@ std::string name_of(OptimizerConfig::Type type) {
       return "Lion";
     case Type::kAdagrad:
       return "Adagrad";
+    case Type::kMuon:
+      return "Muon";
   }
   return {};
 }
@@ -56,7 +58,8 @@ Json saved_in(const Manifest& manifest) {
 // A state of the core's that `mine` does not keep; null: none.
 const TensorRecord* foreign_state(const Manifest& manifest, const SavedOptimizer& mine) {
   using Type = OptimizerConfig::Type;
-  const std::vector<std::string> own = mine.outside.empty() ? moment_names(mine.type) : std::vector<std::string>();
+  std::vector<std::string> own = mine.outside.empty() ? moment_names(mine.type) : std::vector<std::string>();
+  if (mine.outside.empty() && mine.type == Type::kMuon) own.push_back(moment_names(mine.type, true).front());
   for (const TensorRecord& tensor : manifest.tensors) {
     if (std::find(own.begin(), own.end(), tensor.kind) != own.end()) continue;
     for (const Type type : {Type::kAdam, Type::kSgd, Type::kLion, Type::kAdagrad}) {
@@ -69,7 +72,7 @@ const TensorRecord* foreign_state(const Manifest& manifest, const SavedOptimizer
 
 }  // namespace
 
-std::vector<std::string> moment_names(OptimizerConfig::Type type) {
+std::vector<std::string> moment_names(OptimizerConfig::Type type, bool is_matrix) {
   using Type = OptimizerConfig::Type;
   switch (type) {
     case Type::kAdam:
@@ -81,6 +84,8 @@ std::vector<std::string> moment_names(OptimizerConfig::Type type) {
       return {"momentum_buffer"};
     case Type::kAdagrad:
       return {"sum"};
+    case Type::kMuon:
+      return is_matrix ? std::vector<std::string>{"momentum_buffer"} : moment_names(Type::kAdamW);
   }
   return {};
 }

@@ -15,7 +15,7 @@ struct SavedOptimizer {
 };
 
 // The kinds of the states that the core keeps for it, as checkpoints name them.
-std::vector<std::string> moment_names(OptimizerConfig::Type type);
+std::vector<std::string> moment_names(OptimizerConfig::Type type, bool is_matrix = false);
 
 nlohmann::json to_json(const SavedOptimizer& optimizer);
 

@@ -12,8 +12,7 @@ namespace {
 struct Sizes {
   int64_t parameter_bytes = 0, master_bytes = 0;
   int64_t host_parameter_bytes = 0;
-  int64_t moment_bytes = 0;  // of one slot
-  int slots = 0;
+  std::vector<int64_t> moment_bytes;  // by slot
 };
 
 Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements) {
@@ -28,8 +27,10 @@ Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement>
       }
       sizes.master_bytes += place.master_weights.bytes_on(Tier::kDevice, layout);
       if (place.moments.extent == Extent::kNothing) continue;
-      sizes.slots = place.moments.values;
-      sizes.moment_bytes += place.moments.bytes_on(Tier::kDevice, layout) / sizes.slots;
+      const auto slots = size_t(place.moments.values);
+      sizes.moment_bytes.resize(std::max(sizes.moment_bytes.size(), slots));
+      for (size_t slot = 0; slot < slots; ++slot)
+        sizes.moment_bytes[slot] += place.moments.bytes_on(Tier::kDevice, layout) / place.moments.values;
     }
   }
   return sizes;
@@ -52,7 +53,8 @@ struct Groups::StateMemory {
     if (place.master_weights.extent != Extent::kNothing && place.master_weights.has_rest)
       tensors.master = take(masters, place.master_weights);
     if (place.moments.extent != Extent::kNothing)
-      for (Carver& slot : moments) tensors.moments.push_back(take(slot, place.moments));
+      for (size_t slot = 0; slot < size_t(place.moments.values); ++slot)
+        tensors.moments.push_back(take(moments.at(slot), place.moments));
     return tensors;
   }
 };
@@ -94,8 +96,7 @@ void Groups::add(size_t count) {
     return Carver(states_memory_.back());
   };
   StateMemory memory{allocate(sizes.master_bytes, Category::kMasterWeights), {}};
-  for (int slot = 0; slot < sizes.slots; ++slot)
-    memory.moments.push_back(allocate(sizes.moment_bytes, Category::kMoments));
+  for (const int64_t bytes : sizes.moment_bytes) memory.moments.push_back(allocate(bytes, Category::kMoments));
   parameters_memory_.emplace_back(comm_, sizes.parameter_bytes, options_.device, ledger_, Category::kParameters,
                                   "parameters");
   Carver parameters(parameters_memory_.back());

@@ -1,6 +1,7 @@
 #include "layout/unit_layout.h"
 
 #include <map>
+#include <tuple>
 
 #include "base/check.h"
 
@@ -31,7 +32,8 @@ int64_t UnitLayout::shard_bytes() const {
 }
 
 UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size) {
-  std::map<std::pair<bool, DType>, std::vector<size_t>> by_kind;  // key: (frozen, dtype), so trainable comes first
+  // key: (frozen, dtype, is_matrix), so trainable comes first
+  std::map<std::tuple<bool, DType, bool>, std::vector<size_t>> by_kind;
   for (size_t i = 0; i < params.size(); ++i) {
     const ParamSpec& param = params[i];
     ZS_CHECK(!param.requires_grad || is_floating_point(param.dtype), "parameter '", param.name(),
@@ -39,13 +41,14 @@ UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int
              " bytes that cannot be trained (complex, 8-bit): only fp32, bf16 and fp16 can");
     ZS_CHECK(!param.requires_grad || param.dtype != DType::kFloat64, "parameter '", param.name(),
              "' is fp64 and requires a gradient: only fp32, bf16 and fp16 can be trained. Convert it, or freeze it");
-    by_kind[{!param.requires_grad, param.dtype}].push_back(i);
+    by_kind[{!param.requires_grad, param.dtype, param.requires_grad && param.is_matrix}].push_back(i);
   }
   UnitLayout unit{std::move(name), std::move(params), {}};
   for (auto& [kind, indices] : by_kind) {
     std::vector<int64_t> numels;
     for (const size_t i : indices) numels.push_back(unit.params[i].numel());
-    unit.groups.push_back({kind.second, !kind.first, std::move(indices), ShardLayout(numels, world_size)});
+    const auto [is_frozen, dtype, is_matrix] = kind;
+    unit.groups.push_back({dtype, !is_frozen, std::move(indices), ShardLayout(numels, world_size), is_matrix});
   }
   return unit;
 }

@@ -90,6 +90,8 @@ void aten_step(OptimizerConfig::Type type, const UpdateTensors& tensors, const P
     case Type::kAdagrad:
       adagrad(weights, grad, tensors.moments[0], options, step);
       break;
+    case Type::kMuon:
+      break;  // its two halves are AdamW and apply_matrix_update()
   }
   if (tensors.master.defined()) tensors.param.copy_(tensors.master);
 }

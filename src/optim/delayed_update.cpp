@@ -52,8 +52,8 @@ void DelayedUpdate::publish(ShardedGroup& group) {
   if (own.runs.empty()) return;
   const at::Tensor to = group.updated_parameters();
   mover_.follow();  // what still reads the parameters before
-  for (const auto& [range, param_group, step] : std::exchange(own.runs, {}))
-    mover_.move(to.slice(0, range.begin, range.end), own.values.slice(0, range.begin, range.end));
+  for (const auto& run : std::exchange(own.runs, {}))
+    mover_.move(to.slice(0, run.range.begin, run.range.end), own.values.slice(0, run.range.begin, run.range.end));
   own.sent = mover_.record();
   group.written_until(mover_.record());
 }

@@ -13,6 +13,7 @@
 #include "device/dtype.h"
 #include "kernels/table.h"
 #include "optim/aten_step.h"
+#include "optim/matrix_rule.h"
 #include "optim/written.h"
 #include "plan/device_memory.h"
 
@@ -107,7 +108,14 @@ void run_kernel(const kernels::KernelTable& table, OptimizerConfig::Type type, c
                                .eps = o.eps,
                                .maximize = o.maximize,
                                .step = step});
+    case Type::kMuon:
+      break;  // its two halves are AdamW and apply_matrix_update()
   }
+}
+
+void apply_matrix(const UpdateTensors& tensors, const ParamGroupOptions& options, double rate_factor) {
+  apply_matrix_update(tensors.master.defined() ? tensors.master : tensors.param, tensors.grad, options, rate_factor);
+  if (tensors.master.defined()) tensors.param.copy_(tensors.master);
 }
 
 void check_sgd(const ShardedGroup& group, const ParamGroupOptions& options, int number) {
@@ -132,6 +140,8 @@ int num_moments(OptimizerConfig::Type type, bool momentum) {
     case OptimizerConfig::Type::kLion:
     case OptimizerConfig::Type::kAdagrad:
       return 1;
+    case OptimizerConfig::Type::kMuon:
+      return 2;  // of AdamW, for what is no matrix
   }
   return 0;
 }
@@ -146,12 +156,12 @@ std::vector<ShardedOptimizer::Run> ShardedOptimizer::count(ShardedGroup& group, 
     ++steps[i];
     const Range range = group.state_range(i);
     if (range.size() == 0) continue;
-    const bool extends = !result.empty() && result.back().range.end == range.begin &&
+    const bool extends = !group.flat().is_matrix && !result.empty() && result.back().range.end == range.begin &&
                          result.back().param_group == param_group && result.back().step == steps[i];
     if (extends) {
       result.back().range.end = range.end;
     } else {
-      result.push_back({range, param_group, steps[i]});
+      result.push_back({range, param_group, steps[i], i});
     }
   }
   return result;
@@ -173,6 +183,10 @@ void ShardedOptimizer::check(std::span<ShardedGroup* const> groups, std::span<co
       ZS_CHECK(number < std::ssize(options), "the optimizer has ", options.size(),
                " param groups, but a parameter belongs to group ", number);
       if (type_ == OptimizerConfig::Type::kSgd && number >= 0) check_sgd(*group, options[size_t(number)], number);
+      if (type_ == OptimizerConfig::Type::kMuon && number >= 0)
+        ZS_CHECK(options[size_t(number)].use_muon == group->flat().is_matrix, "param group ", number,
+                 " of Muon has use_muon ", options[size_t(number)].use_muon, ", which was ", group->flat().is_matrix,
+                 " when the engine was made: it cannot change");
     }
   }
 }
@@ -185,19 +199,42 @@ void UpdateGradients::lend_on_host(Range range, const GradientFetch::Use& use) c
 }
 
 struct ShardedOptimizer::Update {
+  OptimizerConfig::Type type;
   const ParamGroupOptions& options;
   int64_t step;
   float grad_scale;
-  bool is_open;  // users may have written to the parameters since the last step
+  bool is_open;            // users may have written to the parameters since the last step
+  double rate_factor = 1;  // of a whole matrix
 };
+
+OptimizerConfig::Type ShardedOptimizer::type_of(const ShardedGroup& group) const {
+  const bool is_other = type_ == OptimizerConfig::Type::kMuon && !group.flat().is_matrix;
+  return is_other ? OptimizerConfig::Type::kAdamW : type_;
+}
 
 void ShardedOptimizer::update(ShardedGroup& group, const UpdateGradients& grads,
                               std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
                               float grad_scale) const {
+  update_runs(group, grads, count(group, has_grad), options, has_grad, grad_scale);
+}
+
+void ShardedOptimizer::apply(ShardedGroup& group, const at::Tensor& updates, std::span<const Run> runs,
+                             std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad) const {
+  Array values(updates);
+  update_runs(group, UpdateGradients{values}, runs, options, has_grad, /*grad_scale=*/1);
+}
+
+void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& grads, std::span<const Run> runs,
+                                   std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
+                                   float grad_scale) const {
   const bool is_open = group.is_open() && group.has_master() && !group.is_untouched();
   group.forget_parameters();
-  for (const Run& run : count(group, has_grad))
-    update_run(group, grads, run.range, {options[size_t(run.param_group)], run.step, grad_scale, is_open});
+  for (const Run& run : runs) {
+    Update update{type_of(group), options[size_t(run.param_group)], run.step, grad_scale, is_open};
+    if (group.flat().is_matrix)
+      update.rate_factor = matrix_rule(type_).rate_factor(matrix_shape(group.param(run.param).shape), update.options);
+    update_run(group, grads, run.range, update);
+  }
   // Where users have written to what was not updated now, that is still to be found.
   if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
 }
@@ -207,7 +244,7 @@ void ShardedOptimizer::update_beside(ShardedGroup& group, const at::Tensor& grad
                                      const at::Tensor& params) const {
   const bool are_masters = group.flat().dtype == DType::kFloat32;
   for (const Run& run : runs) {
-    const Update update{options[size_t(run.param_group)], run.step, grad_scale, /*is_open=*/false};
+    const Update update{type_of(group), options[size_t(run.param_group)], run.step, grad_scale, /*is_open=*/false};
     group.states().lend(run.range, Array::Access::kModify, [&](Range part, const StateTensors& lent) {
       const at::Tensor to = cut(params, part);
       const UpdateTensors tensors{are_masters ? at::Tensor() : lent.master, are_masters ? lent.master : to,
@@ -241,17 +278,23 @@ void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Upda
   const int64_t numel = tensors.param.numel();
   const bool takes = update.is_open && tensors.master.defined();
   const DeviceKernels* const own = device_kernels(device_.type());
+  if (update.type == OptimizerConfig::Type::kMuon) {
+    if (takes) take_written_on_device(tensors.master, tensors.param);
+    for (int64_t begin = 0; begin < numel; begin += kAtenPiece)
+      apply_matrix(tensors.slice(begin, std::min(begin + kAtenPiece, numel)), update.options, update.rate_factor);
+    return;
+  }
   if (!own) {
     if (takes) take_written_on_device(tensors.master, tensors.param);
     for (int64_t begin = 0; begin < numel; begin += kAtenPiece)
-      aten_step(type_, tensors.slice(begin, std::min(begin + kAtenPiece, numel)), update.options, update.step,
+      aten_step(update.type, tensors.slice(begin, std::min(begin + kAtenPiece, numel)), update.options, update.step,
                 update.grad_scale);
     return;
   }
   const c10::OptionalDeviceGuard guard(tensors.param.device());
   kernels::StepBuffers buffers = buffers_of(tensors, 0, numel, update.grad_scale);
   buffers.takes_written = takes;
-  run_kernel(*own->table, type_, buffers, moment_of(tensors, 0, 0), moment_of(tensors, 1, 0), update.options,
+  run_kernel(*own->table, update.type, buffers, moment_of(tensors, 0, 0), moment_of(tensors, 1, 0), update.options,
              update.step);
 }
 
@@ -277,10 +320,14 @@ void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update
     for (int64_t from = begin; from < end; from += piece) {
       const int64_t to = std::min(from + piece, end);
       if (takes) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
+      if (update.type == OptimizerConfig::Type::kMuon) {
+        apply_matrix(tensors.slice(from, to), update.options, update.rate_factor);
+        continue;
+      }
       kernels::StepBuffers buffers = buffers_of(tensors, from, to, update.grad_scale);
       buffers.random = {random.key, random.first_element + from};
-      run_kernel(kernels::active_table(), type_, buffers, moment_of(tensors, 0, from), moment_of(tensors, 1, from),
-                 update.options, update.step);
+      run_kernel(kernels::active_table(), update.type, buffers, moment_of(tensors, 0, from),
+                 moment_of(tensors, 1, from), update.options, update.step);
     }
   });
 }

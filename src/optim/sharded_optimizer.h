@@ -45,6 +45,14 @@ class ShardedOptimizer {
   ShardedOptimizer(OptimizerConfig::Type type, at::Device device, Ledger* ledger = nullptr)
       : type_(type), device_(device), ledger_(ledger) {}
 
+  // Adjacent elements, of the states, that are updated with the same hyper-parameters and step count.
+  struct Run {
+    Range range;  // from the first element on that this rank updates
+    int param_group;
+    int64_t step;
+    size_t param;  // the first one; of whole matrices a run has one alone
+  };
+
   // Before an update: throws ValueError when `options` has fewer entries than there are param groups, or one that the
   // groups' states do not allow.
   void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) const;
@@ -53,12 +61,9 @@ class ShardedOptimizer {
   // `grads` are multiplied by `grad_scale` first. `has_grad[j]`: parameter j of the group got a gradient on some rank.
   void update(ShardedGroup& group, const UpdateGradients& grads, std::span<const ParamGroupOptions> options,
               const std::vector<bool>& has_grad, float grad_scale) const;
-  // Adjacent elements, of the states, that are updated with the same hyper-parameters and step count.
-  struct Run {
-    Range range;  // from the first element on that this rank updates
-    int param_group;
-    int64_t step;
-  };
+  // Second half of an update of whole matrices, whose first is MatrixUpdate: `updates` take the place of gradients.
+  void apply(ShardedGroup& group, const at::Tensor& updates, std::span<const Run> runs,
+             std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad) const;
   // The same in two parts. Counts the step for each parameter with a gradient, updated here or not.
   static std::vector<Run> count(ShardedGroup& group, const std::vector<bool>& has_grad);
   // Updates the states on the host, on any thread, and leaves the parameters where they are: the new ones go to
@@ -73,6 +78,11 @@ class ShardedOptimizer {
  private:
   struct Update;  // how a run is updated
 
+  void update_runs(ShardedGroup& group, const UpdateGradients& grads, std::span<const Run> runs,
+                   std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
+                   float grad_scale) const;
+  // Of a run: Muon updates what is no whole matrix as AdamW does.
+  OptimizerConfig::Type type_of(const ShardedGroup& group) const;
   // Whether each parameter that this rank updates has a gradient.
   static bool updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad);
   void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update) const;

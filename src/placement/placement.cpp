@@ -177,8 +177,11 @@ std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const Placem
       if (shards_parameters(options))
         place.parameters = options.rules[i].replicated ? Placement::kReplicated : Placement::kSharded;
     }
-    for (const FlatGroup& group : unit.groups)
-      place.groups.push_back(place_group(group.dtype, group.requires_grad, place.parameters, options));
+    for (const FlatGroup& group : unit.groups) {
+      PlacementOptions own = options;
+      if (group.is_matrix) own.optimizer_slots = 1;  // the momentum
+      place.groups.push_back(place_group(group.dtype, group.requires_grad, place.parameters, own));
+    }
     table.push_back(std::move(place));
   }
   keep_in_memory(units, options, table);

@@ -31,6 +31,8 @@ int optimizer_slots(const OptimizerConfig& config) {
       return 1;
     case OptimizerConfig::Type::kSgd:
       return config.momentum != 0 ? 1 : 0;
+    case OptimizerConfig::Type::kMuon:
+      return 2;  // of AdamW, for what is no matrix
   }
   return 0;
 }
@@ -71,6 +73,8 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.wire_dtype = config.communication_dtype;
   options.grad_dtype = config.grad_accum_dtype;
   options.optimizer_slots = optimizer_slots(config.optimizer.value_or(OptimizerConfig{}));
+  if (config.optimizer && config.optimizer->type == OptimizerConfig::Type::kMuon)
+    options.matrix_dtype = config.optimizer->ns_gram ? DType::kFloat32 : DType::kBFloat16;
   options.moment_dtype = config.offload.moment_dtype;
   options.delayed_update = config.offload.delayed_update && on_device;
   // A step may have several micro-batches if the caller ends it.

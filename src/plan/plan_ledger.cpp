@@ -1,8 +1,12 @@
 #include "plan/plan_ledger.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "file/record_store.h"
+#include "layout/matrix_owners.h"
 #include "plan/device_memory.h"
+#include "plan/matrix_plan.h"
 #include "plan/swap_plan.h"
 
 namespace zeroshard {
@@ -48,7 +52,9 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   report.shard_copies = shard_copies(units, report.placements);
   report.bytes.at(Category::kGatherRing, Tier::kDevice) =
       sum_of(report.gather_ring) + report.persistent_bytes + report.shard_copies.bytes();
-  report.bytes.at(Category::kReduceRing, Tier::kDevice) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes;
+  report.matrix_ring = matrix_ring(units, report.placements, options);
+  report.bytes.at(Category::kReduceRing, Tier::kDevice) =
+      sum_of(report.reduce_ring) + report.exchange_scratch_bytes + report.matrix_ring.bytes();
   report.gradient_exit = gradient_exit(units, report.placements);
   report.parameter_copies = parameter_copies(units, report.placements);
   report.bytes.at(Category::kReduceRing, Tier::kDevice) +=
@@ -63,7 +69,9 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
       (options.activations_in_files ? kRecordStagingBytes : 0) +
       swap_memory_bytes(parameters_in_file(units, report.placements),
                         parameter_chunks(units, report.placements, options));
-  if (options.on_device) report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units);
+  if (options.on_device)
+    report.bytes.at(Category::kTemporaries, Tier::kDevice) =
+        std::max(step_temporaries(units), matrix_temporaries(units, options));
   return report;
 }
 
@@ -73,7 +81,8 @@ std::vector<UnitLayout> make_unit_layouts(const ModelShapes& model, const PlanOp
   for (const UnitShapes& unit : model.units) {
     std::vector<ParamSpec> params;
     for (const ParamShape& param : unit.params) {
-      params.push_back({param.names, param.shape, options.compute_dtype, /*requires_grad=*/true});
+      const bool is_matrix = options.matrix_dtype && is_hidden_matrix(param.names, param.shape);
+      params.push_back({param.names, param.shape, options.compute_dtype, /*requires_grad=*/true, is_matrix});
     }
     layouts.push_back(make_unit_layout(unit.name, std::move(params), options.world_size));
   }

@@ -18,6 +18,7 @@ struct PlanReport {
   int64_t persistent_bytes = 0;                // full buffers of persistent units, counted in kGatherRing
   RingClass shard_copies;                      // in kGatherRing
   int64_t exchange_scratch_bytes = 0;          // counted in kReduceRing
+  RingClass matrix_ring;                       // also
   RingClass gradient_exit;                     // in kReduceRing, with the squares of each bucket
   RingClass parameter_copies, gradient_fetch;  // in kPinned
   int64_t pending_parameters = 0;              // also

@@ -171,7 +171,8 @@ int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOp
         values = is_wide && table[u].parameters != Placement::kSharded ? element_size(group.dtype) : 0;
       } else if (group.requires_grad) {
         const bool are_masters_in_file = are_in_file && own.master_weights.extent == Extent::kNothing;
-        values = element_size(DType::kFloat32) * ((are_masters_in_file ? 0 : 1) + options.optimizer_slots);
+        const int slots = own.moments.extent == Extent::kNothing ? 0 : own.moments.values;
+        values = element_size(DType::kFloat32) * ((are_masters_in_file ? 0 : 1) + slots);
       }
       bytes += group.layout.shard_numel() * values;
     }

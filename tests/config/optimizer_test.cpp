@@ -11,7 +11,7 @@ TEST(Optimizer, TypesAreFoundWithoutCase) {
   using Type = OptimizerConfig::Type;
   for (const auto& [name, type] :
        {std::pair{"Adam", Type::kAdam}, std::pair{"ADAMW", Type::kAdamW}, std::pair{"sgd", Type::kSgd},
-        std::pair{"Lion", Type::kLion}, std::pair{"adagrad", Type::kAdagrad}}) {
+        std::pair{"Lion", Type::kLion}, std::pair{"adagrad", Type::kAdagrad}, std::pair{"MUON", Type::kMuon}}) {
     EXPECT_EQ(optimizer(std::string("{\"type\": \"") + name + "\"}").type, type);
   }
 }
@@ -28,6 +28,27 @@ TEST(Optimizer, DefaultsPerType) {
   const OptimizerConfig adagrad = optimizer(R"({"type": "Adagrad"})");
   EXPECT_EQ(adagrad.lr, 1e-2);
   EXPECT_EQ(adagrad.eps, 1e-10);
+}
+
+// DeepSpeed's: one rate for both kinds of parameters, unless either has its own.
+TEST(Optimizer, MuonHasSettingsOfMatricesAndOfOthers) {
+  const auto rates = [](const std::string& params) {
+    const OptimizerConfig muon = optimizer(R"({"type": "Muon", "params": {)" + params + "}}");
+    return std::pair{muon.of_matrices().lr, muon.of_others().lr};
+  };
+  EXPECT_EQ(rates(""), (std::pair{0.02, 3e-4}));
+  EXPECT_EQ(rates(R"("lr": 0.5)"), (std::pair{0.5, 0.5}));
+  EXPECT_EQ(rates(R"("adam_lr": 0.1, "lr": 0.5)"), (std::pair{0.5, 0.1}));
+  EXPECT_EQ(rates(R"("muon_lr": 0.1)"), (std::pair{0.1, 3e-4}));
+  const OptimizerConfig muon = optimizer(R"({"type": "Muon", "params": {"weight_decay": 0.1, "betas": [0.8, 0.9]}})");
+  EXPECT_TRUE(muon.of_matrices().use_muon && muon.of_matrices().ns_gram && muon.of_matrices().nesterov);
+  EXPECT_EQ(muon.of_matrices().momentum, 0.95);
+  EXPECT_EQ(muon.of_matrices().eps, 1e-7);
+  EXPECT_FALSE(muon.of_others().use_muon || muon.of_others().nesterov);
+  EXPECT_EQ(muon.of_others().eps, 1e-10);
+  EXPECT_EQ(muon.of_others().beta1, 0.8);
+  EXPECT_EQ(muon.of_others().weight_decay, 0.1);
+  EXPECT_FALSE(optimizer(R"({"type": "Muon", "params": {"ns_method": "standard"}})").of_matrices().ns_gram);
 }
 
 TEST(Optimizer, Params) {
@@ -52,7 +73,7 @@ TEST(Optimizer, Errors) {
     expect_error("{\"optimizer\": " + json + "}", parts);
   };
   fails(R"({"type": "Lamb", "params": {"max_coeff": 3}})",
-        {"optimizer.type = \"Lamb\"", "not supported", "Adam, AdamW, SGD, Lion, Adagrad"});
+        {"optimizer.type = \"Lamb\"", "not supported", "Adam, AdamW, SGD, Lion, Adagrad, Muon"});
   fails(R"({"type": "OneBitAdam"})", {"OneBitAdam", "not supported"});
   fails(R"({"type": "AdmaW"})", {"optimizer.type = \"AdmaW\"", "did you mean 'AdamW'?"});
   fails(R"({"params": {"lr": 1}})", {"optimizer.type", "required"});
@@ -65,6 +86,10 @@ TEST(Optimizer, Errors) {
   fails(R"({"type": "AdamW", "params": {"lr": -1}})", {"optimizer.params.lr = -1"});
   fails(R"({"type": "AdamW", "params": {"amsgrad": true}})", {"optimizer.params.amsgrad = true", "not supported"});
   fails(R"({"type": "SGD", "params": {"nesterov": true}})", {"optimizer.params.nesterov", "momentum"});
+  fails(R"({"type": "Muon", "params": {"ns_method": "grams"}})",
+        {"optimizer.params.ns_method = \"grams\"", "gram", "standard"});
+  fails(R"({"type": "Muon", "params": {"per_head_muon": true}})", {"optimizer.params.per_head_muon", "not supported"});
+  fails(R"({"type": "Muon", "params": {"momentum": 1}})", {"optimizer.params.momentum = 1"});
   fails(R"({"type": 3})", {"optimizer.type = 3"});
 }
 

@@ -10,8 +10,10 @@ namespace {
 
 TEST(ParamGroupOptions, NameEachFieldOnce) {
   ParamGroupOptions options;
-  const auto& [a, b, c, d, e, f, g, h, i, j, k, l] = options;  // compiles for twelve fields alone
-  const std::set<const void*> fields{&a, &b, &c, &d, &e, &f, &g, &h, &i, &j, &k, &l};
+  // These compile for twelve and for eight fields alone.
+  const auto& [a, b, c, d, e, f, g, h, i, j, k, l] = static_cast<const CommonOptions&>(options);
+  const auto& [m, n, o, p, q, r, s, t] = static_cast<const MuonOptions&>(options);
+  const std::set<const void*> fields{&a, &b, &c, &d, &e, &f, &g, &h, &i, &j, &k, &l, &m, &n, &o, &p, &q, &r, &s, &t};
   std::set<const void*> visited;
   std::set<std::string> names;
   ParamGroupOptions::for_each([&](const char* name, auto member) {

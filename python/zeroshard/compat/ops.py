@@ -222,3 +222,20 @@ class FusedLion(_Lion):
     ) -> None:
         super().__init__(params, lr, betas, weight_decay)
         self.set_grad_none = set_grad_none
+
+
+@runs_in_core(_C.OptimizerType.MUON)
+class MuonWithAuxAdam(torch.optim.Optimizer):
+    """Muon for the matrices of param groups with ``use_muon``, AdamW for those without. An engine steps it."""
+
+    def __init__(self, param_groups: Iterable[dict[str, Any]]) -> None:
+        groups = list(param_groups)
+        for group in groups:
+            if "use_muon" not in group:
+                raise ValueError("MuonWithAuxAdam: each param group needs use_muon, True for matrices to orthogonalise")
+        muon = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.0, "ns_method": "gram"}
+        adam = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0.0}
+        super().__init__([(muon if group["use_muon"] else adam) | group for group in groups], {})
+
+    def step(self, closure: Callable | None = None) -> Any:
+        raise _C.StateError("MuonWithAuxAdam has no step() of its own: pass it to initialize, whose engine steps it")

@@ -84,7 +84,7 @@ class DeepSpeedOptimizer(Optimizer):
         outside = {part.param: run.external.state.get(param, {}) for part, param in run.external_params()}
         states = {}
         for part in (part for part in run.core.slices() if part.param_group >= 0):
-            own = outside.get(part.param) or dict(zip(self.state_names, part.moments, strict=False))
+            own = outside.get(part.param) or dict(zip(self.state_names(part), part.moments, strict=False))
             states[part.param] = {
                 "begin": part.begin,
                 "numel": part.master.numel(),
@@ -133,7 +133,7 @@ class DeepSpeedOptimizer(Optimizer):
                 }
             return
         for name, part in parts.items():
-            for slot, kind in enumerate(self.state_names[: len(part.moments)]):
+            for slot, kind in enumerate(self.state_names(part)[: len(part.moments)]):
                 if kind in state_dict["state"][name]:
                     run.core.set_moment(name, slot, state_dict["state"][name][kind])
 
@@ -175,6 +175,7 @@ _CONFIGURED = {
     _C.OptimizerType.SGD: torch.optim.SGD,
     _C.OptimizerType.LION: ops.FusedLion,
     _C.OptimizerType.ADAGRAD: torch.optim.Adagrad,
+    _C.OptimizerType.MUON: getattr(torch.optim, "Muon", torch.optim.Optimizer),
 }
 
 

@@ -14,5 +14,5 @@ __getattr__, __dir__, __all__ = provide(
             "ZeroParamType",
         ],
     },
-    modules=["partition_parameters", "stage3", "stage_1_and_2"],
+    modules=["muon", "partition_parameters", "stage3", "stage_1_and_2"],
 )

@@ -1,0 +1,235 @@
+#include "optim/matrix_update.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/align.h"
+#include "base/check.h"
+#include "device/dtype.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kGatherNumel = 1 << 22;  // elements whose momenta are updated at a time: bounds temporary memory
+constexpr int64_t kAlignment = 64;
+
+at::Tensor piece_of(const at::Tensor& tensor, Range range) {
+  return tensor.slice(0, range.begin, range.end);
+}
+
+Span span_of(const at::Tensor& tensor, DType dtype) {
+  return {tensor.numel() > 0 ? tensor.data_ptr() : nullptr, tensor.numel(), dtype};
+}
+
+std::vector<int64_t> transposed(std::span<const int64_t> counts, int world_size) {
+  std::vector<int64_t> result;
+  for (int to = 0; to < world_size; ++to)
+    for (int from = 0; from < world_size; ++from) result.push_back(counts[size_t(from * world_size + to)]);
+  return result;
+}
+
+}  // namespace
+
+// Views of one batch's slot.
+struct MatrixUpdate::Slot {
+  at::Tensor updates;    // of the groups, one after another
+  at::Tensor sent, got;  // pieces, as they travel
+  std::vector<at::Tensor>
+      whole;  // by piece of the batch: of what this rank owns, where it lies in `got`; else undefined
+};
+
+MatrixUpdate::MatrixUpdate(std::vector<MatrixBatch> batches, std::vector<ShardedGroup*> groups,
+                           const ShardedOptimizer& optimizer, Options options, Comm& comm, Ledger& ledger)
+    : batches_(std::move(batches)),
+      groups_(std::move(groups)),
+      optimizer_(optimizer),
+      options_(std::move(options)),
+      comm_(comm),
+      ledger_(ledger),
+      runs_(groups_.size()) {
+  size_t first = 0;
+  for (const MatrixBatch& batch : batches_) {
+    first_of_.push_back(first);
+    first += batch.groups.size();
+  }
+  ZS_ASSERT(first == groups_.size(), "batches have ", first, " groups, the run has ", groups_.size());
+  for (int i = 0; i < options_.ring.slots; ++i)
+    slots_.emplace_back(comm_, options_.ring.slot_bytes, options_.device, ledger_, Category::kReduceRing, "matrices");
+}
+
+std::span<ShardedGroup* const> MatrixUpdate::groups_of(size_t batch) const {
+  return std::span(groups_).subspan(first_of_[batch], batches_[batch].groups.size());
+}
+
+MatrixUpdate::Slot MatrixUpdate::slot(size_t index) const {
+  const MatrixBatch& batch = batches_[index];
+  const FlatBuffer& memory = slots_[index % slots_.size()];
+  const at::ScalarType type = to_scalar_type(options_.dtype);
+  const int64_t size = element_size(options_.dtype);
+  const int rank = comm_.rank(), world_size = comm_.world_size();
+  int64_t sent = 0, got = 0;
+  for (int peer = 0; peer < world_size && world_size > 1; ++peer) {
+    sent += batch.counts[size_t(rank * world_size + peer)];
+    got += batch.counts[size_t(peer * world_size + rank)];
+  }
+  const int64_t first = align_up(batch.numel * size, kAlignment);
+  Slot slot{memory.view(type, 0, batch.numel), memory.view(type, first, sent),
+            memory.view(type, first + align_up(batch.most_sent * size, kAlignment), got),
+            std::vector<at::Tensor>(batch.pieces.size())};
+  int64_t next = 0;
+  for (size_t i = 0; i < batch.pieces.size() && world_size > 1; ++i) {
+    const MatrixPiece& piece = batch.pieces[i];
+    if (batch.matrices[piece.matrix].owner != rank) continue;
+    slot.whole[i] = slot.got.slice(0, next, next + piece.positions.size());
+    next += piece.positions.size();
+  }
+  return slot;
+}
+
+void MatrixUpdate::gather(ShardedGroup& group, const Step& step, const Runs& runs, const at::Tensor& updates) const {
+  const MatrixRule& rule = matrix_rule(options_.type);
+  const UpdateGradients gradients = step.gradients(group);
+  for (const ShardedOptimizer::Run& run : runs) {
+    const ParamGroupOptions& options = step.options[size_t(run.param_group)];
+    const auto use = [&](Range part, const at::Tensor& state, const at::Tensor& values) {
+      for (int64_t begin = 0; begin < part.size(); begin += kGatherNumel) {
+        const Range piece{begin, std::min(begin + kGatherNumel, part.size())};
+        at::Tensor grad = piece_of(values, piece).to(at::kFloat);
+        if (step.grad_scale != 1) grad = grad.mul(step.grad_scale);
+        piece_of(updates, {part.begin + piece.begin, part.begin + piece.end})
+            .copy_(rule.gather(piece_of(state, piece), grad, options));
+      }
+    };
+    group.states().lend_one(run.range, 0, Array::Access::kModify, [&](Range part, const at::Tensor& state) {
+      if (!state.is_cpu()) return use(part, state, gradients.values.view(part));
+      gradients.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
+        use(piece, piece_of(state, {piece.begin - part.begin, piece.end - part.begin}), values);
+      });
+    });
+  }
+}
+
+std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
+  const MatrixBatch& batch = batches_[index];
+  const Slot slot = this->slot(index);
+  const std::span<ShardedGroup* const> groups = groups_of(index);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    Runs& runs = runs_[first_of_[index] + g];
+    runs = ShardedOptimizer::count(*groups[g], step.has_grad(*groups[g]));
+    const MatrixBatch::Group& own = batch.groups[g];
+    gather(*groups[g], step, runs, slot.updates.slice(0, own.first, own.first + own.numel));
+  }
+  if (comm_.world_size() == 1) return nullptr;
+  int64_t next = 0;
+  for (const MatrixPiece& piece : batch.pieces) {
+    if (piece.rank != comm_.rank()) continue;
+    const MatrixBatch::Group& own = batch.groups[batch.matrices[piece.matrix].group];
+    const int64_t begin =
+        own.first + piece.positions.begin - groups[batch.matrices[piece.matrix].group]->updated().begin;
+    slot.sent.slice(0, next, next + piece.positions.size())
+        .copy_(slot.updates.slice(0, begin, begin + piece.positions.size()));
+    next += piece.positions.size();
+  }
+  return comm_.all_to_all_v(span_of(slot.got, options_.dtype), span_of(slot.sent, options_.dtype), batch.counts,
+                            "matrices to their owners");
+}
+
+// A parameter without a gradient on any rank is left alone, as by torch.
+void MatrixUpdate::transform(size_t index, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const {
+  const MatrixBatch::Matrix& own = batches_[index].matrices[matrix];
+  const ShardedGroup& group = *groups_of(index)[own.group];
+  const int param_group = group.param_group(own.param);
+  if (param_group < 0 || !step.has_grad(group)[own.param]) return;
+  const ParamGroupOptions& options = step.options[size_t(param_group)];
+  std::optional<Temporary> temporary;
+  if (!options_.device.is_cpu()) temporary.emplace(ledger_, matrix_temporaries(own.shape, options_.dtype));
+  const at::Tensor whole = pieces.size() == 1 ? pieces[0] : at::cat(at::ITensorListRef(pieces.data(), pieces.size()));
+  const at::Tensor each = whole.view({own.shape.count, own.shape.rows, own.shape.cols});
+  for (int64_t i = 0; i < own.shape.count; ++i) each[i].copy_(matrix_rule(options_.type).transform(each[i], options));
+  if (pieces.size() == 1) return;
+  int64_t next = 0;
+  for (const at::Tensor& piece : pieces) {
+    piece.copy_(whole.slice(0, next, next + piece.numel()));
+    next += piece.numel();
+  }
+}
+
+std::unique_ptr<Work> MatrixUpdate::transform(size_t index, const Step& step) {
+  const MatrixBatch& batch = batches_[index];
+  const Slot slot = this->slot(index);
+  for (size_t m = 0; m < batch.matrices.size(); ++m) {
+    if (batch.matrices[m].owner != comm_.rank()) continue;
+    std::vector<at::Tensor> pieces;
+    if (comm_.world_size() == 1) {
+      const ShardedGroup& group = *groups_of(index)[batch.matrices[m].group];
+      const Range range = group.layout().param(batch.matrices[m].param);
+      const int64_t first = batch.groups[batch.matrices[m].group].first;
+      pieces.push_back(slot.updates.slice(0, first + range.begin, first + range.end));
+    } else {
+      for (size_t i = 0; i < batch.pieces.size(); ++i)
+        if (batch.pieces[i].matrix == m) pieces.push_back(slot.whole[i]);
+    }
+    if (!pieces.empty() && batch.matrices[m].shape.numel() > 0) transform(index, m, step, pieces);
+  }
+  if (comm_.world_size() == 1) return nullptr;
+  return comm_.all_to_all_v(span_of(slot.sent, options_.dtype), span_of(slot.got, options_.dtype),
+                            transposed(batch.counts, comm_.world_size()), "updates of matrices");
+}
+
+void MatrixUpdate::apply(size_t index, const Step& step) {
+  const MatrixBatch& batch = batches_[index];
+  const Slot slot = this->slot(index);
+  const std::span<ShardedGroup* const> groups = groups_of(index);
+  int64_t next = 0;
+  for (const MatrixPiece& piece : batch.pieces) {
+    if (piece.rank != comm_.rank() || comm_.world_size() == 1) continue;
+    const MatrixBatch::Group& own = batch.groups[batch.matrices[piece.matrix].group];
+    const int64_t begin =
+        own.first + piece.positions.begin - groups[batch.matrices[piece.matrix].group]->updated().begin;
+    slot.updates.slice(0, begin, begin + piece.positions.size())
+        .copy_(slot.sent.slice(0, next, next + piece.positions.size()));
+    next += piece.positions.size();
+  }
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const MatrixBatch::Group& own = batch.groups[g];
+    const at::Tensor updates = slot.updates.slice(0, own.first, own.first + own.numel);
+    if (groups[g]->place().updates_whole() && comm_.world_size() > 1) {
+      const Range mine = groups[g]->mine();
+      const auto work = comm_.all_gather(span_of(updates, options_.dtype),
+                                         span_of(piece_of(updates, mine), options_.dtype), "updates of matrices");
+      work->drain();
+    }
+    optimizer_.apply(*groups[g], updates, runs_[first_of_[index] + g], step.options, step.has_grad(*groups[g]));
+  }
+}
+
+void MatrixUpdate::update(const Step& step) {
+  const at::NoGradGuard no_grad;
+  if (batches_.empty()) return;
+  for (const ParamGroupOptions& options : step.options)
+    ZS_CHECK(!options.use_muon || !options.ns_gram || options_.dtype == DType::kFloat32,
+             "ns_method is now 'gram', and was 'standard' when the engine was made, for which momenta travel in bf16: ",
+             "make the engine with 'gram'");
+  std::unique_ptr<Work> coming = send(0, step), going;
+  // Who reads this rank's part of a slot has done so before the slot is used again.
+  const auto end = [&](size_t batch) {
+    if (going) going->drain();
+    apply(batch, step);
+  };
+  for (size_t batch = 0; batch < batches_.size(); ++batch) {
+    std::unique_ptr<Work> next;
+    if (batch + 1 < batches_.size()) next = send(batch + 1, step);
+    if (coming) coming->wait();
+    std::unique_ptr<Work> back = transform(batch, step);
+    if (batch > 0) end(batch - 1);
+    going = std::move(back);
+    coming = std::move(next);
+  }
+  end(batches_.size() - 1);
+}
+
+}  // namespace zeroshard

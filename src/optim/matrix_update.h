@@ -1,0 +1,71 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/comm.h"
+#include "device/flat_buffer.h"
+#include "optim/matrix_rule.h"
+#include "optim/sharded_optimizer.h"
+#include "plan/matrix_plan.h"
+
+namespace zeroshard {
+
+// Updates the groups of whole matrices, batch by batch. Each rank sends pieces of what it has to the matrices' owners,
+// which transform them and send back updates. While one batch is transformed, pieces of the next come and updates of
+// the one before go back. A world of one has its matrices where they are.
+class MatrixUpdate {
+ public:
+  struct Options {
+    OptimizerConfig::Type type = OptimizerConfig::Type::kMuon;
+    at::Device device = at::kCPU;
+    DType dtype = DType::kFloat32;  // in which pieces and updates travel
+    RingClass ring;
+  };
+  // `batches` are of the units' matrices, whose groups are `groups`, in order. Collective: see Comm::allocate. What is
+  // passed by reference outlives this.
+  MatrixUpdate(std::vector<MatrixBatch> batches, std::vector<ShardedGroup*> groups, const ShardedOptimizer& optimizer,
+               Options options, Comm& comm, Ledger& ledger);
+  MatrixUpdate(const MatrixUpdate&) = delete;
+  MatrixUpdate& operator=(const MatrixUpdate&) = delete;
+
+  struct Step {
+    std::function<UpdateGradients(const ShardedGroup&)> gradients;
+    std::span<const ParamGroupOptions> options;
+    std::function<const std::vector<bool>&(const ShardedGroup&)> has_grad;  // by parameter, on some rank
+    float grad_scale = 1;                                                   // see ShardedOptimizer::update()
+  };
+  // Updates all groups. Collective.
+  void update(const Step& step);
+
+ private:
+  struct Slot;
+  using Runs = std::vector<ShardedOptimizer::Run>;
+
+  // The first of a batch's groups among groups_.
+  std::span<ShardedGroup* const> groups_of(size_t batch) const;
+  Slot slot(size_t batch) const;
+  // Updates momenta, and starts to send the pieces.
+  std::unique_ptr<Work> send(size_t batch, const Step& step);
+  void gather(ShardedGroup& group, const Step& step, const Runs& runs, const at::Tensor& updates) const;
+  // Transforms what this rank owns, and starts to send it back.
+  std::unique_ptr<Work> transform(size_t batch, const Step& step);
+  void transform(size_t batch, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const;
+  // Applies the updates that have come back.
+  void apply(size_t batch, const Step& step);
+
+  std::vector<MatrixBatch> batches_;
+  std::vector<ShardedGroup*> groups_;
+  std::vector<size_t> first_of_;  // by batch: its first group
+  const ShardedOptimizer& optimizer_;
+  Options options_;
+  Comm& comm_;
+  Ledger& ledger_;
+  std::vector<FlatBuffer> slots_;
+  std::vector<Runs> runs_;  // by group: what this step updates
+};
+
+}  // namespace zeroshard
