@@ -111,18 +111,29 @@ class _Tiled:
         self.is_of_class = "forward" not in vars(module)
         self.module = module
         self.tiles = tiles
-        self._compute = torch.compiler.disable(compute_tiled)  # here: torch imports its compiler for it
+        self._call = torch.compiler.disable(_call)  # here: torch imports its compiler for it
         functools.update_wrapper(self, self.before, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(self, *args, **kwargs)  # a copy has the same function, and is given itself
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+def _call(tiled: _Tiled, *args: Any, **kwargs: Any) -> Any:
+    """Compiled code of the modules around it breaks here."""
+    return tiled.run(*args, **kwargs)
 
 
 class _TiledMLP(_Tiled):
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def run(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         (x,) = (*args, *kwargs.values())
         tiles = _C.mlp_tiles(x.shape[-2], x.shape[-1]) if self.tiles == "auto" else self.tiles
         if min(tiles, x.shape[-2]) <= 1:
             return self.before(x)
         params = self.module.parameters()
-        return self._compute(self.before, [x], params, tiles=tiles, dim=-2, join=_C.Join.ALONG_DIM)
+        return compute_tiled(self.before, [x], params, tiles=tiles, dim=-2, join=_C.Join.ALONG_DIM)
 
 
 class _TiledLoss(_Tiled):
@@ -131,7 +142,7 @@ class _TiledLoss(_Tiled):
     So all that a model does with its logits, as capping them, is done, and its own function computes the loss.
     """
 
-    def __call__(self, *args: Any, skip_logits: bool | None = None, **kwargs: Any) -> Any:
+    def run(self, *args: Any, skip_logits: bool | None = None, **kwargs: Any) -> Any:
         given = self._named(args, kwargs)
         labels = given.get("labels")
         skips = self.module.training if skip_logits is None else skip_logits
@@ -205,7 +216,7 @@ class _TiledLoss(_Tiled):
             return losses.pop()
 
         function = self._loss_function()
-        loss = self._compute(
+        loss = compute_tiled(
             of_tile,
             [body.last_hidden_state, targets],
             self.module.get_output_embeddings().parameters(),

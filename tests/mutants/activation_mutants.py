@@ -1,5 +1,6 @@
 """What could be forgotten about inputs of checkpointed layers that lie in files or on the host."""
 
+import tile_mutants
 from mutant import Mutant
 
 _STORE, _SPACE, _HOST = "src/file/record_store.cpp", "src/file/free_space.cpp", "src/engine/host_activations.cpp"
@@ -124,6 +125,7 @@ DEVICES = [
 
 MUTANTS = [Mutant(name, file, old, new, "file", test) for name, file, old, new, test in RECORDS]
 MUTANTS += [Mutant(name, file, old, new, "accelerator", test) for name, file, old, new, test in DEVICES]
+MUTANTS += tile_mutants.MUTANTS
 MUTANTS += [
     Mutant(
         "recompute-input-kept-on",

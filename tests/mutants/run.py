@@ -42,7 +42,6 @@ import progress_mutants
 import python_mutants
 import sequence_mutants
 import swap_mutants
-import tile_mutants
 import tokenizer_mutants
 import train_mutants
 import unit_mutants
@@ -346,7 +345,6 @@ MUTANTS = [
     *python_mutants.MUTANTS,
     *sequence_mutants.MUTANTS,
     *swap_mutants.MUTANTS,
-    *tile_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,
     *train_mutants.MUTANTS,
     *unit_mutants.MUTANTS,
