@@ -52,7 +52,7 @@ def group_of_engine(model: nn.Module, config: _C.Config, device: torch.device) -
         uncut_model(model)
         return None
     group = make_group(config.sequence_parallel_size)
-    group.settings, group.device = config, device
+    group.serve(config, device)
     if had is None or had.group is not group:
         cut_model(model, group, **group.cuts_models_with)
     return group

@@ -36,6 +36,11 @@ class SequenceGroup:
         device = self.device or device_of_rank(_C.rank_environment().local_rank)
         return _C.SequenceGroup(self.process_group.group_name, device, self.settings)
 
+    def serve(self, settings: _C.Config, device: torch.device) -> None:
+        """For an engine: with its transport and time-outs, and a communicator that no earlier error has ended."""
+        self.settings, self.device = settings, device
+        vars(self).pop("core", None)
+
     @property
     def is_of_this_world(self) -> bool:
         return dist.is_initialized() and self._world() is dist.group.WORLD
