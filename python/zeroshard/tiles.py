@@ -114,6 +114,12 @@ class _Tiled:
         self._call = torch.compiler.disable(_call)  # here: torch imports its compiler for it
         functools.update_wrapper(self, self.before, updated=())
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_call"}  # which cannot be pickled
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _call=torch.compiler.disable(_call))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(self, *args, **kwargs)  # a copy has the same function, and is given itself
 
@@ -225,7 +231,7 @@ class _TiledLoss(_Tiled):
             join=_C.Join.SUM,
             at_once=True,
         )
-        (result,) = outputs
+        result = outputs.pop()  # of_tile, which the graph of the loss holds, must not hold the loss
         result["loss"], result["logits"] = loss, NoLogits()
         wants_tuple = not (self.module.config.return_dict if return_dict is None else return_dict)
         return result.to_tuple() if wants_tuple else result
@@ -326,7 +332,8 @@ def _is_of_liger(module: nn.Module) -> bool:
 
 def _is_mlp(module: nn.Module) -> bool:
     layers = {name for name, child in module.named_children() if next(child.parameters(), None) is not None}
-    return type(module).__name__.endswith("MLP") and layers in _MLPS
+    takes_one = len(inspect.signature(module.forward).parameters) == 1  # and no residual
+    return type(module).__name__.endswith("MLP") and layers in _MLPS and takes_one
 
 
 def _known_mlps() -> str:

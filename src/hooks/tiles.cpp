@@ -217,8 +217,8 @@ class Gradients {
       sum = grad.to(at::kFloat);
       narrow_.emplace(index, grad.scalar_type());
     } else {
-      const bool is_own =
-          grad.use_count() == 1 && grad.storage().use_count() == 1 && grad.is_non_overlapping_and_dense();
+      const bool is_own = grad.layout() == at::kStrided && grad.use_count() == 1 && grad.storage().use_count() == 1 &&
+                          grad.is_non_overlapping_and_dense();
       sum = is_own ? std::move(grad) : grad.clone();
     }
   }
@@ -294,6 +294,11 @@ struct Tiling : torch::CustomClassHolder {
   at::Tensor result;
 };
 
+void check_is_scalar(const at::Tensor& of_tile) {
+  ZS_CHECK(of_tile.numel() == 1, "a tile's result has ", of_tile.numel(),
+           " elements: a sum, mean or list of tiles is of scalars");
+}
+
 // The joined result, and where it is made.
 class Result {
  public:
@@ -301,8 +306,7 @@ class Result {
 
   void add(const at::Tensor& of_tile, const Tile& tile) {
     if (call_.join != Join::kAlongDim) {
-      ZS_CHECK(of_tile.numel() == 1, "a tile's result has ", of_tile.numel(),
-               " elements: a sum, mean or list of tiles is of scalars");
+      check_is_scalar(of_tile);
       scalars_.push_back(of_tile.detach().reshape({}));
       return;
     }
@@ -423,7 +427,9 @@ void check(const TiledCall& call, const Tensors& inputs) {
 
 at::Tensor call_whole(const TiledCall& call, const Tensors& inputs) {
   const at::Tensor result = call.function(inputs);
-  return call.join == Join::kStack ? result.reshape({1}) : result;
+  if (call.join == Join::kAlongDim) return result;
+  check_is_scalar(result);
+  return call.join == Join::kStack ? result.reshape({1}) : result.reshape({});
 }
 
 bool is_fp16(const at::Tensor& input) {
@@ -445,9 +451,9 @@ at::Tensor compute_tiled(TiledCall call, const Tensors& inputs, const Tensors& p
   tiling->tiles = tiles_of(length, own.tiles);
   if (tiling->tiles.size() <= 1) return call_whole(own, inputs);
   if (is_training)
-    std::ranges::copy_if(params, std::back_inserter(tiling->params), [&](const at::Tensor& param) {
-      return param.requires_grad() && param.is_leaf() && !contains(inputs, param);
-    });
+    for (const at::Tensor& param : params)
+      if (param.requires_grad() && param.is_leaf() && !contains(inputs, param) && !contains(tiling->params, param))
+        tiling->params.push_back(param);
   const RandomStates random(inputs[0].device());
   if (own.at_once) tiling->at_once.emplace();
   Result result(own, length);
@@ -480,6 +486,7 @@ at::Tensor compute_tiled(TiledCall call, const Tensors& inputs, const Tensors& p
   tiling->num_all = all.size();
   if (!random.are_current()) tiling->random = random;
   for (const at::Tensor& param : tiling->params) tiling->versions.push_back(uint32_t(param._version()));
+  if (own.at_once) tiling->call.function = nullptr;  // nobody calls it again, and it may hold what computed the inputs
   return TileFunction::apply(at::TensorList(all), tiling);
 }
 
