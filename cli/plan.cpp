@@ -252,12 +252,13 @@ int64_t longest_sequence(PlanInputs inputs, const PlannedBytes& bytes, const Mem
     inputs.activations->sequence_length = length;
     return passed_limits(inputs.memory_needs(bytes), limits, on_device).empty();
   };
-  int64_t longest = 0, too_long = kLongestSequence + 1;
+  const int64_t none = inputs.activations->sequence_parallel - 1;  // each rank has a token at least
+  int64_t longest = none, too_long = kLongestSequence + 1;
   while (too_long - longest > 1) {
     const int64_t length = longest + (too_long - longest) / 2;
     (fits(length) ? longest : too_long) = length;
   }
-  return longest;
+  return longest == none ? 0 : longest;
 }
 
 std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {

@@ -271,8 +271,8 @@ _TABLE += [
     (
         "rest-of-fp32-has-other-masters",
         "src/group/groups.cpp",
-        "parameters.part({first + border, first + all})",
-        "parameters.part({first + border, first + all}).clone()",
+        "parameters.view({first + border, first + all})",
+        "parameters.view({first + border, first + all}).clone()",
         "*ShareOffload.CheckpointsGo*",
     ),
     (

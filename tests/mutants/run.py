@@ -171,8 +171,8 @@ MUTANTS = [
     Mutant(
         "every-part-is-the-first",
         "src/store/storage.cpp",
-        "columns_[i].slice(0, range.begin, range.end)",
-        "columns_[i].slice(0, 0, range.size())",
+        "each.slice(0, range.begin, range.end)",
+        "each.slice(0, 0, range.size())",
         "optim",
         "*StatesLentInPiecesGiveTheSameBits/*",
     ),

@@ -32,8 +32,8 @@ _MODELS = {
 }
 
 
-def _plan(model, *options):
-    command = [ZEROSHARD, "plan", "--model", model, "--world-size", 1, *options]
+def _plan(model, *options, ranks=1):
+    command = [ZEROSHARD, "plan", "--model", model, "--world-size", ranks, *options]
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
 
 
@@ -183,6 +183,12 @@ def test_the_longest_sequence_that_fits_is_told(model):
         result = _plan(model, "--stage", 3, "--device-memory", "20MB", "--sequence-length", length)
         assert ("does not fit" not in result.stdout) == fits
         assert f"the longest sequence that fits has {whole} tokens" in result.stdout
+
+
+def test_no_sequence_fits_that_ranks_share(model):
+    options = "--stage", 3, "--sequence-length", 64, "--sequence-parallel", 2, "--device-memory", "1KB", "--json"
+    result = _plan(model, *options, ranks=2)
+    assert json.loads(result.stdout)["limits"]["longest_sequence"] == 0, result.stderr
 
 
 def test_the_micro_batch_of_the_config_counts(model):
