@@ -121,7 +121,13 @@ def make_engine(
     # Steps that can fail on one rank come first: later the engine takes parameters and states from another engine.
     loader = None
     if training_data is not None:
-        loader = Loader(training_data, parsed.config.micro_batch_size, collate_fn, parsed.config.dataloader_drop_last)
+        loader = Loader(
+            training_data,
+            parsed.config.micro_batch_size,
+            collate_fn,
+            parsed.config.dataloader_drop_last,
+            sequence_size=parsed.config.sequence_parallel_size,
+        )
     if not dist.is_initialized() or dist.get_rank() == 0:
         check_folders(parsed.config)
     with settings_kept(setup.param_groups):

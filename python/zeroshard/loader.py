@@ -7,28 +7,29 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
-
-from .sequence_groups import data_parallel_rank, data_parallel_size
 
 
 class ShardedSampler(Sampler[int]):
     """A shuffle by (seed, epoch) that does not depend on the number of ranks; samples go to the ranks in turn.
 
-    ``consumed`` samples of the epoch are left out, so that another number of ranks can continue an epoch.
+    The ``sequence_size`` ranks of a sequence group get the same samples. ``consumed`` samples of the epoch are left
+    out, so that another number of ranks can continue an epoch.
     """
 
-    def __init__(self, num_samples: int, drop_last: bool, seed: int = 0) -> None:
+    def __init__(self, num_samples: int, drop_last: bool, seed: int = 0, sequence_size: int = 1) -> None:
         self._num_samples = num_samples
         self._drop_last = drop_last
         self._seed = seed
+        self._sequence_size = sequence_size
         self.epoch = 0
         self.consumed = 0
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed + self.epoch)
         order = torch.randperm(self._num_samples, generator=generator).tolist()
-        rank, ranks = data_parallel_rank(), data_parallel_size()
+        rank, ranks = _rank() // self._sequence_size, self.ranks
         left = order[self.consumed :]
         if self._drop_last:
             left = left[: len(left) // ranks * ranks]
@@ -39,7 +40,12 @@ class ShardedSampler(Sampler[int]):
 
     def __len__(self) -> int:
         left = self._num_samples - self.consumed
-        return left // data_parallel_size() if self._drop_last else -(-left // data_parallel_size())
+        return left // self.ranks if self._drop_last else -(-left // self.ranks)
+
+    @property
+    def ranks(self) -> int:
+        """Those with samples of their own: ranks of a sequence group count as one."""
+        return _ranks() // self._sequence_size
 
 
 class Loader(DataLoader):
@@ -52,15 +58,24 @@ class Loader(DataLoader):
     ``len()`` is the number of batches of the iteration that runs, or else of the next one.
     """
 
-    def __init__(self, dataset: Dataset, micro_batch_size: int, collate_fn: Callable | None, drop_last: bool) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        micro_batch_size: int,
+        collate_fn: Callable | None,
+        drop_last: bool,
+        *,
+        sequence_size: int = 1,
+    ) -> None:
         iterable = isinstance(dataset, IterableDataset)
-        if iterable and data_parallel_size() > 1 and data_parallel_rank() == 0:
+        # Ranks of a sequence group, too: each deals the rows that it has itself to the group.
+        if iterable and _ranks() > 1 and _rank() == 0:
             warnings.warn(
                 "training_data is an IterableDataset: every rank iterates over all of it, unless it takes its own "
                 "share by torch.distributed.get_rank()",
                 stacklevel=2,
             )
-        self._own_sampler = None if iterable else ShardedSampler(len(dataset), drop_last)
+        self._own_sampler = None if iterable else ShardedSampler(len(dataset), drop_last, sequence_size=sequence_size)
         self._epoch = 0
         self._batches = 0  # handed out since the position below
         self._start = 0  # samples of the epoch that all ranks together had before that
@@ -109,7 +124,8 @@ class Loader(DataLoader):
         self._start = self._batches = 0
 
     def state_dict(self) -> dict[str, int]:
-        consumed = self._start + self._batches * self.batch_size * data_parallel_size()
+        ranks = self._own_sampler.ranks if self._own_sampler is not None else _ranks()
+        consumed = self._start + self._batches * self.batch_size * ranks
         return {"epoch": self._epoch, "consumed": min(consumed, self._size())}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -125,3 +141,11 @@ class Loader(DataLoader):
 
     def _size(self) -> int:
         return len(self.dataset) if self._own_sampler is not None else 2**62
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

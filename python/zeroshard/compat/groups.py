@@ -1,4 +1,7 @@
-"""``deepspeed.utils.groups``: all ranks hold shards, and ranks of a sequence group train on the same rows."""
+"""``deepspeed.utils.groups``: all ranks hold shards, and ranks of a sequence group train on the same rows.
+
+As in DeepSpeed, a process has one answer. It stays that of the sequence groups after an engine without such groups.
+"""
 
 from __future__ import annotations
 
