@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,10 @@ _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "seq_lengths")
 _FILLED_WITH = {"labels": -100, "shift_labels": -100}
 
 
+class _WrongBatch(ValueError):
+    """A batch that cannot be cut."""
+
+
 def whole_rows(batch: Any, size: int, *, needs_positions: bool = False) -> dict[str, Any]:
     """The batch with ``position_ids``, ``shift_labels`` instead of ``labels``, and rows that ``size`` divides.
 
@@ -22,18 +27,18 @@ def whole_rows(batch: Any, size: int, *, needs_positions: bool = False) -> dict[
     batch that cannot be cut.
     """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), torch.Tensor):
-        raise ValueError(f"a batch must be a dict with input_ids, and is {type(batch).__name__}")
+        raise _WrongBatch(f"a batch must be a dict with input_ids, and is {type(batch).__name__}")
     rows, length = batch["input_ids"].shape[:2]
     if packed := [key for key in _PACKED if batch.get(key) is not None]:
-        raise ValueError(
+        raise _WrongBatch(
             f"rows are packed by {packed[0]}: give position_ids that begin anew with each document instead"
         )
     if length < size:
-        raise ValueError(f"rows of {length} words are shorter than the {size} ranks that share them")
+        raise _WrongBatch(f"rows of {length} words are shorter than the {size} ranks that share them")
     whole = dict(batch)
     if whole.get("position_ids") is None:
         if needs_positions:
-            raise ValueError(
+            raise _WrongBatch(
                 "position_ids are missing: torch.arange(length) for each row, or positions that begin anew with each "
                 "document of a packed row"
             )
@@ -43,7 +48,7 @@ def whole_rows(batch: Any, size: int, *, needs_positions: bool = False) -> dict[
     for key, value in tensors_of(whole).items():
         if value.shape[:2] != (rows, length):
             shape = tuple(value.shape)
-            raise ValueError(f"{key} has the shape {shape}; rows and words of input_ids are {rows} x {length}")
+            raise _WrongBatch(f"{key} has the shape {shape}; rows and words of input_ids are {rows} x {length}")
     labels = whole.pop("labels", None)
     if labels is not None and whole.get("shift_labels") is None:
         whole["shift_labels"] = pad(labels[:, 1:], (0, 1), value=-100)
@@ -75,7 +80,7 @@ class PieceLoader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         batches = iter(self.loader)
-        while dealt := self._deal(next(batches, None)):
+        while dealt := self._deal(batches):
             yield from dealt
 
     def __getattr__(self, name: str) -> Any:
@@ -83,27 +88,38 @@ class PieceLoader:
             raise AttributeError(name)
         return getattr(self.loader, name)
 
-    def _deal(self, batch: Any) -> list[dict[str, Any]]:
-        """This rank's pieces of the batches of all ranks of the group; none when no rank has one. Collective."""
-        wrong, whole = "", {}
+    def _deal(self, batches: Iterator[Any]) -> list[dict[str, Any]]:
+        """This rank's pieces of the next batches of all ranks of the group; none when no rank has one. Collective.
+
+        An error of one rank's loader is raised on all ranks of the group.
+        """
+        values: list[torch.Tensor] = []
+        failed: Exception | None = None
+        wrong, packed = "", pickle.dumps(({}, {}))
         try:
-            if batch is not None:
+            if (batch := next(batches, None)) is not None:
                 whole = whole_rows(batch, self.group.size, needs_positions=self._needs_positions)
-        except ValueError as error:
+                tensors = tensors_of(whole)
+                shapes = {key: (tuple(value.shape), value.dtype) for key, value in tensors.items()}
+                others = {key: value for key, value in whole.items() if key not in tensors}
+                values, packed = [value.cpu() for value in tensors.values()], pickle.dumps((shapes, others))
+        except _WrongBatch as error:
             wrong = str(error)
-        tensors = tensors_of(whole)
-        shapes = {key: (tuple(value.shape), value.dtype) for key, value in tensors.items()}
-        others = {key: value for key, value in whole.items() if key not in tensors}
+        except Exception as error:  # the others wait for this rank
+            failed, wrong = error, f"the loader failed with {type(error).__name__}: {error}"
         told: list[Any] = [None] * self.group.size
-        dist.all_gather_object(told, (wrong, shapes, others), group=self.group.process_group)
-        for rank, (text, _, _) in enumerate(told):
+        dist.all_gather_object(told, (wrong, packed), group=self.group.process_group)
+        if failed is not None:
+            raise failed
+        for rank, (text, _) in enumerate(told):
             if text:
                 raise ValueError(f"sequence parallelism: {text} (rank {rank} of the sequence group)")
-        like = [[torch.empty(s, dtype=d, device="meta") for s, d in shapes.values()] for _, shapes, _ in told]
-        pieces = self.group.core.deal([value.cpu() for value in tensors.values()], like)
+        unpacked = [pickle.loads(packed) for _, packed in told]
+        like = [[torch.empty(s, dtype=d, device="meta") for s, d in shapes.values()] for shapes, _ in unpacked]
+        pieces = self.group.core.deal(values, like)
         return [
             dict(zip(shapes, mine, strict=True)) | others
-            for (_, shapes, others), mine in zip(told, pieces, strict=True)
+            for (shapes, others), mine in zip(unpacked, pieces, strict=True)
             if shapes
         ]
 

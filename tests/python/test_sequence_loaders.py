@@ -1,7 +1,9 @@
 """Loaders of engines with and without sequence groups in one process, and loaders that fail on one rank."""
 
+import time
 import warnings
 
+import models
 import sequences
 import torch
 import world
@@ -66,3 +68,43 @@ def test_a_stream_that_each_rank_of_a_group_reads_is_warned_of():
     first, second = world.run(2, warned_of)
     assert len(first) == 1 and "every rank iterates over all of it" in first[0]
     assert second == []
+
+
+class OneFails:
+    """Rank 1 alone fails at its second batch, in the loader or with a batch that is no dict of tensors."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        yield sequences.rows("plain", 0, 2)
+        if models.world.rank() == 1:
+            if self.error == "pickle":
+                yield sequences.rows("plain", 1, 2) | {"more": lambda: None}
+            raise OSError("the disk is gone") if self.error == "loader" else KeyError("label")
+        yield sequences.rows("plain", 1, 2)
+
+
+def errors_of_one_rank():
+    engine, *_ = made(2)
+    messages = []
+    for error in ("loader", "key", "pickle"):
+        pieces, began = [], time.monotonic()
+        try:
+            for batch in zeroshard.sequence_parallel(engine, OneFails(error)):
+                pieces.append(batch)
+        except Exception as raised:
+            messages.append([type(raised).__name__, str(raised), len(pieces), time.monotonic() - began < 20])
+    return messages
+
+
+def test_a_loader_that_fails_on_one_rank_alone_fails_on_all():
+    first, second = world.run(2, errors_of_one_rank)
+    told = "sequence parallelism: the loader failed with OSError: the disk is gone (rank 1 of the sequence group)"
+    assert first[0] == ["ValueError", told, 2, True]
+    assert second[0] == ["OSError", "the disk is gone", 2, True]
+    assert second[1][0] == "KeyError" and "KeyError: 'label' (rank 1" in first[1][1]
+    assert "(rank 1" in first[2][1] and second[2][2:] == [2, True]
