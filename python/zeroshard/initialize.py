@@ -114,7 +114,7 @@ def make_engine(
         init_distributed(device, _timeout(settings, env.world_size, model, sequence_size))
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     parsed = parse_config(settings, world_size=world_size, model=model, sequence_parallel_size=sequence_size)
-    sequence_group = group_of_engine(model, parsed.config, device)
+    sequence_group = group_of_engine(model, parsed.config, device, mesh)
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed.config)
     front = make_front(setup, parsed)

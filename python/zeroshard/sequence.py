@@ -10,7 +10,7 @@ from torch import nn
 
 from . import _C
 from .engine import Engine
-from .sequence_groups import SequenceGroup, make_group, size_of_mesh
+from .sequence_groups import SequenceGroup, current, make_group, size_of_mesh
 from .sequence_model import cut_model, cut_of, uncut_model
 from .sequence_rows import PieceLoader
 
@@ -45,22 +45,44 @@ def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> 
     return PieceLoader(loader, group)
 
 
-def group_of_engine(model: nn.Module, config: _C.Config, device: torch.device) -> SequenceGroup | None:
+def group_of_engine(
+    model: nn.Module, config: _C.Config, device: torch.device, mesh: Any = None
+) -> SequenceGroup | None:
     """Cuts the model that an engine is made for, as its configuration says. Collective where that makes groups."""
-    had = cut_of(model)
     if config.sequence_parallel_size == 1:
-        uncut_model(model)
+        while (part := _cut_part(model)) is not None:
+            uncut_model(part)
         return None
     group = make_group(config.sequence_parallel_size)
-    group.serve(config, device)
-    if had is None or had.group is not group:
-        cut_model(model, group, **group.cuts_models_with)
-    return group
+    own = group.for_engine(config, device)
+    had = cut_of(model)
+    if had is not None and not had.by_engine and had.group.process_group is group.process_group:
+        had.group = own
+    else:
+        is_registered = mesh is not None or group.is_for_next_engine or _is_registered(model)
+        cut_model(model, own, **(group.registered if is_registered and group.registered else {"by_engine": True}))
+    group.is_for_next_engine = False
+    return own
 
 
 def size_before_engine(model: nn.Module, mesh: Any) -> int | None:
-    """Of the sequence groups that the caller of ``initialize`` has made for the model, or gives as ``mpu``."""
+    """Of the sequence groups that the caller of ``initialize`` has made for the model, or gives as ``mpu``.
+
+    Groups that were registered by a model's name are for the engine that is made next.
+    """
     if mesh is not None:
         return size_of_mesh(mesh)
-    had = cut_of(model)
-    return had.group.size if had is not None and not had.by_engine else None
+    if _is_registered(model):
+        return cut_of(_cut_part(model)).group.size
+    group = current()
+    return group.size if group is not None and group.is_for_next_engine else None
+
+
+def _is_registered(model: nn.Module) -> bool:
+    """Whether the caller has cut the model, or the model in it that PEFT has wrapped since then."""
+    part = _cut_part(model)
+    return part is not None and not cut_of(part).by_engine
+
+
+def _cut_part(model: nn.Module) -> nn.Module | None:
+    return next((module for module in model.modules() if cut_of(module) is not None), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from datetime import timedelta
@@ -26,7 +27,8 @@ class SequenceGroup:
         self.rank = dist.get_rank() % size
         self.settings: _C.Config | None = None  # of the engine that trains with the group
         self.device: torch.device | None = None
-        self.cuts_models_with: dict[str, bool] = {"by_engine": True}  # for models of engines that are not cut yet
+        self.registered: dict[str, bool] | None = None  # how a registration lets models be cut
+        self.is_for_next_engine = False  # of a registration by a model's name, whose engine is not made yet
         self.process_group = _make_process_group(size)
         self._world = weakref.ref(dist.group.WORLD)
 
@@ -36,10 +38,14 @@ class SequenceGroup:
         device = self.device or device_of_rank(_C.rank_environment().local_rank)
         return _C.SequenceGroup(self.process_group.group_name, device, self.settings)
 
-    def serve(self, settings: _C.Config, device: torch.device) -> None:
-        """For an engine: with its transport and time-outs, and a communicator that no earlier error has ended."""
+    def for_engine(self, settings: _C.Config, device: torch.device) -> SequenceGroup:
+        """The group with the engine's transport and time-outs, and a communicator of its own.
+
+        What belongs to no engine, as loaders by DeepSpeed's names, has those of the engine that was made last.
+        """
         self.settings, self.device = settings, device
         vars(self).pop("core", None)
+        return copy.copy(self)
 
     @property
     def is_of_this_world(self) -> bool:

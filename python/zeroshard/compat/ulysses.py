@@ -44,17 +44,19 @@ class UlyssesSPAttentionHF:
             return None
         if not seq_length_is_variable and seq_length is None and max_length is None:
             raise ValueError("seq_length is missing: give it, or seq_length_is_variable=True")
+        options = {"averages_loss": False, "in_evaluation": not disable_in_eval}
         if isinstance(model_name_or_path, nn.Module):
             check_model(model_name_or_path, sequence_parallel_size, core_attn_implementation)
             group = make_group(sequence_parallel_size)
-            cut_model(model_name_or_path, group, averages_loss=False, in_evaluation=not disable_in_eval)
+            cut_model(model_name_or_path, group, **options)
         else:
             config = _read_config(model_name_or_path)
             check_attention_name(core_attn_implementation)
             check_config(config, type(config).__name__, sequence_parallel_size)
             group = make_group(sequence_parallel_size)
             replace_attention(core_attn_implementation)
-            group.cuts_models_with = {"averages_loss": False, "in_evaluation": not disable_in_eval}
+            group.is_for_next_engine = True
+        group.registered = options
         gather_losses()
         return importlib.import_module("deepspeed.runtime.sequence_parallel.parallel_state_sp")
 
