@@ -134,10 +134,10 @@ def make_engine(
         scheduler = make_scheduler(lr_scheduler, front, parsed.config)
         engine = engine_type(model, parsed, setup, front, device)
     engine.lr_scheduler = scheduler
-    engine.training_dataloader = loader
     if loader is not None and sequence_group is not None:
         by_position = not isinstance(training_data, torch.utils.data.IterableDataset)
         loader = (SharedLoader if by_position else PieceLoader)(loader, sequence_group)
+    engine.training_dataloader = loader
     return engine, loader, scheduler
 
 

@@ -1,5 +1,6 @@
 """Loaders of engines with and without sequence groups in one process, and loaders that fail on one rank."""
 
+import itertools
 import time
 import warnings
 
@@ -108,3 +109,22 @@ def test_a_loader_that_fails_on_one_rank_alone_fails_on_all():
     assert second[0] == ["OSError", "the disk is gone", 2, True]
     assert second[1][0] == "KeyError" and "KeyError: 'label' (rank 1" in first[1][1]
     assert "(rank 1" in first[2][1] and second[2][2:] == [2, True]
+
+
+def loaders_of_the_engine(folder):
+    same = []
+    for data in (Rows(), Stream()):
+        engine, _, loader, _ = made(2, data)
+        batch = next(iter(engine.training_dataloader))
+        same += [engine.training_dataloader is loader, batch["shift_labels"].shape[1] == 4]
+    engine, _, loader, _ = made(2, Rows())
+    before = first_words(itertools.islice(loader, 1))
+    engine.save_checkpoint(folder, tag="a")
+    after = first_words(loader)  # the next epoch, as the last was left
+    engine.load_checkpoint(folder, tag="a")
+    rest = first_words(engine.training_dataloader)
+    return same, sorted(before + rest) == after, len(rest)
+
+
+def test_the_loader_of_an_engine_is_the_one_that_initialize_returns(tmp_path):
+    assert world.run(2, loaders_of_the_engine, folder=str(tmp_path)) == [[[True] * 4, True, 12]] * 2
