@@ -128,3 +128,24 @@ def two_engines():
 
 def test_each_engine_has_its_own_settings_for_its_group():
     assert world.run(2, two_engines) == [[[100000, 200000], True, False]] * 2
+
+
+def gathered():
+    """The gradient of a sum in which each rank weighs the parts of all ranks differently."""
+    mpu, rank = register(sequences.llama()), torch.distributed.get_rank()
+    told = []
+    for all_gather in (torch.distributed.nn.all_gather, torch.distributed.nn.functional.all_gather):
+        own = torch.tensor([float(rank + 1)], requires_grad=True)
+        parts = all_gather(own, group=mpu.get_sequence_parallel_group())
+        (parts[0] * (rank + 1) + parts[1] * (rank + 3)).sum().backward()
+        told.append([[part.item() for part in parts], own.grad.item()])
+    return told
+
+
+def test_losses_are_gathered_by_both_names():
+    """In the second group torch's own has no backward over Gloo."""
+    told = world.run(4, gathered)
+    for rank, one in enumerate(told):
+        low = 2 * (rank // 2) + 1  # of the group's first rank
+        sums = [2 * low + 1, 2 * low + 5]
+        assert one == [[[low, low + 1], sums[rank % 2]]] * 2

@@ -24,7 +24,7 @@ def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
 
 
 def gather_losses() -> None:
-    """Lets ``torch.distributed.nn.functional.all_gather`` of a sequence group go over its communicator.
+    """Lets ``all_gather`` of ``torch.distributed.nn`` and its ``functional`` go over a sequence group's communicator.
 
     Scripts gather their losses so. Torch's own has no backward over Gloo for a group without rank 0 of the world.
     """
@@ -42,7 +42,7 @@ def gather_losses() -> None:
         return tuple(piece.view(tensor.shape) for piece in gathered.flatten(0, 1)[0].unbind(0))
 
     all_gather.of_sequence_groups = True
-    differentiable.all_gather = all_gather
+    differentiable.all_gather = torch.distributed.nn.all_gather = all_gather
 
 
 def _group() -> SequenceGroup:
