@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from . import _C
 from .sequence_checks import check_attention_name, check_model, text_config
 from .sequence_groups import SequenceGroup
+from .sequence_rows import PIECE_WITHOUT_LABELS
 
 _PER_HEAD = ("position_bias", "s_aux", "alibi", "head_mask")  # arguments of attention that this does not cut
 
@@ -49,12 +50,19 @@ class Cut:
         self.layers = text_config(model).num_hidden_layers
         self._in_evaluation = in_evaluation
         self._model = weakref.ref(model)
-        self._is_on = False  # in the forward that began last
+        self._is_on = False  # in the forward that runs
+        self._outermost: nn.Module | None = None  # the module whose forward runs
         self.attended = 0  # calls of attention in this forward
         self._whole_positions = WeakIdKeyDictionary()
-        self._handles = [
-            model.register_forward_pre_hook(self._hook(_begin_forward), with_kwargs=True),
-            model.register_forward_hook(self._hook(_end_forward), with_kwargs=True, always_call=True),
+        self._handles = []
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        for module in dict.fromkeys((model, inner)):  # an adapter's model generates by the model inside of it
+            self._add_hooks(module, _begin_forward, _end_forward)
+
+    def _add_hooks(self, module: nn.Module, before: Callable, after: Callable) -> None:
+        self._handles += [
+            module.register_forward_pre_hook(self._hook(before), with_kwargs=True),
+            module.register_forward_hook(self._hook(after), with_kwargs=True, always_call=True),
         ]
 
     def _hook(self, step: Callable) -> Callable:
@@ -74,27 +82,54 @@ class Cut:
     def is_on(self) -> bool:
         """Whether attention that is called now has pieces. A forward within a backward pass repeats one of training."""
         model = self._model()
-        if torch._C._current_graph_task_id() != -1 and model is not None and model.training:
+        training = model is not None and model.training
+        if torch._C._current_graph_task_id() != -1 and training:
             return True
+        if self._outermost is None and (training or self._is_always_on_in_evaluation):
+            raise _C.StateError(
+                "sequence parallelism: a part of the model is called outside of the model's forward, which alone knows "
+                "the whole rows: call the engine, or the module that it was made for"
+            )
         return self._is_on
 
+    @property
+    def _is_always_on_in_evaluation(self) -> bool:
+        return self._in_evaluation and not self.averages_loss  # as in DeepSpeed
+
     def begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-        self._is_on = model.training or (self._in_evaluation and kwargs.get("shift_labels") is not None)
-        self.attended = 0
+        if self._outermost is not None and self._outermost is not model:
+            return None
+        self._outermost, self._is_on, self.attended = model, False, 0
         _running.clear()
-        if not self._is_on:
+        if not self._takes_pieces(model, kwargs):
             return None
         forward = _whole_rows(self.group, args, kwargs)
+        self._is_on = True
         if (positions := kwargs.get("position_ids")) is not None:
             self._whole_positions[positions] = forward.positions
         _running.append(forward)
-        if self.averages_loss and kwargs.get("labels") is None and kwargs.get("shift_labels") is not None:
-            return args, kwargs | {"labels": kwargs["shift_labels"]}  # without labels, models compute no loss
+        labels = kwargs.get("shift_labels")
+        if labels is not None and labels.dtype == PIECE_WITHOUT_LABELS:
+            return args, {key: value for key, value in kwargs.items() if key != "shift_labels"}
+        if self.averages_loss and kwargs.get("labels") is None and labels is not None:
+            return args, kwargs | {"labels": labels}  # without labels, models compute no loss
         return None
 
-    def end(self, kwargs: dict[str, Any], output: Any) -> Any:
+    def _takes_pieces(self, model: nn.Module, kwargs: dict[str, Any]) -> bool:
+        if _generates(kwargs):
+            return False
+        if model.training or (self._in_evaluation and kwargs.get("shift_labels") is not None):
+            return True
+        if self._in_evaluation and not self._is_always_on_in_evaluation and kwargs.get("past_key_values") is None:
+            _check_is_no_piece(self.group, kwargs.get("position_ids"))
+        return self._is_always_on_in_evaluation
+
+    def end(self, model: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
+        if self._outermost is not model:
+            return None
+        was_on, self._is_on, self._outermost = self._is_on, False, None
         _running.clear()
-        if not self._is_on or output is None:
+        if not was_on or output is None:
             return None
         if self.attended < self.layers:
             raise _C.StateError(
@@ -124,7 +159,26 @@ def _begin_forward(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, An
 
 
 def _end_forward(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
-    return cut.end(kwargs, output)
+    return cut.end(model, kwargs, output)
+
+
+def _generates(kwargs: dict[str, Any]) -> bool:
+    """Generation has whole rows, also where the model is in training mode."""
+    if torch.is_grad_enabled() or kwargs.get("shift_labels") is not None:
+        return False
+    last = kwargs.get("logits_to_keep")  # `generate` asks for the last one, also without a cache
+    return kwargs.get("past_key_values") is not None or (isinstance(last, int) and last == 1)
+
+
+def _check_is_no_piece(group: SequenceGroup, positions: Any) -> None:
+    if group.rank == 0 or not isinstance(positions, torch.Tensor) or positions.ndim != 2 or not positions.numel():
+        return
+    first = group.rank * positions.shape[1]
+    if bool((positions[:, 0] == first).all()):
+        raise _C.StateError(
+            f"sequence parallelism: position_ids begin at {first}, as those of a piece of a row do, and in evaluation "
+            "the model takes pieces only with their shift_labels: leave shift_labels in the batch"
+        )
 
 
 def cut_of(model: nn.Module) -> Cut | None:
@@ -298,15 +352,14 @@ _WRONG = [
 ]
 
 
-def _wrong_input(
-    shape: tuple[int, ...], positions: torch.Tensor | None, padding: torch.Tensor | None, kwargs: dict[str, Any]
-) -> int:
+def _wrong_input(shape: tuple[int, ...], positions: Any, padding: Any, kwargs: dict[str, Any]) -> int:
     cache = kwargs.get("past_key_values")
     if shape == (0, 0):
         return 1
     if positions is None or positions.ndim != 2 or positions.shape[1] != shape[1]:
         return 2
-    if kwargs.get("labels") is not None and kwargs.get("shift_labels") is None:
+    shifted = kwargs.get("shift_labels")
+    if kwargs.get("labels") is not None and (shifted is None or shifted.dtype == PIECE_WITHOUT_LABELS):
         return 3
     if padding is not None and (not isinstance(padding, torch.Tensor) or tuple(padding.shape) != shape):
         return 4

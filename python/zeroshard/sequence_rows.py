@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from .sequence_groups import SequenceGroup
 
 _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "seq_lengths")
+PIECE_WITHOUT_LABELS = torch.int8  # the dtype of shift_labels that tell only that rows are pieces
 _FILLED_WITH = {"labels": -100, "shift_labels": -100}
 
 
@@ -52,6 +53,8 @@ def whole_rows(batch: Any, size: int, *, needs_positions: bool = False) -> dict[
     labels = whole.pop("labels", None)
     if labels is not None and whole.get("shift_labels") is None:
         whole["shift_labels"] = pad(labels[:, 1:], (0, 1), value=-100)
+    elif whole.get("shift_labels") is None and not needs_positions:
+        whole["shift_labels"] = torch.full_like(batch["input_ids"], -100, dtype=PIECE_WITHOUT_LABELS)
     short = -length % size
     return whole | {key: _filled(key, value, short) for key, value in tensors_of(whole).items()} if short else whole
 

@@ -78,6 +78,9 @@ def refused_rows(name):
         bad = {key: value[: 4 - rank] for key, value in good.items()}
     elif name == "a mask on one rank":
         bad = good | ({"attention_mask": torch.ones_like(good["input_ids"])} if rank == 0 else {})
+    elif name == "labels of rows without":
+        (marked, _) = zeroshard.sequence_parallel(engine, [{"input_ids": whole["input_ids"]}])
+        bad = marked | {"labels": marked["input_ids"]}
     elif name == "labels":
         bad = {key: value for key, value in good.items() if key != "shift_labels"} | {"labels": good["input_ids"]}
     elif name == "short":
@@ -101,6 +104,7 @@ ROWS = {
     "lengths": ["different inputs", "rank 0: 4 x 8; rank 1: 4 x 7"],
     "rows": ["different inputs", "rank 0: 4 x 8; rank 1: 3 x 8"],
     "a mask on one rank": ["different inputs", "rank(s) [0] have an attention_mask"],
+    "labels of rows without": ["labels without shift_labels", "zeroshard.sequence_parallel(model, loader)"],
     "labels": ["labels without shift_labels", "zeroshard.sequence_parallel(model, loader)"],
     "short": ["rows of 1 words are shorter than the 2 ranks"],
     "packed": ["packed by cu_seq_lens_q: give position_ids"],

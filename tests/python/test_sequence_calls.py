@@ -1,0 +1,104 @@
+"""Forwards that pieces could answer wrongly in silence: in evaluation, in generation, of inner modules, with losses."""
+
+import models
+import pytest
+import sequences
+import torch
+import world
+import zeroshard
+from test_misuse import message_of
+
+
+def engine_of(model=None, stage=3, **changes):
+    settings = sequences.configuration(stage, world.size(), 1) | changes
+    return zeroshard.initialize(model=model or sequences.llama(), config=settings)[0]
+
+
+def trained(engine, steps=1):
+    batches = list(zeroshard.sequence_parallel(engine, [sequences.rows("plain", 0, 4)]))
+    for batch in batches[:steps]:
+        engine.backward(engine(**batch).loss)
+        engine.step()
+    return batches[0]
+
+
+def evaluated():
+    """How far logits of pieces without labels are from those of whole rows, and the error of pieces without marks."""
+    model, ids = sequences.llama(), models.tokens(0, 0, 2, 16)
+    expected = model(input_ids=ids).logits.detach()
+    engine = engine_of(model, stage=0)
+    (piece, *_) = zeroshard.sequence_parallel(engine, [{"input_ids": ids}])
+    engine.eval()
+    with torch.no_grad():
+        logits = engine(**piece).logits
+        whole = engine(input_ids=ids, position_ids=torch.arange(16).expand(2, -1)).logits
+        without = {key: value for key, value in piece.items() if key != "shift_labels"}
+        message = message_of(lambda: engine(**without)) if world.rank() == 1 else engine(**without) and ""
+    mine = expected[:, 8 * world.rank() : 8 * world.rank() + 8]
+    return (logits - mine).abs().max().item(), (whole - expected).abs().max().item(), message
+
+
+def test_pieces_without_labels_are_pieces_in_evaluation():
+    for rank, (pieces, whole, message) in enumerate(world.run(2, evaluated)):
+        assert pieces < 1e-5 and whole < 1e-5
+        assert rank == 0 or "position_ids begin at 8" in message and "leave shift_labels in the batch" in message
+
+
+def registered():
+    """As by UlyssesSPAttentionHF: how far logits of pieces without labels are from those of whole rows."""
+    zeroshard.init_distributed("cpu")
+    from zeroshard.sequence_groups import make_group
+    from zeroshard.sequence_model import cut_model
+
+    model, ids = sequences.llama(), models.tokens(0, 0, 2, 16)
+    expected = model(input_ids=ids).logits.detach()
+    cut_model(model, make_group(2), averages_loss=False)
+    part = slice(8 * world.rank(), 8 * world.rank() + 8)
+    positions = torch.arange(16).expand(2, -1)
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids[:, part], position_ids=positions[:, part]).logits
+        generated = model.generate(ids[:1, : 4 + world.rank()], max_new_tokens=2, do_sample=False, use_cache=False)
+    return (logits - expected[:, part]).abs().max().item(), generated.shape[1]
+
+
+def test_models_that_are_registered_take_pieces_in_evaluation():
+    (first, length), (second, longer) = world.run(2, registered)
+    assert max(first, second) < 1e-5
+    assert (length, longer) == (6, 7)
+
+
+def generated(adapted, training, use_cache):
+    """Whether ranks generate after a step what each generates alone, from prompts of different lengths."""
+    model = sequences.llama()
+    if adapted:
+        model = sequences.WRAPS["lora"](model)
+    engine = engine_of(model, stage=0)
+    trained(engine)
+    prompt = models.tokens(1, world.rank(), 1, 4 + world.rank())
+    engine.train(training)
+    options = {"max_new_tokens": 4, "do_sample": False, "use_cache": use_cache}
+    found = engine.module.generate(input_ids=prompt, **options)
+    alone = sequences.llama()
+    if adapted:
+        alone = sequences.WRAPS["lora"](alone)
+    alone.load_state_dict(engine.module.state_dict())
+    return torch.equal(found, alone.eval().generate(input_ids=prompt, **options))
+
+
+@pytest.mark.idle_ranks("adapters are small")
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("training,use_cache", [(False, True), (False, False), (True, True), (True, False)])
+def test_generation_after_a_step(adapted, training, use_cache):
+    assert world.run(2, generated, adapted=adapted, training=training, use_cache=use_cache) == [True, True]
+
+
+def called_inside():
+    engine = engine_of()
+    batch = trained(engine)
+    batch = {key: batch[key] for key in ("input_ids", "position_ids")}
+    return message_of(lambda: engine.module.model(**batch))
+
+
+def test_parts_of_a_model_in_training():
+    for message in world.run(2, called_inside):
+        assert "outside of the model's forward" in message
