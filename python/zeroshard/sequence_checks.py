@@ -32,6 +32,7 @@ def check_model(model: nn.Module, size: int, attention: str | None) -> None:
     """Raises ``ValueError`` for a model that cannot train with a sequence cut into ``size`` pieces."""
     name = type(model).__name__
     text_config(model)
+    _check_adapters(model, name)
     _check_attention(model, name, attention)
     check_config(model.config, name, size)
     _check_layers(model, name)
@@ -45,11 +46,63 @@ def check_config(whole: Any, name: str, size: int) -> None:
         _refuse_layers(name, [f"layers of type {kind}" for kind in kinds])
     if getattr(whole, "is_encoder_decoder", False):
         raise ValueError(f"sequence parallelism: {name} has an encoder and a decoder; only decoders can be cut")
+    _check_positions(config, name, size)
+    if getattr(config, "output_router_logits", False):
+        raise ValueError(
+            f"sequence parallelism: output_router_logits of {name} is True: a loss over the routers of a piece is not "
+            "that of the row. Set output_router_logits=False in the model's configuration"
+        )
     for key in _DROPOUTS:
         if getattr(config, key, 0):
             raise ValueError(
                 f"sequence parallelism: {key} of {name} is {getattr(config, key)}: with dropout inside of attention a "
                 f"run would depend on the number of ranks. Make the model with {key}=0"
+            )
+
+
+def rope_types(config: Any) -> dict[str, dict[str, Any]]:
+    """The settings of rotary embeddings by their type. Models may have one for each type of layer."""
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    each = [given, *(value for value in given.values() if isinstance(value, dict))] if isinstance(given, dict) else []
+    return {rope.get("rope_type", rope.get("type")): rope for rope in each if isinstance(rope, dict)}
+
+
+def has_longrope(module: nn.Module) -> bool:
+    """Whether it is a rotary embedding that chooses between two sets of frequencies by the last position."""
+    kinds = getattr(module, "rope_type", None)
+    return kinds == "longrope" or (isinstance(kinds, dict) and "longrope" in kinds.values())
+
+
+def _check_positions(config: Any, name: str, size: int) -> None:
+    ropes = rope_types(config)
+    if "dynamic" in ropes:
+        raise ValueError(
+            f"sequence parallelism: rope_type of {name} is 'dynamic', whose frequencies depend on the length of the "
+            "row: choose a rope_type whose frequencies do not, such as 'linear' or 'yarn'"
+        )
+    if "longrope" in ropes:
+        border = ropes["longrope"].get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if border and border % size:  # a row that is filled up could cross it
+            raise ValueError(
+                f"sequence parallelism: original_max_position_embeddings of {name} is {border}, which {size} ranks do "
+                "not divide: with rope_type='longrope' choose a size that does"
+            )
+    if getattr(config, "attn_temperature_tuning", False):
+        raise ValueError(
+            f"sequence parallelism: attn_temperature_tuning of {name} is {config.attn_temperature_tuning}: its layers "
+            "count words from the start of a piece. Make the model with attn_temperature_tuning=False"
+        )
+
+
+def _check_adapters(model: nn.Module, name: str) -> None:
+    adapters = getattr(model, "peft_config", None)
+    for adapter, settings in adapters.items() if isinstance(adapters, dict) else ():
+        if getattr(settings, "is_prompt_learning", False):
+            raise ValueError(
+                f"sequence parallelism: the adapter '{adapter}' of {name} is {type(settings).__name__}, which puts "
+                "words in front of each piece: train an adapter of weights, such as LoRA"
             )
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _C
-from .sequence_checks import check_attention_name, check_model, text_config
+from .sequence_checks import check_attention_name, check_model, has_longrope, text_config
 from .sequence_groups import SequenceGroup
 from .sequence_rows import PIECE_WITHOUT_LABELS
 
@@ -58,6 +58,8 @@ class Cut:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         for module in dict.fromkeys((model, inner)):  # an adapter's model generates by the model inside of it
             self._add_hooks(module, _begin_forward, _end_forward)
+        for module in filter(has_longrope, model.modules()):
+            self._add_hooks(module, _append_last_position, _drop_last_position)
 
     def _add_hooks(self, module: nn.Module, before: Callable, after: Callable) -> None:
         self._handles += [
@@ -160,6 +162,23 @@ def _begin_forward(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, An
 
 def _end_forward(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
     return cut.end(model, kwargs, output)
+
+
+def _append_last_position(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Lets a rotary embedding, which chooses frequencies by the last position, see that of whole rows."""
+    if not _running:
+        return None
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs)
+    piece = arguments.arguments["position_ids"]
+    last = _running[-1].positions.max().to(piece.dtype).expand(*piece.shape[:-1], 1)
+    arguments.arguments["position_ids"] = torch.cat([piece, last], dim=-1)
+    return arguments.args, arguments.kwargs
+
+
+def _drop_last_position(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+    if not _running or output is None:
+        return None
+    return tuple(each[:, :-1] for each in output)
 
 
 def _generates(kwargs: dict[str, Any]) -> bool:

@@ -72,6 +72,14 @@ _TABLE = [
         "python",
         f"{_REFUSED}::test_other_models_and_generation_have_whole_rows",
     ),
+    (
+        "sequence-frequencies-by-pieces",
+        _MODEL,
+        "_running[-1].positions.max()",
+        "piece.max()",
+        "python",
+        _LOSSES,
+    ),
 ]
 
 MUTANTS = [Mutant(*row) for row in _TABLE]

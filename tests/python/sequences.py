@@ -19,6 +19,13 @@ def _gemma2():
     return model
 
 
+def longrope(border):
+    """Phi-3 with other frequencies for rows of more words than `border`."""
+    factors = {"short_factor": [1.0] * 3, "long_factor": [1.5, 4.0, 9.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    return _made("Phi3", rope_parameters=rope, original_max_position_embeddings=border, pad_token_id=0)
+
+
 def _made(kind, text="", **changes):
     import transformers
 
@@ -43,6 +50,7 @@ FAMILIES = {
     "gemma3": lambda: _made("Gemma3", text="Text", head_dim=6, sliding_window=5),
     "gemma2": lambda: _gemma2(),
     "mistral": lambda: _made("Mistral", sliding_window=5),
+    "phi3 with longrope": lambda: longrope(8),
     "gpt2": lambda: models.tiny_gpt2(n_head=4, attn_implementation="sdpa"),
 }
 KINDS = ["plain", "packed", "padded", "padded in front"]

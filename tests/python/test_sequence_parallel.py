@@ -16,6 +16,8 @@ MODELS_AND_ROWS = [
     ("mistral", "plain"),
     ("gpt2", "plain"),
     ("gpt2", "padded"),
+    ("phi3 with longrope", "plain"),
+    ("phi3 with longrope", "packed"),
 ]
 
 

@@ -21,6 +21,24 @@ def with_layer_types():
     return model
 
 
+def with_temperature():
+    model = sequences.llama()
+    model.config.attn_temperature_tuning = True
+    return model
+
+
+def with_routers():
+    model = sequences.llama()
+    model.config.output_router_logits = True
+    return model
+
+
+def with_prompt():
+    from peft import PromptTuningConfig, get_peft_model
+
+    return get_peft_model(sequences.llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+
+
 REFUSED_MODELS = {
     "heads": (
         lambda: sequences.llama(num_attention_heads=3, num_key_value_heads=3),
@@ -36,6 +54,17 @@ REFUSED_MODELS = {
     "recurrence": (lambda: with_layer(lambda: torch.nn.LSTM(2, 2)), ["model.layers.1.extra (LSTM)"]),
     "batch norm": (lambda: with_layer(lambda: torch.nn.BatchNorm1d(2)), ["model.layers.1.extra (BatchNorm1d)"]),
     "linear attention": (with_layer_types, ["layers of type linear_attention"]),
+    "dynamic rope": (
+        lambda: sequences.llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}),
+        ["rope_type of LlamaForCausalLM is 'dynamic'", "'yarn'"],
+    ),
+    "longrope": (
+        lambda: sequences.longrope(7),
+        ["original_max_position_embeddings of Phi3ForCausalLM is 7, which 2 ranks do not divide"],
+    ),
+    "temperature": (with_temperature, ["attn_temperature_tuning=False"]),
+    "routers": (with_routers, ["output_router_logits=False"]),
+    "prompt tuning": (with_prompt, ["the adapter 'default'", "PromptTuningConfig", "LoRA"]),
     "no transformer": (lambda: models.Stack(), ["Stack has no configuration of transformers"]),
 }
 
