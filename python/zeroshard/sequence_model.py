@@ -308,9 +308,10 @@ def _check_call(
             f"sequence parallelism: {name} attends with {query.shape[2]} queries to {key.shape[2]} keys: use no cache, "
             "and no other sequence, in a forward over pieces of rows"
         )
-    if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[-2:] != (length, length):
+    shape = tuple(getattr(mask, "shape", (length,)))
+    if any(words != length for words in shape[-2 if len(shape) == 4 else -1 :]):
         raise ValueError(
-            f"sequence parallelism: the mask of {name} has the shape {tuple(mask.shape)}, and not that of whole rows, "
+            f"sequence parallelism: the mask of {name} has the shape {shape}, and not that of whole rows, "
             f"which have {length} words: this model makes its own masks"
         )
 
@@ -340,8 +341,9 @@ def _whole_rows(group: SequenceGroup, args: tuple, kwargs: dict[str, Any]) -> Fo
     positions, padding = kwargs.get("position_ids"), kwargs.get("attention_mask")
     shape = tuple(given.shape[:2]) if isinstance(given, torch.Tensor) and given.ndim >= 2 else (0, 0)
     wrong = _wrong_input(shape, positions, padding, kwargs)
-    rows = (0, 0) if positions is None else tuple(positions.shape[:2]) if positions.ndim == 2 else (-1, -1)
-    told = group.core.tell([*shape, wrong, *rows, -1 if padding is None else padding.element_size()])
+    rows = tuple(positions.shape) if isinstance(positions, torch.Tensor) and positions.ndim == 2 else (-1, -1)
+    kind = padding.element_size() if isinstance(padding, torch.Tensor) else -1
+    told = group.core.tell([*shape, wrong, *rows, kind])
     for rank, numbers in enumerate(told):
         if numbers[2]:
             raise ValueError(f"sequence parallelism: {_WRONG[numbers[2]]} (rank {rank} of the sequence group)")
@@ -366,8 +368,10 @@ _WRONG = [
     "zeroshard.sequence_parallel(model, loader) or UlyssesSPDataLoaderAdapter",
     "forward has labels without shift_labels, and a piece lacks the word after its last one: take batches from "
     "zeroshard.sequence_parallel(model, loader) or UlyssesSPDataLoaderAdapter",
-    "the attention_mask must have a number for each word of the piece",
+    "the attention_mask must be a tensor with a number for each word of the piece",
     "past_key_values are given: training over pieces of rows has no cache",
+    "ignore_index is given, and words without a label have -100 here: set these labels to -100 and leave it out",
+    "output_router_logits is given, and a loss over the routers of a piece is not that of the row: leave it out",
 ]
 
 
@@ -375,13 +379,17 @@ def _wrong_input(shape: tuple[int, ...], positions: Any, padding: Any, kwargs: d
     cache = kwargs.get("past_key_values")
     if shape == (0, 0):
         return 1
-    if positions is None or positions.ndim != 2 or positions.shape[1] != shape[1]:
+    if not isinstance(positions, torch.Tensor) or positions.ndim != 2 or positions.shape[1] != shape[1]:
         return 2
     shifted = kwargs.get("shift_labels")
     if kwargs.get("labels") is not None and (shifted is None or shifted.dtype == PIECE_WITHOUT_LABELS):
         return 3
     if padding is not None and (not isinstance(padding, torch.Tensor) or tuple(padding.shape) != shape):
         return 4
+    if kwargs.get("ignore_index", -100) != -100:
+        return 6
+    if kwargs.get("output_router_logits"):
+        return 7
     return 5 if cache is not None and hasattr(cache, "get_seq_length") and cache.get_seq_length() > 0 else 0
 
 

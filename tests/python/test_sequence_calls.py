@@ -7,6 +7,8 @@ import torch
 import world
 import zeroshard
 from test_misuse import message_of
+from torch.nn.attention.flex_attention import create_block_mask
+from zeroshard.sequence_model import _check_call as check_call
 
 
 def engine_of(model=None, stage=3, **changes):
@@ -102,3 +104,17 @@ def called_inside():
 def test_parts_of_a_model_in_training():
     for message in world.run(2, called_inside):
         assert "outside of the model's forward" in message
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (2, 1, 8, 8), (2, 1, 16, 8)])
+def test_masks_of_pieces(shape):
+    query = torch.zeros(2, 2, 8, 3)
+    check = lambda mask: check_call(torch.nn.Identity(), query, query, mask, 16, {"is_causal": True})  # noqa: E731
+    assert f"the shape {shape}" in message_of(lambda: check(torch.ones(shape)))
+    for whole in (torch.ones(2, 16), torch.ones(2, 1, 16, 16), create_block_mask(causal, 2, None, 16, 16, "cpu"), None):
+        assert message_of(lambda mask=whole: check(mask)) is None
+    assert "(2, 1, 8, 8)" in message_of(lambda: check(create_block_mask(causal, 2, None, 8, 8, "cpu")))
+
+
+def causal(batch, head, query, key):
+    return query >= key

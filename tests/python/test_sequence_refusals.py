@@ -107,6 +107,14 @@ def refused_rows(name):
         bad = {key: value[: 4 - rank] for key, value in good.items()}
     elif name == "a mask on one rank":
         bad = good | ({"attention_mask": torch.ones_like(good["input_ids"])} if rank == 0 else {})
+    elif name == "a dict as mask":
+        bad = good | ({"attention_mask": {"full_attention": None}} if rank == 0 else {})
+    elif name == "a list as positions":
+        bad = good | ({"position_ids": [0, 1]} if rank == 0 else {})
+    elif name == "another ignored label":
+        bad = good | {"ignore_index": 0}
+    elif name == "routers":
+        bad = good | {"output_router_logits": True}
     elif name == "labels of rows without":
         (marked, _) = zeroshard.sequence_parallel(engine, [{"input_ids": whole["input_ids"]}])
         bad = marked | {"labels": marked["input_ids"]}
@@ -133,6 +141,10 @@ ROWS = {
     "lengths": ["different inputs", "rank 0: 4 x 8; rank 1: 4 x 7"],
     "rows": ["different inputs", "rank 0: 4 x 8; rank 1: 3 x 8"],
     "a mask on one rank": ["different inputs", "rank(s) [0] have an attention_mask"],
+    "a dict as mask": ["attention_mask must be a tensor", "rank 0 of the sequence group"],
+    "a list as positions": ["forward needs position_ids", "rank 0 of the sequence group"],
+    "another ignored label": ["ignore_index is given", "-100"],
+    "routers": ["output_router_logits is given"],
     "labels of rows without": ["labels without shift_labels", "zeroshard.sequence_parallel(model, loader)"],
     "labels": ["labels without shift_labels", "zeroshard.sequence_parallel(model, loader)"],
     "short": ["rows of 1 words are shorter than the 2 ranks"],
