@@ -105,7 +105,7 @@ class Cut:
         _running.clear()
         if not self._takes_pieces(model, kwargs):
             return None
-        forward = _whole_rows(self.group, args, kwargs)
+        forward = _whole_rows(self.group, args, kwargs, averages_loss=self.averages_loss, model=model)
         self._is_on = True
         if (positions := kwargs.get("position_ids")) is not None:
             self._whole_positions[positions] = forward.positions
@@ -144,7 +144,10 @@ class Cut:
         loss = output[0] if isinstance(output, tuple) else getattr(output, "loss", None)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             return None
-        mean = self.group.core.mean(loss, (labels != -100).sum())
+        if kwargs.get("num_items_in_batch") is None:
+            mean = self.group.core.mean(loss, (labels != -100).sum())
+        else:  # each loss is a part of the sum that is divided by the number
+            mean = self.group.core.mean(loss, torch.ones((), device=loss.device)) * self.group.size
         if isinstance(output, tuple):
             return mean, *output[1:]
         output.loss = mean
@@ -333,32 +336,60 @@ def _groups_of_heads(module: nn.Module, groups: int) -> Iterator[None]:
 # -- whole rows ------------------------------------------------------------------------------------------------------
 
 
-def _whole_rows(group: SequenceGroup, args: tuple, kwargs: dict[str, Any]) -> Forward:
+def _whole_rows(
+    group: SequenceGroup, args: tuple, kwargs: dict[str, Any], *, averages_loss: bool, model: nn.Module
+) -> Forward:
     """Gathers positions and padding. Raises on every rank of the group where a rank's input is wrong. Collective."""
     given = kwargs.get("input_ids")
     given = kwargs.get("inputs_embeds") if given is None else given
     given = args[0] if given is None and args else given
     positions, padding = kwargs.get("position_ids"), kwargs.get("attention_mask")
     shape = tuple(given.shape[:2]) if isinstance(given, torch.Tensor) and given.ndim >= 2 else (0, 0)
-    wrong = _wrong_input(shape, positions, padding, kwargs)
+    items = _items(kwargs, model) if averages_loss else [-1, 0]
+    wrong = _wrong_input(shape, positions, padding, kwargs) or (6 if items is None else 0)
     rows = tuple(positions.shape) if isinstance(positions, torch.Tensor) and positions.ndim == 2 else (-1, -1)
     kind = padding.element_size() if isinstance(padding, torch.Tensor) else -1
-    told = group.core.tell([*shape, wrong, *rows, kind])
+    told = group.core.tell([*shape, wrong, *rows, kind, *(items or [-1, 0])])
     for rank, numbers in enumerate(told):
         if numbers[2]:
             raise ValueError(f"sequence parallelism: {_WRONG[numbers[2]]} (rank {rank} of the sequence group)")
-    if len({tuple(numbers) for numbers in told}) > 1:
+    if len({tuple(numbers[:6]) for numbers in told}) > 1:
         shapes = "; ".join(f"rank {rank}: {numbers[0]} x {numbers[1]}" for rank, numbers in enumerate(told))
         raise ValueError(
             "sequence parallelism: the ranks of a sequence group have different inputs. Rows and words of their pieces "
             f"are {shapes}; the shapes of positions are {[tuple(numbers[3:5]) for numbers in told]}, and rank(s) "
             f"{[rank for rank, numbers in enumerate(told) if numbers[5] >= 0]} have an attention_mask"
         )
+    _check_items([numbers[6] for numbers in told], sum(numbers[7] for numbers in told))
     return Forward(
         shape[1] * group.size,
         group.core.gather(positions),
         group.core.gather(padding) if padding is not None else None,
     )
+
+
+_PARTS = 1024  # of an item; the number of items may be a mean over ranks
+
+
+def _items(kwargs: dict[str, Any], model: nn.Module) -> list[int] | None:
+    """The parts of ``num_items_in_batch`` (-1 without it) and the labels here; none where the model ignores it."""
+    items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels")
+    if items is None:
+        return [-1, 0]
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not getattr(inner, "accepts_loss_kwargs", True):
+        return None
+    count = int((labels != -100).sum()) if isinstance(labels, torch.Tensor) else 0
+    return [round(float(items) * _PARTS), count]
+
+
+def _check_items(parts: list[int], labels: int) -> None:
+    if len(set(parts)) > 1 or 0 <= parts[0] < labels * _PARTS:
+        each = ", ".join("none" if part < 0 else f"{part / _PARTS:g}" for part in parts)
+        raise ValueError(
+            f"sequence parallelism: num_items_in_batch is {each} on the ranks of a sequence group, whose rows have "
+            f"{labels} labels: give all of them the number of labels in the whole rows of a step"
+        )
 
 
 _WRONG = [
@@ -370,6 +401,7 @@ _WRONG = [
     "zeroshard.sequence_parallel(model, loader) or UlyssesSPDataLoaderAdapter",
     "the attention_mask must be a tensor with a number for each word of the piece",
     "past_key_values are given: training over pieces of rows has no cache",
+    "num_items_in_batch is given to a model whose loss does not take it: leave it out",
     "ignore_index is given, and words without a label have -100 here: set these labels to -100 and leave it out",
     "output_router_logits is given, and a loss over the routers of a piece is not that of the row: leave it out",
 ]
@@ -387,9 +419,9 @@ def _wrong_input(shape: tuple[int, ...], positions: Any, padding: Any, kwargs: d
     if padding is not None and (not isinstance(padding, torch.Tensor) or tuple(padding.shape) != shape):
         return 4
     if kwargs.get("ignore_index", -100) != -100:
-        return 6
-    if kwargs.get("output_router_logits"):
         return 7
+    if kwargs.get("output_router_logits"):
+        return 8
     return 5 if cache is not None and hasattr(cache, "get_seq_length") and cache.get_seq_length() > 0 else 0
 
 

@@ -106,6 +106,40 @@ def test_parts_of_a_model_in_training():
         assert "outside of the model's forward" in message
 
 
+def loss_with_items(items):
+    """The loss and the gradient norm of a step whose rows have 60 labels, or the error, and the loss of a next one."""
+    rows = sequences.rows("plain", 0, 4)
+    engine = engine_of() if world.size() > 1 else engine_of(sequence_parallel_size=1)
+    if world.size() > 1:
+        (rows, *_) = zeroshard.sequence_parallel(engine, [rows])
+    if items == "own":
+        items = int((rows["shift_labels"] != -100).sum())
+    found = []
+
+    def step():
+        loss = engine(**rows, num_items_in_batch=items).loss
+        engine.backward(loss)
+        engine.step()
+        found.extend([loss.item(), float(engine.get_global_grad_norm())])
+
+    return message_of(step), found
+
+
+@pytest.mark.parametrize("items", [60, 240, torch.tensor(60.5)])
+def test_losses_with_a_number_of_items_are_sums(items):
+    ((_, expected),) = world.run(1, loss_with_items, items=items)
+    for message, found in world.run(2, loss_with_items, items=items):
+        assert message is None
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("items", ["own", 30])
+def test_a_number_of_items_that_is_not_that_of_whole_rows(items):
+    (first, _), (second, _) = world.run(2, loss_with_items, items=items)
+    assert first == second
+    assert ("32, 28" if items == "own" else "30, 30") in first and "60 labels" in first
+
+
 @pytest.mark.parametrize("shape", [(2, 8), (2, 1, 8, 8), (2, 1, 16, 8)])
 def test_masks_of_pieces(shape):
     query = torch.zeros(2, 2, 8, 3)
