@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,7 +132,10 @@ class Cut:
             return None
         was_on, self._is_on, self._outermost = self._is_on, False, None
         _running.clear()
-        if not was_on or output is None:
+        if not was_on:
+            return None
+        if output is None:
+            _tell_failure(self.group, sys.exc_info()[1])
             return None
         if self.attended < self.layers:
             raise _C.StateError(
@@ -200,6 +204,14 @@ def _check_is_no_piece(group: SequenceGroup, positions: Any) -> None:
         raise _C.StateError(
             f"sequence parallelism: position_ids begin at {first}, as those of a piece of a row do, and in evaluation "
             "the model takes pieces only with their shift_labels: leave shift_labels in the batch"
+        )
+
+
+def _tell_failure(group: SequenceGroup, error: BaseException | None) -> None:
+    """Ends the wait of the other ranks. An error of ours is raised on all ranks."""
+    if error is not None and not str(error).startswith("sequence parallelism:"):
+        group.core.abort(
+            f"the forward failed on rank {group.rank} of the sequence group: {type(error).__name__}: {error}"
         )
 
 
