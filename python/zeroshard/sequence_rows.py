@@ -127,26 +127,17 @@ class PieceLoader:
         ]
 
 
-class SharedLoader:
-    """Gives each rank of the group its piece of rows that all ranks of the group have loaded."""
+class SharedLoader(PieceLoader):
+    """Gives each rank of the group its piece of rows that the first rank of the group has loaded.
 
-    def __init__(self, loader: Iterable, group: SequenceGroup) -> None:
-        self.loader = loader
-        self.group = group
+    All ranks load them, so that each has the position. Rows may differ where a dataset or its collate_fn draws random
+    numbers, so pieces of each rank's own rows would not fit.
+    """
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.loader:
-            whole = whole_rows(batch, self.group.size)
-            yield whole | {key: self._piece(value) for key, value in tensors_of(whole).items()}
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def _piece(self, rows: torch.Tensor) -> torch.Tensor:
-        length = rows.shape[1] // self.group.size
-        return rows[:, self.group.rank * length : (self.group.rank + 1) * length]
+        batches = iter(self.loader)
+        while dealt := self._deal(batches if self.group.rank == 0 else (None for _ in batches)):
+            yield from dealt

@@ -128,3 +128,44 @@ def loaders_of_the_engine(folder):
 
 def test_the_loader_of_an_engine_is_the_one_that_initialize_returns(tmp_path):
     assert world.run(2, loaders_of_the_engine, folder=str(tmp_path)) == [[[True] * 4, True, 12]] * 2
+
+
+class RandomRows(Rows):
+    """Rows whose words depend on the random numbers of the process, each followed by the next number."""
+
+    def __getitem__(self, index):
+        ids = torch.randint(40, (1,)) + torch.arange(8)
+        return {"input_ids": ids, "labels": ids}
+
+
+def pieces_of_random_rows():
+    _, _, loader, _ = made(2, RandomRows())
+    torch.manual_seed(models.world.rank())
+    return [row.tolist() for batch in loader for row in batch["input_ids"]], loader.state_dict()
+
+
+def test_pieces_are_of_the_same_row_where_ranks_draw_different_numbers():
+    (first, state), (second, other) = world.run(2, pieces_of_random_rows)
+    assert [row[-1] + 1 for row in first] == [row[0] for row in second]
+    assert len(first) == 16 and state == other == {"epoch": 1, "consumed": 0}
+
+
+class OneRowFails(Rows):
+    def __getitem__(self, index):
+        if index == 9 and models.world.rank() == 1:
+            raise OSError("the disk is gone")
+        return super().__getitem__(index)
+
+
+def errors_of_one_rank_that_shares():
+    _, _, loader, _ = made(2, OneRowFails())
+    try:
+        list(loader)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_shared_rows_that_fail_on_one_rank_alone_fail_on_all():
+    first, second = world.run(2, errors_of_one_rank_that_shares)
+    assert "OSError: the disk is gone (rank 1" in first
+    assert second == "OSError: the disk is gone"
