@@ -524,6 +524,13 @@ def _check_param_groups(run: Run, state: dict[str, Any]) -> None:
             f"the optimizer has {groups} param groups, the checkpoint {len(state['param_groups'])}: "
             "load with load_optimizer_states=False to keep this optimizer's settings"
         )
+    for number, group in enumerate(state.get("param_groups", ())):
+        own, saved = (each.get("use_muon", False) for each in (run.optimizer.param_groups[number], group))
+        if own != saved:
+            raise ValueError(
+                f"param group {number} has use_muon {own}, in the checkpoint {saved}: give the optimizer its groups in "
+                "the order in which they were saved, or load with load_optimizer_states=False"
+            )
 
 
 def _restore_optimizer(

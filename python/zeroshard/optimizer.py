@@ -394,7 +394,9 @@ class Optimizer(torch.optim.Optimizer):
         self.loss_scale = 1.0
         self._kind = setup.type
         self._outside = setup.external
-        self._is_elementwise = setup.is_elementwise
+        # Other packages give torch's names to theirs, as bitsandbytes does to AdamW in 8 bits.
+        is_torchs = setup.inner is None or type(setup.inner).__module__.startswith("torch.optim")
+        self._is_elementwise = setup.is_elementwise and is_torchs
         self._engine: Callable[[], Any] = lambda: None
         self._states = _StatesOfTheCore()
         # This object and the user's optimizer share their hooks: those that a script registers on either are called.

@@ -191,10 +191,12 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
     made.matrix_dtype = matrix_dtype(options);
     return made;
   };
+  const std::optional<OptimizerConfig> configured = config.optimizer;
+  if (!config.optimizer) options.config.optimizer.emplace();
+  options.config.optimizer->type = options.optimizer;  // the rules of offload ask for the one that runs
   options.config = choose_offload(options, layouts, limits, plan_of, reduce);
-  Config checked = config;
-  if (!checked.optimizer) checked.optimizer.emplace().type = options.optimizer;
-  check_offload(checked, options.device, options.external_optimizer);
+  check_offload(config, options.device, options.external_optimizer);
+  options.config.optimizer = configured;
   plan = plan_of(config);
   const PlanReport report = plan_ledger(layouts, plan);
   if (reduce.rank() == 0 && plan.on_device && plan.parameter_tier != Tier::kDevice)

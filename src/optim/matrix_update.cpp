@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "base/align.h"
 #include "base/check.h"
+#include "base/format.h"
 #include "device/dtype.h"
 
 namespace zeroshard {
@@ -209,11 +211,21 @@ void MatrixUpdate::apply(size_t index, const Step& step) {
 
 void MatrixUpdate::update(const Step& step) {
   const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   if (batches_.empty()) return;
   for (const ParamGroupOptions& options : step.options)
     ZS_CHECK(!options.use_muon || !options.ns_gram || options_.dtype == DType::kFloat32,
              "ns_method is now 'gram', and was 'standard' when the engine was made, for which momenta travel in bf16: ",
              "make the engine with 'gram'");
+  try {
+    update_batches(step);
+  } catch (const std::exception& error) {  // other ranks wait for this one's matrices
+    comm_.abort(concat("rank ", comm_.rank(), " failed in an update of matrices: ", error.what()));
+    throw;
+  }
+}
+
+void MatrixUpdate::update_batches(const Step& step) {
   std::unique_ptr<Work> coming = send(0, step), going;
   // Who reads this rank's part of a slot has done so before the slot is used again.
   const auto end = [&](size_t batch) {

@@ -43,6 +43,7 @@ class MatrixUpdate {
 
  private:
   struct Slot;
+  void update_batches(const Step& step);
   using Runs = std::vector<ShardedOptimizer::Run>;
 
   // The first of a batch's groups among groups_.

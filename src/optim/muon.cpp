@@ -60,6 +60,7 @@ at::Tensor gram_newton_schulz(const at::Tensor& matrix, const ParamGroupOptions&
       r = rz.mul(a).add(z.matmul(rz));
     }
   }
+  if (!q.defined()) return is_tall ? x.t() : x;  // no step
   return is_tall ? x.t().matmul(q.t()) : q.matmul(x);
 }
 

@@ -238,3 +238,50 @@ def test_bad_settings_are_refused_at_initialize(config, said):
 def test_a_model_without_matrices_is_refused():
     for rank in world.run_ranks(2, fail, config=configured(1), vectors=True):
         assert "Muon has no matrix to orthogonalise" in rank.error and "AdamW" in rank.error
+
+
+def train_in_autocast(enabled):
+    engine = start(2, configured(2, ns_method="gram"))
+    for _ in range(3):
+        engine.backward(engine(batch(engine.global_steps, engine.global_rank)))
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            engine.step()
+    return weights(engine)
+
+
+def test_autocast_around_a_step_changes_nothing():
+    assert world.run(2, train_in_autocast, enabled=True) == world.run(2, train_in_autocast, enabled=False)
+
+
+def mixed(order, **settings):
+    model = Net()
+    hidden = set(matrices(model)) | {model.experts}
+    groups = [
+        {"params": [p for p in model.parameters() if (p in hidden) == use_muon], "use_muon": use_muon, **settings}
+        for use_muon in order
+    ]
+    config = models.configuration(2)
+    return zeroshard.initialize(model=model, config=config, optimizer=MuonWithAuxAdam(groups))[0]
+
+
+def save_and_load_in_another_order(folder):
+    engine = mixed((True, False))
+    engine.save_checkpoint(folder)
+    engine.wait_for_checkpoint()
+    mixed((False, True)).load_checkpoint(folder)
+
+
+def test_groups_in_another_order_are_told_before_anything_is_loaded(tmp_path):
+    for rank in world.run_ranks(2, save_and_load_in_another_order, folder=str(tmp_path)):
+        assert "param group 0 has use_muon False, in the checkpoint True: give the optimizer its groups" in rank.error
+
+
+def train_without_steps_of_the_iteration():
+    engine = mixed((True, False), ns_steps=0)
+    go_on(engine, 2)
+    return weights(engine)
+
+
+def test_an_iteration_of_no_steps_scales_the_momentum():
+    (moved,) = world.run(1, train_without_steps_of_the_iteration)
+    assert all(value == value for values in moved.values() for value in values)
