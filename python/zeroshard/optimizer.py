@@ -217,6 +217,12 @@ def _kind_in_core(optimizer: torch.optim.Optimizer) -> _C.OptimizerType | None:
     return _IN_CORE[known] if known is not None and _steps_as(optimizer, known) else None
 
 
+def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    """Of ``torch.optim``, or what runs in the core, or a subclass with its ``step()``."""
+    known = [each for each in type(optimizer).__mro__ if each in _IN_CORE or each.__module__.startswith("torch.optim")]
+    return bool(known) and known[0] is not torch.optim.Optimizer and _steps_as(optimizer, known[0])
+
+
 def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Of ``_ELEMENTWISE`` or what runs in the core, or a subclass with its ``step()``. Says nothing of others."""
     known = [base for base in type(optimizer).__mro__ if base in _IN_CORE or base.__name__ in _ELEMENTWISE]
@@ -395,8 +401,7 @@ class Optimizer(torch.optim.Optimizer):
         self._kind = setup.type
         self._outside = setup.external
         # Other packages give torch's names to theirs, as bitsandbytes does to AdamW in 8 bits.
-        is_torchs = setup.inner is None or type(setup.inner).__module__.startswith("torch.optim")
-        self._is_elementwise = setup.is_elementwise and is_torchs
+        self._is_elementwise = setup.is_elementwise and (setup.inner is None or _is_torchs(setup.inner))
         self._engine: Callable[[], Any] = lambda: None
         self._states = _StatesOfTheCore()
         # This object and the user's optimizer share their hooks: those that a script registers on either are called.
