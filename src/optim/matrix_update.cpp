@@ -17,7 +17,6 @@ namespace zeroshard {
 namespace {
 
 constexpr int64_t kGatherNumel = 1 << 22;  // elements whose momenta are updated at a time: bounds temporary memory
-constexpr int64_t kAlignment = 64;
 
 at::Tensor piece_of(const at::Tensor& tensor, Range range) {
   return tensor.slice(0, range.begin, range.end);
@@ -78,9 +77,9 @@ MatrixUpdate::Slot MatrixUpdate::slot(size_t index) const {
     sent += batch.counts[size_t(rank * world_size + peer)];
     got += batch.counts[size_t(peer * world_size + rank)];
   }
-  const int64_t first = align_up(batch.numel * size, kAlignment);
+  const int64_t first = align_up(batch.numel * size, kMatrixAlignment);
   Slot slot{memory.view(type, 0, batch.numel), memory.view(type, first, sent),
-            memory.view(type, first + align_up(batch.most_sent * size, kAlignment), got),
+            memory.view(type, first + align_up(batch.most_sent * size, kMatrixAlignment), got),
             std::vector<at::Tensor>(batch.pieces.size())};
   int64_t next = 0;
   for (size_t i = 0; i < batch.pieces.size() && world_size > 1; ++i) {
@@ -115,6 +114,19 @@ void MatrixUpdate::gather(ShardedGroup& group, const Step& step, const Runs& run
   }
 }
 
+void MatrixUpdate::use_own_pieces(size_t index, const Slot& slot, const UsePiece& use) const {
+  const MatrixBatch& batch = batches_[index];
+  int64_t next = 0;
+  for (const MatrixPiece& piece : batch.pieces) {
+    if (piece.rank != comm_.rank()) continue;
+    const size_t group = batch.matrices[piece.matrix].group;
+    const int64_t begin = batch.groups[group].first + piece.positions.begin - groups_of(index)[group]->updated().begin;
+    use(piece_of(slot.updates, {begin, begin + piece.positions.size()}),
+        piece_of(slot.sent, {next, next + piece.positions.size()}));
+    next += piece.positions.size();
+  }
+}
+
 std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
   const MatrixBatch& batch = batches_[index];
   const Slot slot = this->slot(index);
@@ -126,16 +138,7 @@ std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
     gather(*groups[g], step, runs, slot.updates.slice(0, own.first, own.first + own.numel));
   }
   if (comm_.world_size() == 1) return nullptr;
-  int64_t next = 0;
-  for (const MatrixPiece& piece : batch.pieces) {
-    if (piece.rank != comm_.rank()) continue;
-    const MatrixBatch::Group& own = batch.groups[batch.matrices[piece.matrix].group];
-    const int64_t begin =
-        own.first + piece.positions.begin - groups[batch.matrices[piece.matrix].group]->updated().begin;
-    slot.sent.slice(0, next, next + piece.positions.size())
-        .copy_(slot.updates.slice(0, begin, begin + piece.positions.size()));
-    next += piece.positions.size();
-  }
+  use_own_pieces(index, slot, [](const at::Tensor& here, const at::Tensor& travels) { travels.copy_(here); });
   return comm_.all_to_all_v(span_of(slot.got, options_.dtype), span_of(slot.sent, options_.dtype), batch.counts,
                             "matrices to their owners");
 }
@@ -186,16 +189,8 @@ void MatrixUpdate::apply(size_t index, const Step& step) {
   const MatrixBatch& batch = batches_[index];
   const Slot slot = this->slot(index);
   const std::span<ShardedGroup* const> groups = groups_of(index);
-  int64_t next = 0;
-  for (const MatrixPiece& piece : batch.pieces) {
-    if (piece.rank != comm_.rank() || comm_.world_size() == 1) continue;
-    const MatrixBatch::Group& own = batch.groups[batch.matrices[piece.matrix].group];
-    const int64_t begin =
-        own.first + piece.positions.begin - groups[batch.matrices[piece.matrix].group]->updated().begin;
-    slot.updates.slice(0, begin, begin + piece.positions.size())
-        .copy_(slot.sent.slice(0, next, next + piece.positions.size()));
-    next += piece.positions.size();
-  }
+  if (comm_.world_size() > 1)
+    use_own_pieces(index, slot, [](const at::Tensor& here, const at::Tensor& travels) { here.copy_(travels); });
   for (size_t g = 0; g < groups.size(); ++g) {
     const MatrixBatch::Group& own = batch.groups[g];
     const at::Tensor updates = slot.updates.slice(0, own.first, own.first + own.numel);

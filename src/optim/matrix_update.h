@@ -49,6 +49,9 @@ class MatrixUpdate {
   // The first of a batch's groups among groups_.
   std::span<ShardedGroup* const> groups_of(size_t batch) const;
   Slot slot(size_t batch) const;
+  // Calls `use` for each piece that this rank sends: where it lies among the updates, and as it travels.
+  using UsePiece = std::function<void(const at::Tensor& here, const at::Tensor& travels)>;
+  void use_own_pieces(size_t batch, const Slot& slot, const UsePiece& use) const;
   // Updates momenta, and starts to send the pieces.
   std::unique_ptr<Work> send(size_t batch, const Step& step);
   void gather(ShardedGroup& group, const Step& step, const Runs& runs, const at::Tensor& updates) const;

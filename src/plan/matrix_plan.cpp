@@ -1,14 +1,12 @@
 #include "plan/matrix_plan.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/align.h"
 
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kMatrixAlignment = 64;
 constexpr int kMatrixSlots = 3;
 
 // The pieces of all ranks, as each sends them.

@@ -13,6 +13,9 @@
 // owns it, is transformed there, and goes back. See docs/design/matrices.md.
 namespace zeroshard {
 
+// Each part of a slot begins at a multiple of so many bytes.
+inline constexpr int64_t kMatrixAlignment = 64;
+
 // A stretch of a matrix, which one rank has in its shard.
 struct MatrixPiece {
   size_t matrix = 0;  // in MatrixBatch::matrices

@@ -45,6 +45,12 @@ def _kept(config, dtype, batch, length, checkpointing, tiles=None):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if tiles:
         zeroshard.tile(model, loss=None, mlp=tiles)
+    tokens = torch.zeros(batch, length, dtype=torch.long)
+    return forward_and_kept(model, {"input_ids": tokens, "labels": tokens})[1]
+
+
+def forward_and_kept(model, batch):
+    """The output, and the bytes of all storages that autograd saved for it, without parameters and buffers."""
     own = {t.untyped_storage().data_ptr() for t in itertools.chain(model.parameters(), model.buffers())}
     saved = {}
 
@@ -54,10 +60,9 @@ def _kept(config, dtype, batch, length, checkpointing, tiles=None):
             saved[storage.data_ptr()] = storage
         return tensor
 
-    tokens = torch.zeros(batch, length, dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(input_ids=tokens, labels=tokens, use_cache=False)
-    return sum(storage.nbytes() for storage in saved.values())
+        output = model(**batch, use_cache=False)
+    return output, sum(storage.nbytes() for storage in saved.values())
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -7,6 +7,7 @@ import models
 import pytest
 from built import ZEROSHARD, needs
 from test_compat_start import called, run
+from test_compat_transformers import check_near
 
 pytestmark = needs(ZEROSHARD)
 SCRIPT = str(Path(__file__).parent / "scripts" / "trl_trainers.py")
@@ -19,11 +20,6 @@ STAGE_2 = ["sft:2", "grpo:2"]
 def folder(tmp_path):
     models.tiny_llama(pad_token_id=0, eos_token_id=1).save_pretrained(tmp_path / "llama")
     return str(tmp_path)
-
-
-def check_near(steps, expected):
-    for (loss, norm), (expected_loss, expected_norm) in zip(steps, expected, strict=True):
-        assert loss == pytest.approx(expected_loss, abs=1e-4) and norm == pytest.approx(expected_norm, abs=1e-3)
 
 
 def test_trainers_of_trl(folder):

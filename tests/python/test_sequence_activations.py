@@ -1,6 +1,5 @@
 """What `zeroshard plan --sequence-parallel` tells is what autograd keeps on a rank; half of one rank's with two."""
 
-import itertools
 import json
 import subprocess
 
@@ -10,6 +9,7 @@ import transformers
 import world
 import zeroshard
 from built import ZEROSHARD, needs
+from test_activations import forward_and_kept
 
 pytestmark = needs(ZEROSHARD)
 LENGTH, BATCH = 128, 2
@@ -30,19 +30,8 @@ def kept(kind):
     batch = {"input_ids": ids, "labels": ids}
     if world.size() > 1:
         batch = next(iter(zeroshard.sequence_parallel(model, [batch], size=world.size())))
-    own = {t.untyped_storage().data_ptr() for t in itertools.chain(model.parameters(), model.buffers())}
-    saved = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(**batch, use_cache=False).loss
-    bytes_kept = sum(storage.nbytes() for storage in saved.values())
-    loss.backward()
+    output, bytes_kept = forward_and_kept(model, batch)
+    output.loss.backward()
     return bytes_kept
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import sequences
 from built import ZEROSHARD, needs
-from test_compat_start import called, run
+from test_compat_start import called, run, script  # noqa: F401 (a fixture)
 
 pytestmark = needs(ZEROSHARD)
 SCRIPT = str(Path(__file__).parent / "scripts" / "sequence_trainer.py")
@@ -139,19 +139,7 @@ tell(told)
 """
 
 
-@pytest.fixture
-def script(tmp_path):
-    from test_compat_start import TELL
-
-    def write(body):
-        path = tmp_path / "train.py"
-        path.write_text("import json, os, sys\n" + TELL + body)
-        return str(path)
-
-    return write
-
-
-def test_the_tutorial_of_deepspeed(script, saved):
+def test_the_tutorial_of_deepspeed(script, saved):  # noqa: F811
     ((expected,),) = called(sys.executable, script(ALONE), saved, path=False)
     told = run("--num_gpus", "2", script(TUTORIAL), saved)
     assert [rank for rank, *_ in told] == [0, 1]
