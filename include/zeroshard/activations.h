@@ -23,7 +23,7 @@ struct ActivationOptions {
   bool on_device = true;             // ranks run on a GPU or the like, beside the host
   bool tiled = false;                // loss and MLPs are computed in tiles, as by zeroshard.tile()
 
-  // Of one rank's sequence: sequences are filled up so that the ranks have equal pieces.
+  // A rank has so many tokens of each sequence. The loader fills sequences up so that all pieces are equal.
   int64_t piece_length() const { return (sequence_length + sequence_parallel - 1) / sequence_parallel; }
   int64_t tokens() const { return batch * piece_length(); }
 };

@@ -26,7 +26,7 @@ struct Fp16Config {
   double min_loss_scale = 1;
 };
 
-// Of a param group of Muon.
+// A param group of Muon has these settings beside the common ones.
 struct MuonOptions {
   bool use_muon = false;  // whether its matrices are orthogonalised; AdamW updates what is in other groups
   // By products of the smaller side alone (DeepSpeed's "gram"), or as torch.optim.Muon does; with these coefficients.
@@ -36,7 +36,7 @@ struct MuonOptions {
   bool rate_by_rows = true, rate_by_rms = false;
 };
 
-// Of a param group of any optimizer.
+// A param group of any optimizer has these settings.
 struct CommonOptions {
   double lr = 1e-3;
   double weight_decay = 0;
@@ -81,7 +81,7 @@ struct OptimizerConfig : ParamGroupOptions {
   Type type = Type::kAdamW;
   double adam_lr = 3e-4;  // Muon: of what is no matrix; `lr` is that of matrices
 
-  // Of Muon, which has both: the settings of matrices, and those of other parameters.
+  // Muon has two param groups: one of matrices, and one of the other parameters.
   ParamGroupOptions of_matrices() const;
   ParamGroupOptions of_others() const;
 };

@@ -20,7 +20,8 @@ void check_exchange(const ConstSpan& full, const Span& scratch, bool needs_scrat
                     std::string_view tag);
 void check_allocate(int64_t bytes, std::string_view tag);
 
-// Of the counts of an all_to_all_v: what `from` sends to ranks before `to`, and what ranks before `from` send to `to`.
+// `counts` are those of an all_to_all_v. The first returns how many elements `from` sends to ranks before `to`, the
+// second how many elements ranks before `from` send to `to`.
 int64_t sent_before(std::span<const int64_t> counts, int world_size, int from, int to);
 int64_t received_before(std::span<const int64_t> counts, int world_size, int from, int to);
 // The collective as ranks compare it: it differs where their counts do.

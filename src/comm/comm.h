@@ -93,8 +93,8 @@ class Comm {
   virtual std::unique_ptr<Work> reduce_scatter(Span out, ConstSpan full, std::string_view tag) = 0;
   // out[r] = rank r's in[this rank]; equal pieces.
   virtual std::unique_ptr<Work> all_to_all(Span out, ConstSpan in, std::string_view tag) = 0;
-  // The same with pieces of any sizes. `counts[from * world_size + to]`: the elements that go from one rank to another,
-  // the same table on every rank. `in` has this rank's pieces, and `out` gets those for it, each in the order of ranks.
+  // Exchanges pieces of any sizes. `counts[from * world_size + to]` elements go from one rank to another; every rank
+  // passes the same table. `in` has this rank's pieces, and `out` gets those for it, each in the order of ranks.
   virtual std::unique_ptr<Work> all_to_all_v(Span out, ConstSpan in, std::span<const int64_t> counts,
                                              std::string_view tag) = 0;
   // fp32, fp64 and kOther8 (int64) only. The sum is in rank order.

@@ -46,7 +46,7 @@ class Mover {
   // The slot whose turn it is. The caller calls uses.take(), or waits for `last`.
   Slot& next_slot() { return slots_[turn_++ % slots_.size()]; }
 
-  // What is moved from now on is moved after what the current stream was given so far.
+  // Later moves begin after the work that the current stream was given so far.
   void follow() const { stream_.follow(); }
   // Begin to copy. Memory of the host has to stay until record() is complete, and memory of the device to be usable.
   void to_host(void* to, const void* from, int64_t bytes) const;

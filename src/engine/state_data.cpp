@@ -46,7 +46,7 @@ void told_as_state(const Call& call) {
   }
 }
 
-// Where elements have `bytes` bytes each as they are saved. Narrow moments, on the host, are saved as fp32.
+// Reads values whose elements have `bytes` bytes each in a checkpoint. Narrow moments on the host are saved as fp32.
 void read_values(const at::Tensor& values, int64_t bytes, void* to) {
   if (values.element_size() == bytes) return TensorData(values).read(0, int64_t(values.nbytes()), to);
   view_memory(to, values.numel(), at::kFloat, at::kCPU).copy_(values);

@@ -21,7 +21,7 @@ std::shared_ptr<SliceData> parameter_data(const ShardedGroup& group);
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines);
 
 // The same, read on any thread from where it lies while training goes on: until SliceData::end_reading(), or its end,
-// who borrows the states to write waits (Array::hold()). What users have written to parameters is not taken.
+// who borrows the states to write waits (Array::hold()). It does not take users' writes to parameters.
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state);
 // This rank's parameters in files; or fp32 ones that it updates, on the host, where they are their own master weights.
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group);

@@ -23,7 +23,7 @@ class Groups {
     // Groups get memory by add_unit(): while an engine is built, the user's tensors are freed meanwhile. Otherwise the
     // constructor adds all of them.
     bool unit_by_unit = false;
-    // Where some states or parameters lie in files: those, made for these units. They outlive the groups.
+    // The swap files of these units' states and parameters, if some lie in files. They outlive the groups.
     SwapSpace* states_in_files = nullptr;
     SwapSpace* parameters_in_files = nullptr;
     // Called while an update waits for files that a save still reads.

@@ -62,7 +62,7 @@ class ShardedGroup {
   const at::Tensor& kept_parameters() const;
   at::Tensor my_shard() const;
   at::Tensor updated_parameters() const;
-  // Those of `range` of the states, wherever they lie: a copy of what lies in files.
+  // Returns the parameters of the elements in `range`, counted as the states are; a copy if they lie in files.
   at::Tensor updated_part(Range range) const;
   // Without waiting.
   at::Tensor updated_memory() const { return memory(updated_); }
@@ -86,7 +86,7 @@ class ShardedGroup {
   bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
   // Lends `range` of the states together with their parameters, where these elements are updated: calls
   // `use(part, states, params)` as Array::lend() does. `ways` says whether the parameters are read and
-  // written. Where they lie there, they are the parameters themselves; else copies, which nobody waits for here
+  // written. Parameters that lie there are lent themselves. Others are copied, and nobody waits for the copies here
   // (await_copies()). fp32 parameters on the host are then the master weights, and `states` has no others. Elements
   // that the device updates beside the host are lent first.
   using Access = Array::Access;
