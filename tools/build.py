@@ -13,6 +13,7 @@ the compilers print goes to build/build.log; of a build that failed the errors a
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import fcntl
 import os
@@ -101,7 +102,11 @@ def build(target: str, lm: str, unity: str) -> int:
     if pip.returncode != 0:
         print(errors_of(LOG.read_text()), file=sys.stderr)
         print(f"the build has failed; all that it printed is in {os.path.relpath(LOG)}", file=sys.stderr)
-    return 1 if pip.returncode else 0
+        return 1
+    # An editable install has no bytecode, and where PYTHONDONTWRITEBYTECODE is set each interpreter would compile anew.
+    for folder in ("python/zeroshard", "tests/python"):
+        compileall.compile_dir(ROOT / folder, quiet=1)
+    return 0
 
 
 def main() -> int:
