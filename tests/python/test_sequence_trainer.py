@@ -1,10 +1,12 @@
 """Unmodified scripts with sequence parallelism by DeepSpeed's and Accelerate's names: the numbers of one process."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 import sequences
+import world
 from built import ZEROSHARD, needs
 from test_compat_start import called, run, script  # noqa: F401 (a fixture)
 
@@ -47,6 +49,36 @@ def test_trainer(saved, alone, stage):
 def test_trainer_with_two_groups_of_two(saved, alone):
     told = dict(run("--num_gpus", "4", SCRIPT, saved, "3", "2", "two_groups"))
     check_near(told["two_groups"], alone["two_groups"])
+
+
+def test_a_file_of_accelerate_configures_the_same(saved, alone, tmp_path):
+    """`accelerate launch --config_file`: its keys reach TRL as environment variables."""
+    parallelism = {"dp_replicate_size": 1, "dp_shard_size": 1, "tp_size": 1, "cp_size": 1, "sp_size": 2}
+    parallelism |= {"sp_backend": "deepspeed", "sp_seq_length_is_variable": True, "sp_attn_implementation": "sdpa"}
+    configuration = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {
+            "zero_stage": 3,
+            "zero3_init_flag": True,
+            "zero3_save_16bit_model": True,
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": 1.0,
+            "deepspeed_multinode_launcher": "standard",
+        },
+        "mixed_precision": "no",
+        "num_machines": 1,
+        "num_processes": 2,
+        "parallelism_config": {f"parallelism_config_{name}": value for name, value in parallelism.items()},
+    }
+    path = tmp_path / "alst.yaml"
+    path.write_text(json.dumps(configuration))  # which is YAML, too
+    port, claim = world._reserve_port()
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
+    launch += ["--main_process_port", str(port)]
+    told = dict(called(*launch, SCRIPT, saved, "3", "2", "tuned"))
+    claim.close()
+    check_near(told["tuned"], alone["tuned"])
 
 
 TUTORIAL = """

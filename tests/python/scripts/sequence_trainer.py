@@ -1,7 +1,8 @@
 """An ordinary script for Transformers' Trainer with Accelerate's sequence parallelism.
 
 Arguments: a folder with a saved model, the stage, the ranks that share a row (0: one process without DeepSpeed), and
-the names of cases. Tells on rank 0 the losses and gradient norms of each case.
+the names of cases. Tells on rank 0 the losses and gradient norms of each case. Under `accelerate launch` with a file
+that configures DeepSpeed and parallelism, the file counts, and stage and ranks name folders alone.
 """
 
 import json
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, set_s
 FOLDER, STAGE, SIZE, CASES = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 RANKS = int(os.environ.get("WORLD_SIZE", 1))
 ROWS, BATCH = 32, 2
+BY_FILE = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 
 
 def samples(padded=False, seed=0):
@@ -48,7 +50,7 @@ def arguments(accumulation=1, made_by=TrainingArguments, **changes):
         "use_cpu": True,
         "seed": 1,
     }
-    if SIZE > 0:
+    if SIZE > 0 and not BY_FILE:
         zero = {"stage": STAGE, "stage3_gather_16bit_weights_on_model_save": True}
         options["deepspeed"] = {**auto, "train_batch_size": "auto", "zero_optimization": zero}
         options["parallelism_config"] = ParallelismConfig(
