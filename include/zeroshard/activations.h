@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <string_view>
 
 #include "zeroshard/dtype.h"
 #include "zeroshard/plan.h"
@@ -12,6 +13,10 @@ namespace zeroshard {
 int64_t loss_tiles(int64_t tokens, int64_t vocabulary);
 // And an MLP: one tile of a sequence has as many tokens as the hidden states have elements, at most.
 int64_t mlp_tiles(int64_t length, int64_t hidden);
+
+// Throws ValueError with the sizes that fit if so many ranks of a sequence group cannot share a model's heads. `name`
+// is what the number of ranks is called there.
+void check_shared_heads(std::string_view name, int64_t ranks, int64_t heads, int64_t kv_heads);
 
 struct ActivationOptions {
   int64_t batch = 1;  // sequences of one micro-batch

@@ -69,6 +69,9 @@ class World {
   // The same as gather() where all streams of the device share one queue (CUDA_DEVICE_MAX_CONNECTIONS=1).
   Comm& reduce() { return reduce_ ? *reduce_ : *gather_; }
   Comm* checkpoint() { return checkpoint_.get(); }
+  // Connects the ranks that share rows with this rank: sequence_parallel_size neighbours. Null where the size is 1, and
+  // in a world over the caller's process groups.
+  const std::shared_ptr<Comm>& sequence() { return sequence_; }
 
   // The mean over ranks, for losses and metrics: the same bits on every rank.
   double mean(double value);
@@ -78,13 +81,14 @@ class World {
 
  private:
   struct Groups {
-    Group gather, reduce, checkpoint;
+    Group gather, reduce, checkpoint, sequence;
   };
   void connect(const Config& config, const Groups& groups, Meeting* meeting);
 
   c10::Device device_;
   std::shared_ptr<RankObserver> observer_;
   std::unique_ptr<Comm> gather_, reduce_, checkpoint_;
+  std::shared_ptr<Comm> sequence_;
 };
 
 }  // namespace zeroshard

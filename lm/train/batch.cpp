@@ -4,6 +4,9 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <span>
+
+#include "sequence/sequence_group.h"
 
 namespace zeroshard {
 namespace {
@@ -16,7 +19,7 @@ class Upload {
       : device_(device),
         host_(at::empty({rows, length}, at::TensorOptions().dtype(at::kLong).pinned_memory(!device.is_cpu()))),
         next_(host_.data_ptr<int64_t>()) {}
-  void add(const std::vector<int32_t>& numbers) { next_ = std::copy(numbers.begin(), numbers.end(), next_); }
+  void add(std::span<const int32_t> numbers) { next_ = std::copy(numbers.begin(), numbers.end(), next_); }
   at::Tensor send() const { return host_.to(device_, /*non_blocking=*/true); }
 
  private:
@@ -25,13 +28,13 @@ class Upload {
   int64_t* next_;
 };
 
-at::Tensor stack(const std::vector<TokenRow>& rows, std::vector<int32_t> TokenRow::*field, at::Device device) {
-  Upload upload(static_cast<int64_t>(rows.size()), static_cast<int64_t>((rows.front().*field).size()), device);
-  for (const TokenRow& row : rows) upload.add(row.*field);
+at::Tensor stack(const std::vector<std::span<const int32_t>>& rows, at::Device device) {
+  Upload upload(static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows.front().size()), device);
+  for (const std::span<const int32_t> row : rows) upload.add(row);
   return upload.send();
 }
 
-void widen(std::optional<std::pair<int64_t, int64_t>>& range, const std::vector<int32_t>& ids) {
+void widen(std::optional<std::pair<int64_t, int64_t>>& range, std::span<const int32_t> ids) {
   if (ids.empty()) return;
   const auto [least, greatest] = std::minmax_element(ids.begin(), ids.end());
   if (!range) range.emplace(*least, *greatest);
@@ -48,16 +51,24 @@ bool one_document_each(const std::vector<TokenRow>& rows) {
 
 }  // namespace
 
-TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device) {
-  TrainBatch batch;
-  batch.tokens.ids = stack(rows, &TokenRow::ids, device);
-  if (!one_document_each(rows)) batch.tokens.documents = stack(rows, &TokenRow::documents, device);
-  batch.targets = stack(rows, &TokenRow::targets, device);
+TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device,
+                      const std::shared_ptr<const SequenceGroup>& sequence) {
+  const size_t pieces = sequence ? size_t(sequence->size()) : 1, number = sequence ? size_t(sequence->rank()) : 0;
+  const size_t length = rows.front().ids.size() / pieces;
+  std::vector<std::span<const int32_t>> ids, documents, targets;
   for (const TokenRow& row : rows) {
-    widen(batch.tokens.id_range, row.ids);
-    const auto none = std::count(row.targets.begin(), row.targets.end(), kNoTarget);
-    batch.num_targets += static_cast<int64_t>(row.targets.size()) - none;
+    ids.push_back(std::span(row.ids).subspan(number * length, length));
+    documents.emplace_back(row.documents);
+    targets.push_back(std::span(row.targets).subspan(number * length, length));
   }
+  TrainBatch batch;
+  batch.tokens.sequence = sequence;
+  batch.tokens.ids = stack(ids, device);
+  if (!one_document_each(rows)) batch.tokens.documents = stack(documents, device);
+  batch.targets = stack(targets, device);
+  for (const std::span<const int32_t> row : ids) widen(batch.tokens.id_range, row);
+  for (const std::span<const int32_t> row : targets)
+    batch.num_targets += std::ranges::count_if(row, [](int32_t target) { return target != kNoTarget; });
   return batch;
 }
 

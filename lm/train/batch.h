@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "zeroshard/causal_lm.h"
@@ -15,9 +16,10 @@ struct TrainBatch {
   int64_t num_targets = 0;
 };
 
-// The rows on `device`. All have the same length. The host does not wait for the copy to a device, nor later for its
-// ids.
-TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device);
+// The rows on `device`, or this rank's piece of them if ranks share rows. All rows have the same length, which the
+// number of these ranks divides. The host does not wait for the copy to a device, nor later for its ids.
+TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device,
+                      const std::shared_ptr<const SequenceGroup>& sequence = nullptr);
 
 // One row that has only ids.
 TokenBatch batch_of(const std::vector<int32_t>& ids, at::Device device);

@@ -50,8 +50,10 @@ void describe_data(std::ostream& out, Dataset& data, const char* what) {
 void describe_steps(std::ostream& out, const TrainConfig& config, Dataset& training, int64_t steps) {
   const int64_t batch = config.engine.config.train_batch_size;
   const auto rows = static_cast<double>(steps * batch);
-  out << "steps       " << steps << " of " << batch << " rows of " << config.train.rows.length
-      << " tokens: " << rows / static_cast<double>(training.rows_in_epoch(0)) << " epochs\n";
+  out << "steps       " << steps << " of " << batch << " rows of " << config.train.rows.length << " tokens";
+  if (const int ranks = config.engine.config.sequence_parallel_size; ranks > 1)
+    out << ", each shared by " << ranks << " ranks";
+  out << ": " << rows / static_cast<double>(training.rows_in_epoch(0)) << " epochs\n";
 }
 
 // Frozen parameters count as trained ones: an upper bound.
@@ -162,7 +164,7 @@ std::string describe_run(const TrainConfig& config, bool on_device, int ranks_of
   TrainOptions& options = own.train;
   check_output(options.model, options.output, options.checkpoints);
   tokenize_texts(options);
-  const MadeModel made = make_model(options);
+  const MadeModel made = make_model(own);
   values_of(options, *made.model);  // finds weights that are missing or have another shape
   const std::unique_ptr<Dataset> training = training_data(options, *made.model);
   const std::unique_ptr<Dataset> validation = validation_data(options, *made.model);

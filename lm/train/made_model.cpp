@@ -7,6 +7,7 @@
 #include "train/lora_export.h"
 #include "train/model_directory.h"
 #include "train/models/lora_config.h"
+#include "zeroshard/activations.h"
 
 namespace zeroshard {
 namespace {
@@ -34,12 +35,21 @@ LoraOptions add_adapters(CausalLM& model, const LoraOptions& options) {
   }
 }
 
+void check_shared_rows(int ranks, const TrainOptions& options, const CausalLM::Sizes& sizes) {
+  ZS_CHECK(options.rows.length % ranks == 0, "train.data.length is ", options.rows.length, ", and the ", ranks,
+           " ranks of sequence_parallel_size have equal pieces of a row: give a multiple of ", ranks, ", such as ",
+           (options.rows.length + ranks - 1) / ranks * ranks);
+  check_shared_heads("sequence_parallel_size", ranks, sizes.num_heads, sizes.num_kv_heads);
+}
+
 }  // namespace
 
-MadeModel make_model(const TrainOptions& options) {
+MadeModel make_model(const TrainConfig& config) {
+  const TrainOptions& options = config.train;
   MadeModel made{make_causal_lm_of(options.model), options.lora};
   ZS_CHECK(options.rows.length <= made.model->max_length(), "train.data.length is ", options.rows.length,
            ", but the model in '", options.model, "' has only ", made.model->max_length(), " positions");
+  check_shared_rows(config.engine.config.sequence_parallel_size, options, made.model->sizes());
   freeze(*made.model, options.freeze);
   if (made.lora) made.lora = add_adapters(*made.model, *made.lora);
   return made;

@@ -13,8 +13,9 @@ struct MadeModel {
   std::shared_ptr<CausalLM> model;
   std::optional<LoraOptions> lora;  // the run's options, spelled out
 };
-// Throws ValueError or IoError, also if the rows are too long for the model, or nothing is left to train.
-MadeModel make_model(const TrainOptions& options);
+// Throws ValueError or IoError, also if the rows are too long for the model, nothing is left to train, or the ranks of
+// a sequence group cannot share the rows or the model's heads.
+MadeModel make_model(const TrainConfig& config);
 
 // From the model's files, or initial ones.
 ParameterValues values_of(const TrainOptions& options, CausalLM& model);

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "file/hash.h"
 #include "ops/recompute.h"
+#include "sequence/sequence_group.h"
 #include "train/agreed_values.h"
 #include "train/batch.h"
 #include "train/describe_run.h"
@@ -83,7 +84,7 @@ class Run {
         world_(world),
         observer_(observer),
         stop_(stop),
-        made_(make_model(options_)),
+        made_(make_model(config)),
         network_(network_fields(options_.model)),
         model_(made_.model),
         training_(training_data(options_, *model_)),
@@ -93,7 +94,8 @@ class Run {
         engine_(*model_,
                 with_agreed_values(with_length(config, total_), options_, network_, *training_, validation_.get()),
                 world, values_of(options_, *model_)),
-        runner_(engine_, options_.recompute_every) {
+        runner_(engine_, options_.recompute_every),
+        sequence_(world_.sequence() ? std::make_shared<SequenceGroup>(world_.sequence()) : nullptr) {
     torch::manual_seed(options_.seed + static_cast<uint64_t>(world_.rank()));
   }
 
@@ -151,18 +153,22 @@ class Run {
     return sum_of_losses(model_->logits(batch.tokens, runner_), batch.targets);
   }
 
+  // Ranks that share rows count as one.
+  int64_t row_groups() const { return world_.world_size() / config_.sequence_parallel_size; }
+  int64_t row_group() const { return world_.rank() / config_.sequence_parallel_size; }
+
   double sum_over_ranks(double value) { return world_.mean(value) * world_.world_size(); }
 
-  // This rank's rows of the step's micro-batches. Rows are assigned micro-batch by micro-batch, rank by rank, so the
-  // rows of a step do not depend on the number of ranks.
+  // This rank's rows of the step's micro-batches, or its piece of them. Rows are assigned micro-batch by micro-batch,
+  // group by group, so the rows of a step do not depend on the number of ranks.
   std::vector<TrainBatch> next_batches() {
     std::vector<TrainBatch> batches;
     const int64_t size = config_.micro_batch_size;
     for (int64_t micro = 0; micro < config_.grad_accumulation_steps; ++micro) {
       std::vector<TokenRow> rows;
-      const int64_t first = engine_.progress().global_samples + (micro * world_.world_size() + world_.rank()) * size;
+      const int64_t first = engine_.progress().global_samples + (micro * row_groups() + row_group()) * size;
       for (int64_t i = 0; i < size; ++i) rows.push_back(training_->row(first + i));
-      batches.push_back(make_batch(rows, world_.device()));
+      batches.push_back(make_batch(rows, world_.device(), sequence_));
     }
     return batches;
   }
@@ -253,19 +259,19 @@ class Run {
   // Every rank calls the units equally often: a rank without rows left runs one without targets.
   std::optional<Evaluation> validate() {
     const int64_t limit = rows_of_evaluation(options_, *validation_), size = config_.micro_batch_size;
-    const int64_t rows_at_once = size * world_.world_size();
+    const int64_t rows_at_once = size * row_groups();
     LossSum sum((limit + rows_at_once - 1) / rows_at_once, world_.device());
     int64_t targets = 0;
     for (int64_t begin = 0; begin < limit; begin += rows_at_once) {
       if (is_stopped(begin / rows_at_once)) return std::nullopt;
       std::vector<TokenRow> rows;
-      const int64_t first = begin + world_.rank() * size;
+      const int64_t first = begin + row_group() * size;
       for (int64_t i = first; i < std::min(first + size, limit); ++i) rows.push_back(validation_->row(i));
       if (rows.empty()) {
         rows.push_back(validation_->row(0));
         std::fill(rows.front().targets.begin(), rows.front().targets.end(), kNoTarget);
       }
-      const TrainBatch batch = make_batch(rows, world_.device());
+      const TrainBatch batch = make_batch(rows, world_.device(), sequence_);
       engine_.begin_forward(/*training=*/false);
       sum.add(loss_of(batch));
       targets += batch.num_targets;
@@ -394,13 +400,19 @@ class Run {
   int64_t total_;  // steps
   ModuleEngine engine_;
   EngineRunner runner_;
-  int64_t saved_ = 0;  // the step of the last save
+  std::shared_ptr<const SequenceGroup> sequence_;  // null: rows are whole
+  int64_t saved_ = 0;                              // the step of the last save
   EvaluationState evaluations_;
 };
 
 }  // namespace
 
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop) {
+  const int sharing = config.engine.config.sequence_parallel_size;
+  ZS_CHECK(
+      sharing == 1 || world.sequence(), "sequence_parallel_size is ", sharing,
+      ", and this World, over process groups of the caller, has no group of ranks that share rows: make it from the "
+      "launcher's variables");
   TrainConfig own = config;
   check_output(own.train.model, own.train.output, own.train.checkpoints);
   const std::vector<DirectoryLock> locks = lock_output(own.train, world);

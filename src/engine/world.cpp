@@ -170,16 +170,23 @@ World::World(const Config& config, c10::Device device, const RankEnvironment& en
   try {
     meeting = meet(store, env, config.timeout_ms, observer_);
     const std::string prefix = concat(attempt_prefix(), meeting->number(), "/");
-    const auto group = [store, prefix, rank = env.rank, size = env.world_size](const char* name, c10::Device where,
-                                                                               int64_t timeout_ms) {
-      const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix + name, store);
-      return where.is_cpu() ? make_gloo_group(prefixed, rank, size, timeout_ms)
-                            : make_device_group(prefixed, rank, size, where, timeout_ms);
+    struct Ranks {
+      int rank, size;
     };
-    const Groups groups = while_all_live(*meeting, "process groups", [group, device, timeout_ms = config.timeout_ms] {
-      return Groups{group("gather", device, timeout_ms), group("reduce", device, timeout_ms),
-                    group("checkpoint", c10::kCPU, std::max(timeout_ms, kCheckpointTimeoutMs))};
-    });
+    const auto group = [store, prefix](const std::string& name, Ranks ranks, c10::Device where, int64_t timeout_ms) {
+      const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix + name, store);
+      return where.is_cpu() ? make_gloo_group(prefixed, ranks.rank, ranks.size, timeout_ms)
+                            : make_device_group(prefixed, ranks.rank, ranks.size, where, timeout_ms);
+    };
+    const auto make_groups = [group, device, all = Ranks{env.rank, env.world_size}, timeout_ms = config.timeout_ms,
+                              size = config.sequence_parallel_size] {
+      Groups groups{group("gather", all, device, timeout_ms), group("reduce", all, device, timeout_ms),
+                    group("checkpoint", all, c10::kCPU, std::max(timeout_ms, kCheckpointTimeoutMs)), nullptr};
+      if (size > 1)
+        groups.sequence = group(concat("sequence", all.rank / size, "/"), {all.rank % size, size}, device, timeout_ms);
+      return groups;
+    };
+    const Groups groups = while_all_live(*meeting, "process groups", make_groups);
     connect(config, groups, meeting.get());
   } catch (const std::exception& error) {
     if (meeting) meeting->leave(error.what());
@@ -199,13 +206,13 @@ World::World(const Config& config, c10::Device device, const Group& gather, cons
            "the two process groups have different ranks");
   ZS_CHECK(config.world_size == world_size, "the configuration was resolved for ", config.world_size,
            " rank(s), but the process groups have ", world_size);
-  connect(config, {gather, reduce, checkpoint}, meeting);
+  connect(config, {gather, reduce, checkpoint, nullptr}, meeting);
 }
 
 World::~World() = default;
 
 void World::connect(const Config& config, const Groups& groups, Meeting* meeting) {
-  const auto& [gather, reduce, checkpoint] = groups;
+  const auto& [gather, reduce, checkpoint, sequence] = groups;
   use_compact_cpu_allocator();
   CommOptions options = comm_options(config, observer_);
   if (meeting != nullptr) options.processes = meeting->state().processes;
@@ -225,6 +232,7 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
     options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
     checkpoint_ = make_comm(checkpoint, c10::kCPU, options);
   }
+  if (sequence) sequence_ = make_comm(sequence, device_, comm_options(config, observer_));
   if (meeting != nullptr) meeting->end();
 }
 
@@ -258,6 +266,7 @@ void World::abort(std::string_view reason) noexcept {
   gather_->abort(reason);
   reduce().abort(reason);
   if (checkpoint_) checkpoint_->abort(reason);
+  if (sequence_) sequence_->abort(reason);
 }
 
 }  // namespace zeroshard

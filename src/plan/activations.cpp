@@ -64,16 +64,10 @@ Counted gpt2(const ModelShapes& model, double e) {
 }
 
 void check_sequence_parallel(const ModelShapes& model, const ActivationOptions& options) {
-  const int64_t ranks = options.sequence_parallel, heads = model.sizes.heads, kv_heads = model.sizes.kv_heads;
+  const int64_t ranks = options.sequence_parallel;
   ZS_CHECK(ranks >= 1 && ranks <= options.sequence_length, "sequence_parallel must be 1 to the ",
            options.sequence_length, " tokens of a sequence, got ", ranks);
-  const auto fits = [&](int64_t size) { return heads % size == 0 && (kv_heads % size == 0 || size % kv_heads == 0); };
-  if (ranks == 1 || fits(ranks)) return;
-  std::string sizes;
-  for (int64_t size = 1; size <= heads; ++size)
-    if (fits(size)) sizes += concat(sizes.empty() ? "" : ", ", size);
-  throw ValueError(concat("sequence_parallel is ", ranks, ", and so many ranks cannot share ", heads, " heads and ",
-                          kv_heads, " key-value heads: sizes that fit are ", sizes));
+  check_shared_heads("sequence_parallel", ranks, model.sizes.heads, model.sizes.kv_heads);
 }
 
 constexpr double kLogitBytesOfTile = 256 * 1024 * 1024;
@@ -82,6 +76,16 @@ constexpr double kLogitBytesOfTile = 256 * 1024 * 1024;
 constexpr double kInputsOnTheWay = 5;
 
 }  // namespace
+
+void check_shared_heads(std::string_view name, int64_t ranks, int64_t heads, int64_t kv_heads) {
+  const auto fits = [&](int64_t size) { return heads % size == 0 && (kv_heads % size == 0 || size % kv_heads == 0); };
+  if (ranks == 1 || fits(ranks)) return;
+  std::string sizes;
+  for (int64_t size = 1; size <= heads; ++size)
+    if (fits(size)) sizes += concat(sizes.empty() ? "" : ", ", size);
+  throw ValueError(concat(name, " is ", ranks, ", and so many ranks cannot share ", heads, " heads and ", kv_heads,
+                          " key-value heads: sizes that fit are ", sizes));
+}
 
 int64_t loss_tiles(int64_t tokens, int64_t vocabulary) {
   const double bytes = 12 * double(tokens) * double(vocabulary);

@@ -16,6 +16,8 @@
 // Language models of Hugging Face model directories. This header needs LibTorch's C++ API.
 namespace zeroshard {
 
+class SequenceGroup;
+
 // Rows of token ids. A row has one document, several packed one after another, or one that is padded.
 struct TokenBatch {
   at::Tensor ids;  // int64, [batch, length]
@@ -27,6 +29,12 @@ struct TokenBatch {
   // The least and the greatest of the ids, if the caller knows them. Otherwise they are looked up, for which the host
   // waits if the ids are on a device.
   std::optional<std::pair<int64_t, int64_t>> id_range = std::nullopt;
+  // The ranks that have equal pieces of the same rows, in their order; null: the rows are whole. `ids` are then this
+  // rank's piece, and `documents` and `positions` are those of whole rows.
+  std::shared_ptr<const SequenceGroup> sequence = nullptr;
+
+  int64_t row_length() const;                         // of a whole row
+  at::Tensor piece_of(const at::Tensor& rows) const;  // this rank's columns of whole rows, [batch, row_length]
 };
 
 // The cached keys and values of the tokens that a model has seen, so that later tokens need no second pass over them.
@@ -68,8 +76,12 @@ class CausalLM : public torch::nn::Module {
   // an id outside the vocabulary.
   at::Tensor logits(const TokenBatch& batch, const PartRunner& runner = {}, KvCache* cache = nullptr);
 
-  int64_t vocab_size() const { return vocab_size_; }
-  int64_t max_length() const { return max_length_; }
+  struct Sizes {
+    int64_t vocab_size, max_length, num_heads, num_kv_heads;
+  };
+  const Sizes& sizes() const { return sizes_; }
+  int64_t vocab_size() const { return sizes_.vocab_size; }
+  int64_t max_length() const { return sizes_.max_length; }
   // Draws initial values for the parameters, as the architecture defines them.
   void initialize(uint64_t seed);
   // Elements [begin, end) of one parameter, in row-major order, as initialize() draws them: a value depends only on
@@ -81,14 +93,14 @@ class CausalLM : public torch::nn::Module {
   bool is_added(const std::string& name) const { return added_.contains(name); }
 
  protected:
-  CausalLM(int64_t vocab_size, int64_t max_length) : vocab_size_(vocab_size), max_length_(max_length) {}
+  explicit CausalLM(const Sizes& sizes) : sizes_(sizes) {}
   // `batch` is complete and checked.
   virtual at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) = 0;
   // Fills some elements, each drawn from the same distribution.
   virtual void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) = 0;
 
  private:
-  int64_t vocab_size_, max_length_;
+  Sizes sizes_;
   std::map<std::string, double> added_;
 };
 

@@ -11,11 +11,13 @@
 #include <limits>
 #include <tuple>
 
+#include "sequence/sequence_group.h"
+
 namespace zeroshard {
 namespace {
 
 at::Tensor make_mask(const TokenBatch& batch, int64_t past, int64_t window) {
-  const int64_t length = batch.ids.size(1);
+  const int64_t length = batch.row_length();
   const at::Tensor places = at::arange(past + length, batch.ids.options());
   const at::Tensor distance = places.narrow(0, past, length).unsqueeze(1) - places.unsqueeze(0);
   at::Tensor seen = distance.ge(0);
@@ -43,7 +45,7 @@ at::Tensor attend_capped(const at::Tensor& query, const at::Tensor& key, const a
 
 // A window that spans the whole row is no window.
 int64_t AttentionContext::effective(int64_t window) const {
-  return window < past_ + batch_.ids.size(1) ? window : 0;
+  return window < past_ + batch_.row_length() ? window : 0;
 }
 
 const at::Tensor& AttentionContext::explicit_mask(int64_t window) {
@@ -58,8 +60,12 @@ const at::Tensor& AttentionContext::mask(int64_t window) {
   return all_before && (past_ == 0 || batch_.ids.size(1) == 1) ? none : explicit_mask(window);
 }
 
-at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, AttentionContext& context,
+at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionContext& context,
                   const AttentionOptions& options) {
+  if (context.sequence() != nullptr) {
+    const std::vector<at::Tensor> whole = context.sequence()->exchange({query, key, value});
+    query = whole[0], key = whole[1], value = whole[2];
+  }
   if (context.cache()) std::tie(key, value) = context.cache()->append(options.layer, key, value);
   at::Tensor mixed;
   if (options.softcap > 0) {
@@ -71,7 +77,9 @@ at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, Att
     mixed = at::scaled_dot_product_attention(query, key, value, given, options.dropout, causal, options.scale,
                                              query.size(1) != key.size(1));
   }
-  return mixed.transpose(1, 2).flatten(2);
+  mixed = mixed.transpose(1, 2);
+  if (context.sequence() != nullptr) mixed = context.sequence()->exchange({mixed}).front();
+  return mixed.flatten(2);
 }
 
 }  // namespace zeroshard

@@ -28,9 +28,10 @@ class AttentionContext {
   // Tokens before the batch's tokens: a mask has columns for these first, then for the batch's.
   int64_t past() const { return past_; }
   KvCache* cache() const { return cache_; }
+  const SequenceGroup* sequence() const { return batch_.sequence.get(); }
 
-  // Bool, [batch or 1, 1, length, past + length]: true if the row's token sees the column's. Undefined if each token
-  // sees all tokens before it.
+  // Bool, [batch or 1, 1, length, past + length], with the length of whole rows: true if the row's token sees the
+  // column's. Undefined if each token sees all tokens before it.
   const at::Tensor& mask(int64_t window);
   // Never undefined.
   const at::Tensor& explicit_mask(int64_t window);
@@ -45,8 +46,9 @@ class AttentionContext {
 };
 
 // query: [batch, heads, length, head_dim]; key and value: [batch, kv_heads, length, head_dim], where kv_heads divides
-// heads. Returns [batch, length, heads * head_dim].
-at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, AttentionContext& context,
+// heads. Returns [batch, length, heads * head_dim]. Where ranks share rows, `length` is that of this rank's piece, and
+// the ranks exchange heads: each attends over whole rows with an equal part of the heads.
+at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionContext& context,
                   const AttentionOptions& options);
 
 }  // namespace zeroshard

@@ -9,12 +9,14 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <utility>
 
 #include "base/check.h"
 #include "device/missing_memory.h"
 #include "file/hash.h"
+#include "sequence/sequence_group.h"
 #include "tokenizer/json_field.h"
 #include "train/models/models.h"
 
@@ -59,9 +61,10 @@ void ignore_common_fields(Fields& fields) {
                  "cache_implementation"});
 }
 
-void check_shape(const char* name, const at::Tensor& tensor, const at::Tensor& ids) {
-  ZS_CHECK(tensor.scalar_type() == at::kLong && tensor.sizes() == ids.sizes(), "TokenBatch.", name, " is ",
-           tensor.scalar_type(), " ", tensor.sizes(), "; it must be int64 ", ids.sizes(), " as the ids are");
+void check_shape(const char* name, const at::Tensor& tensor, const TokenBatch& batch) {
+  const std::array<int64_t, 2> shape{batch.ids.size(0), batch.row_length()};
+  ZS_CHECK(tensor.scalar_type() == at::kLong && tensor.sizes() == at::IntArrayRef(shape), "TokenBatch.", name, " is ",
+           tensor.scalar_type(), " ", tensor.sizes(), "; it must be int64 ", at::IntArrayRef(shape), " as the ids are");
 }
 
 std::pair<int64_t, int64_t> range_of(const at::Tensor& ids) {
@@ -71,8 +74,8 @@ std::pair<int64_t, int64_t> range_of(const at::Tensor& ids) {
 
 // A token's distance from the first of its document.
 at::Tensor count_positions(const TokenBatch& batch) {
-  const int64_t length = batch.ids.size(1);
-  const at::Tensor places = at::arange(length, batch.ids.options()).expand_as(batch.ids);
+  const int64_t length = batch.row_length();
+  const at::Tensor places = at::arange(length, batch.ids.options()).expand({batch.ids.size(0), length});
   if (!batch.documents.defined() || length == 0) return places.contiguous();
   at::Tensor starts = at::zeros_like(places);
   const at::Tensor changed = batch.documents.narrow(1, 1, length - 1).ne(batch.documents.narrow(1, 0, length - 1));
@@ -116,28 +119,38 @@ std::pair<at::Tensor, at::Tensor> KvCache::append(int64_t layer, const at::Tenso
   return {keys.narrow(2, 0, length_ + added), values.narrow(2, 0, length_ + added)};
 }
 
+int64_t TokenBatch::row_length() const {
+  return ids.size(1) * (sequence ? sequence->size() : 1);
+}
+
+at::Tensor TokenBatch::piece_of(const at::Tensor& rows) const {
+  return sequence ? rows.narrow(1, sequence->rank() * ids.size(1), ids.size(1)).contiguous() : rows;
+}
+
 at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) {
   TokenBatch whole = batch;
   ZS_CHECK(batch.ids.dim() == 2 && batch.ids.scalar_type() == at::kLong, "TokenBatch.ids is ", batch.ids.scalar_type(),
            " ", batch.ids.sizes(), "; it must be int64 [batch, length]");
-  if (batch.documents.defined()) check_shape("documents", batch.documents, batch.ids);
+  if (batch.documents.defined()) check_shape("documents", batch.documents, batch);
+  ZS_CHECK(!cache || !batch.sequence, "a cache is for whole rows, and TokenBatch.sequence is given");
   ZS_CHECK(!cache || (!batch.documents.defined() && !batch.positions.defined()),
            "with a cache a batch has ids alone: it goes on where the cache ends");
   const int64_t past = cache ? cache->length() : 0;
   if (!batch.positions.defined()) whole.positions = count_positions(batch);
   if (past > 0) whole.positions = whole.positions + past;
-  check_shape("positions", whole.positions, batch.ids);
+  check_shape("positions", whole.positions, batch);
   if (batch.ids.numel() > 0) {
     const auto [least, greatest] = batch.id_range ? *batch.id_range : range_of(batch.ids);
-    ZS_CHECK(least >= 0 && greatest < vocab_size_, "token id ", least < 0 ? least : greatest,
-             " is outside the model's vocabulary of ", vocab_size_,
+    ZS_CHECK(least >= 0 && greatest < sizes_.vocab_size, "token id ", least < 0 ? least : greatest,
+             " is outside the model's vocabulary of ", sizes_.vocab_size,
              ": the text was made with another tokenizer than the model's");
     // Computed positions lie within the row: checking them would only wait for the device.
-    const bool within = !batch.positions.defined() && past + batch.ids.size(1) <= max_length_;
+    const bool within = !batch.positions.defined() && past + batch.row_length() <= sizes_.max_length;
     const int64_t last = within ? 0 : whole.positions.max().item<int64_t>();
-    ZS_CHECK(last < max_length_, "position ", last, " is outside the model's ", max_length_,
+    ZS_CHECK(last < sizes_.max_length, "position ", last, " is outside the model's ", sizes_.max_length,
              " (max_position_embeddings): use shorter rows");
   }
+  whole.positions = batch.piece_of(whole.positions);
   const at::Tensor logits = forward_logits(whole, runner, cache);
   if (cache) cache->advance(batch.ids.size(1));
   return logits;

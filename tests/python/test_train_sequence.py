@@ -1,0 +1,91 @@
+"""`zeroshard train` with `sequence_parallel_size`: ranks share rows, and train as ranks with whole rows do."""
+
+import subprocess
+
+import numpy
+import pytest
+from built import ZEROSHARD_TORCH, needs
+from test_train_command import BATCH, LENGTH, STEPS, command, make, metrics, run, write
+from tokenizer_data import learnable_tokens
+
+pytestmark = needs(ZEROSHARD_TORCH)
+
+# Sums of a row are made in another order than by one rank, and so are those of gradients.
+NEAR = 1e-6
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return learnable_tokens(LENGTH * BATCH * STEPS + 500)
+
+
+def documents(folder, tokens):
+    """Files of one document each, of many lengths, so that most rows hold several documents."""
+    cuts = numpy.cumsum([3 + 7 * i % 40 for i in range(200)])
+    parts = [part for part in numpy.split(tokens, cuts) if len(part) > 1]
+    paths = [folder / f"document{i}.npy" for i in range(len(parts))]
+    for path, part in zip(paths, parts, strict=True):
+        numpy.save(path, part)
+    return [str(path) for path in paths]
+
+
+def losses_of(folder, train, ranks, size, **more):
+    run_folder = folder / f"ranks{ranks}of{size}"
+    run_folder.mkdir()
+    train = train | {"output": str(run_folder / "trained")}
+    result = run(write(run_folder, train, sequence_parallel_size=size, **more), ranks)
+    assert result.returncode == 0, result.stderr
+    steps = metrics(run_folder)
+    return [steps[step]["loss"] for step in range(1, STEPS + 1)], steps[STEPS]["validation_loss"], result
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "ranks", "size", "packed", "more"),
+    [
+        ("llama", 3, 2, 2, True, {"activation_checkpointing": "full"}),
+        ("llama", 1, 4, 4, False, {}),  # more ranks than key-value heads
+        ("gpt2", 2, 4, 2, True, {}),
+        ("mixtral", 3, 2, 2, False, {}),
+    ],
+)
+def test_losses_are_those_of_whole_rows(tmp_path, tokens, kind, stage, ranks, size, packed, more):
+    _, train = make(tmp_path, tokens, kind, **more)
+    if packed:
+        train["data"]["train"] = documents(tmp_path, tokens)
+        train["data"]["packing"] = "whole"
+    keys = {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": 3}
+    whole, whole_validation, _ = losses_of(tmp_path, train, 1, 1, **keys)
+    shared, shared_validation, _ = losses_of(tmp_path, train, ranks, size, **keys)
+    assert shared == pytest.approx(whole, rel=NEAR)
+    assert shared_validation == pytest.approx(whole_validation, rel=NEAR)
+
+
+def test_a_run_goes_on_with_whole_rows(tmp_path, tokens):
+    """A checkpoint of ranks that share rows is gone on with by one that does not, with the rows that come next."""
+    _, train = make(tmp_path, tokens)
+    undisturbed, _, _ = losses_of(tmp_path, train, 1, 1)
+    folder = tmp_path / "interrupted"
+    folder.mkdir()
+    train["output"] = str(folder / "trained")
+    first = run(write(folder, train | {"steps": 5}, stage=2, sequence_parallel_size=2), 2)
+    assert first.returncode == 0, first.stderr
+    second = run(write(folder, train, stage=3), 1)
+    assert second.returncode == 0, second.stderr
+    assert [metrics(folder)[step]["loss"] for step in range(1, STEPS + 1)] == pytest.approx(undisturbed, rel=NEAR)
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "message"),
+    [
+        (2, LENGTH - 1, "train.data.length is 31, and the 2 ranks of sequence_parallel_size have equal pieces"),
+        (3, 30, "sequence_parallel_size is 3, and so many ranks cannot share 4 heads and 2 key-value heads"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(tmp_path, tokens, size, length, message):
+    _, train = make(tmp_path, tokens)
+    train["data"]["length"] = length
+    config = write(tmp_path, train, sequence_parallel_size=size)
+    for command_line in (command(config, size), [*command(config, size), "--dry-run"]):
+        result = subprocess.run(command_line, capture_output=True, text=True, timeout=60)
+        assert result.returncode != 0
+        assert message in result.stderr
