@@ -11,7 +11,8 @@ import zeroshard
 from built import REPOSITORY, ZEROSHARD, needs
 from zeroshard.configuration import parse_config
 
-PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "bench" / "README.md"])
+READMES = [REPOSITORY / folder / "README.md" for folder in ("bench", "tests")]
+PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *READMES])
 NAMES = [str(page.relative_to(REPOSITORY)) for page in PAGES]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")  # and pictures
