@@ -6,12 +6,14 @@
 #include "zeroshard/plan.h"
 #include "zeroshard/tier.h"
 
-// How many bytes of activations a rank holds while it trains, from shapes alone.
+// Plans how many bytes of activations a rank holds while it trains. The planner needs only the shapes of the model.
 namespace zeroshard {
 
-// In how many tiles zeroshard.tile() computes a loss of so many tokens: one tile's logits take at most 256 MiB.
+// The number of tiles in which zeroshard.tile() computes a loss of this many tokens. The logits of one tile take at
+// most 256 MiB.
 int64_t loss_tiles(int64_t tokens, int64_t vocabulary);
-// And an MLP: one tile of a sequence has as many tokens as the hidden states have elements, at most.
+// The number of tiles in which zeroshard.tile() computes an MLP. A tile of a sequence has at most as many tokens as a
+// hidden state has elements.
 int64_t mlp_tiles(int64_t length, int64_t hidden);
 
 // Throws ValueError with the sizes that fit if so many ranks of a sequence group cannot share a model's heads. `name`
@@ -23,34 +25,35 @@ struct ActivationOptions {
   int64_t sequence_length = 1;
   int64_t sequence_parallel = 1;  // ranks that share a sequence
   DType compute_dtype = DType::kBFloat16;
-  bool checkpointing = false;  // each decoder layer keeps its input alone, and is computed again in the backward pass
-  Tier checkpoints = Tier::kDevice;  // where these inputs lie: zeroshard.offload.activations
-  bool on_device = true;             // ranks run on a GPU or the like, beside the host
-  bool tiled = false;                // loss and MLPs are computed in tiles, as by zeroshard.tile()
+  bool checkpointing = false;  // each decoder layer keeps only its input; the backward pass computes the layer again
+  Tier checkpoints = Tier::kDevice;  // the tier that holds the kept inputs: zeroshard.offload.activations
+  bool on_device = true;             // ranks run on a GPU or another accelerator; false: on the CPU
+  bool tiled = false;                // zeroshard.tile() computes the loss and the MLPs in tiles
 
-  // A rank has so many tokens of each sequence. The loader fills sequences up so that all pieces are equal.
+  // The tokens of each sequence that one rank has. The loader pads sequences so that all pieces are equally long.
   int64_t piece_length() const { return (sequence_length + sequence_parallel - 1) / sequence_parallel; }
   int64_t tokens() const { return batch * piece_length(); }
 };
 
-// What lies on the device when most of it is in use.
+// Bytes of activations on the device at the moment of a step when they need the most memory.
 struct PlannedActivations {
-  double layers = 0;  // what autograd keeps of the decoder layers
-  double ends = 0;    // of the embedding and the final norm
-  // Besides: the logits and the loss with its gradients, or the layer or the tile of an MLP that is computed again.
+  double layers = 0;  // tensors that autograd keeps for the decoder layers
+  double ends = 0;    // tensors that autograd keeps for the embedding and the final norm
+  // The largest temporary need on top of `layers` and `ends`: the logits with the loss and its gradients, or the
+  // decoder layer or MLP tile that the backward pass computes again.
   double at_most = 0;
-  // Not in the total: inputs of layers on the tier of the options, and of these what the host holds at most on its way
-  // between a device and files.
+  // Not in the total. `elsewhere`: the inputs of layers that lie on the tier ActivationOptions::checkpoints.
+  // `on_the_way`: the part of `elsewhere` that is in host memory at most, on its way between a device and files.
   double elsewhere = 0, on_the_way = 0;
 
   double total() const { return layers + ends + at_most; }
 };
 
-// For the classes of transformers 5 in eager mode, each with attention that stores no scores (SDPA); gemma2, whose
-// logits of attention are capped, stores them. Counted from what autograd saves. Padding and the temporary memory of
-// single operators are left out. A rank of a sequence group keeps its piece of the sequence for all heads, or the whole
-// sequence for its heads, which is as much. Throws ValueError for a batch or a length below 1, and for ranks that
-// cannot share the heads or the sequence.
+// Plans the activations of a model of transformers 5 in eager mode. The plan counts the tensors that autograd saves. It
+// assumes attention that stores no scores (SDPA), except for gemma2, which stores them because it caps the logits of
+// attention. Padding and the temporary memory of single operators are left out. A rank of a sequence group keeps either
+// its piece of the sequence for all heads or the whole sequence for its own heads, and both take the same memory.
+// Throws ValueError for a batch or a length below 1, and for ranks that cannot share the heads or the sequence.
 PlannedActivations plan_activations(const ModelShapes& model, const ActivationOptions& options);
 
 }  // namespace zeroshard

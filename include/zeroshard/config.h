@@ -11,10 +11,11 @@
 #include "zeroshard/dtype.h"
 #include "zeroshard/placement.h"
 
-// The configuration, resolved: DeepSpeed's JSON keys are translated to these names by parse_config and nowhere else.
+// The resolved configuration. Only parse_config translates DeepSpeed's JSON keys to these names.
 namespace zeroshard {
 
-// Loss scaling. Config::compute_dtype says whether parameters are fp16: with autocast to fp16 they are not.
+// Settings of loss scaling. Parameters are fp16 only if Config::compute_dtype says so; with autocast to fp16 they are
+// not.
 struct Fp16Config {
   bool enabled = false;
   bool auto_cast = false;
@@ -26,28 +27,31 @@ struct Fp16Config {
   double min_loss_scale = 1;
 };
 
-// A param group of Muon has these settings beside the common ones.
+// The settings that only a param group of Muon has.
 struct MuonOptions {
-  bool use_muon = false;  // whether its matrices are orthogonalised; AdamW updates what is in other groups
-  // By products of the smaller side alone (DeepSpeed's "gram"), or as torch.optim.Muon does; with these coefficients.
+  bool use_muon = false;  // Muon orthogonalises the matrices of this group; AdamW updates all other groups
+  // true: Newton-Schulz iterates on products of the smaller side (DeepSpeed's "gram"). false: it works like
+  // torch.optim.Muon. The next line has the coefficients.
   bool ns_gram = false;
   double ns_steps = 5, ns_a = 3.4445, ns_b = -4.7750, ns_c = 2.0315;
-  // The rate of an m x n matrix is multiplied by sqrt(max(1, m / n)), or by 0.2 sqrt(max(m, n)), or by 1.
+  // Muon scales the learning rate of an m x n matrix by sqrt(max(1, m / n)) (by_rows), by 0.2 sqrt(max(m, n)) (by_rms),
+  // or not at all.
   bool rate_by_rows = true, rate_by_rms = false;
 };
 
-// A param group of any optimizer has these settings.
+// The settings that a param group of any optimizer may have.
 struct CommonOptions {
   double lr = 1e-3;
   double weight_decay = 0;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW, Lion
-  double momentum = 0, dampening = 0;             // SGD; momentum of Muon, too
+  double momentum = 0, dampening = 0;             // SGD; Muon uses momentum, too
   double lr_decay = 0;                            // Adagrad
   bool nesterov = false, maximize = false, bias_correction = true;
   bool decoupled_weight_decay = true;  // Adam: AdamW's weight decay
 };
 
-// Hyper-parameters of one param group, read anew at every step. Fields that an optimizer does not have are ignored.
+// The hyper-parameters of one param group. Every step reads them again. An optimizer ignores the fields that it does
+// not use.
 struct ParamGroupOptions : CommonOptions, MuonOptions {
   // Calls visit(name, member) with each field's pointer to member, in this order.
   template <typename Visit>
@@ -79,14 +83,14 @@ struct ParamGroupOptions : CommonOptions, MuonOptions {
 struct OptimizerConfig : ParamGroupOptions {
   enum class Type : uint8_t { kAdam, kAdamW, kSgd, kLion, kAdagrad, kMuon };
   Type type = Type::kAdamW;
-  double adam_lr = 3e-4;  // Muon: of what is no matrix; `lr` is that of matrices
+  double adam_lr = 3e-4;  // Muon: learning rate of parameters that are not matrices; `lr` is the rate of matrices
 
-  // Muon has two param groups: one of matrices, and one of the other parameters.
+  // Muon has two param groups: the matrices, and all other parameters.
   ParamGroupOptions of_matrices() const;
   ParamGroupOptions of_others() const;
 };
 
-// A value of a schedule: the same for every param group, or one for each.
+// A value of a schedule: either the same for every param group, or one value for each.
 struct PerGroup {
   PerGroup(double value) : all(value) {}  // NOLINT(google-explicit-constructor): a number is the common case
   explicit PerGroup(std::vector<double> values) : each(std::move(values)) {}
@@ -94,10 +98,11 @@ struct PerGroup {
   double of(size_t group) const { return each.empty() ? all : each.at(group); }
 
   double all = 0;
-  std::vector<double> each;  // not empty: instead of `all`
+  std::vector<double> each;  // if not empty, used instead of `all`
 };
 
-// LR schedules with DeepSpeed's formulas and defaults. If `warmup_max_lr` and others are unset: the param group's lr.
+// LR schedules with DeepSpeed's formulas and defaults. An unset `warmup_max_lr` (or a similar limit) means the param
+// group's lr.
 struct WarmupLRConfig {
   PerGroup warmup_min_lr = 0;
   std::optional<PerGroup> warmup_max_lr = std::nullopt;
@@ -140,12 +145,12 @@ using SchedulerConfig =
 
 struct CheckpointConfig {
   bool async = true;  // training continues while a copy of the state is written
-  int keep = 0;       // how many of the newest checkpoints stay; 0: all
+  int keep = 0;       // number of newest checkpoints that are kept; 0: all
   enum class OnError : uint8_t { kRaise, kWarn };
-  OnError on_error = OnError::kRaise;  // for a save in the background
+  OnError on_error = OnError::kRaise;  // what a failed background save does
 };
 
-// Where rank 0 of an engine in Python writes metrics: output_path/job_name ("tensorboard", "csv_monitor").
+// Metric files ("tensorboard", "csv_monitor"). Rank 0 of an engine in Python writes them to output_path/job_name.
 struct MetricFilesConfig {
   bool enabled = false;
   std::string output_path;
@@ -157,8 +162,8 @@ struct WandbConfig {
   std::string project = "deepspeed";
 };
 
-// Where something lies in a run. A rank on the CPU has everything in host memory: there, kCpu changes nothing. kAuto:
-// an engine chooses the first of the others that fits into the limits of its ranks.
+// The place of some state in a run. kAuto lets the engine choose the first other value that fits into the memory limits
+// of its ranks. On a rank that trains on the CPU, kCpu changes nothing because everything is in host memory already.
 enum class OffloadDevice : uint8_t { kNone, kCpu, kNvme, kAuto };
 
 constexpr std::string_view name_of(OffloadDevice device) {
@@ -175,72 +180,74 @@ constexpr std::string_view name_of(OffloadDevice device) {
   return "?";
 }
 
-// "zero_optimization.offload_optimizer": where master weights, moments and reduced gradients lie.
+// "zero_optimization.offload_optimizer": the place of master weights, moments and reduced gradients.
 struct OffloadOptimizerConfig {
   using Device = OffloadDevice;
   Device device = Device::kNone;
-  double ratio = 1;                    // share of each unit's states that leaves the device, which updates the rest
+  double ratio = 1;  // share of each unit's states that is offloaded; the device updates the other elements
   std::vector<std::string> nvme_path;  // directories of swap files; not empty with kNvme
-  int buffer_count = 4;                // chunks of states in memory at a time, with kNvme
-  bool pin_memory = true;              // host memory that a GPU copies to and from by itself
+  int buffer_count = 4;                // with kNvme: chunks of states in memory at a time
+  bool pin_memory = true;              // page-locked host memory, which a GPU can copy to and from directly
 };
 
-// "zero_optimization.offload_param": where the shards of parameters lie at stage 3.
+// "zero_optimization.offload_param": the place of parameter shards at stage 3.
 struct OffloadParamConfig {
   using Device = OffloadDevice;
   Device device = Device::kNone;
-  bool pin_memory = true;              // host memory that a GPU copies from by itself
+  bool pin_memory = true;              // page-locked host memory, which a GPU can copy from directly
   std::vector<std::string> nvme_path;  // directories of swap files; not empty with kNvme
-  // With kNvme: shards in memory on their way, and elements of each of these at most.
+  // With kNvme: the number of shards in transit in host memory, and the largest number of elements of each.
   int buffer_count = 5;
   int64_t buffer_numel = 100'000'000;
-  int64_t max_in_memory = 1'000'000'000;  // elements of a rank's parameters that stay in memory, with kNvme
+  int64_t max_in_memory = 1'000'000'000;  // with kNvme: elements of a rank's parameters that stay in memory
 };
 
-// "zeroshard.offload": what one rank may hold, in bytes, and where reduced gradients and activation checkpoints lie.
+// "zeroshard.offload": memory limits of one rank in bytes, and the place of reduced gradients and activation
+// checkpoints.
 struct OffloadConfig {
   enum class Gradients : uint8_t { kAuto, kDevice, kCpu, kNvme };
   enum class Activations : uint8_t { kNone, kCpu, kNvme };
-  // Where the device is the CPU its memory is the host's: both keys limit that, and the smaller one counts. Unset: what
-  // the host has is the limit of its ranks together.
+  // If a rank trains on the CPU, both keys limit the same memory and the smaller one counts. Unset: all ranks of a host
+  // together may use as much memory as the host has.
   std::optional<int64_t> device_memory, host_memory;
-  bool verify = true;  // what is read from swap files is compared with its checksums
-  // Where reduced gradients lie. kNvme: in files, as the states. Else, beside a device, kAuto: on the host once the
-  // states have left the device; on the CPU all is in host memory.
+  bool verify = true;  // compare everything that is read from swap files with its checksum
+  // The place of reduced gradients. kNvme: in swap files, like the states. kAuto with a GPU: on the host if the states
+  // are offloaded, else on the device. On the CPU all gradients are in host memory.
   Gradients gradients = Gradients::kAuto;
-  // Where the inputs of checkpointed parts lie between forward and backward. kNvme: in the nvme_path of
-  // offload_optimizer, or else of offload_param. On the CPU all is in host memory: there, kCpu changes nothing.
+  // The place of activation checkpoints (the inputs of checkpointed modules) between forward and backward. kNvme: the
+  // nvme_path of offload_optimizer, or else of offload_param. kCpu changes nothing on the CPU because everything is in
+  // host memory already.
   Activations activations = Activations::kNone;
-  // In which the optimizer's moments are stored: fp32, or bf16, to which each update rounds them at random. In host
-  // memory and files alone.
+  // The dtype in which moments are stored: fp32, or bf16 with stochastic rounding at each update. bf16 is allowed only
+  // if the moments are in host memory or in files.
   DType moment_dtype = DType::kFloat32;
-  // Beside a device: the host updates while the next step computes with the parameters before.
+  // With a GPU: the host updates while the device computes the next step with the previous parameters.
   bool delayed_update = false;
 };
 
-// "aio": the requests to swap files. Unset: zeroshard's own values.
+// "aio": settings of requests to swap files. An unset value means zeroshard's own default.
 struct AioConfig {
   std::optional<int64_t> block_size;             // bytes of a request, a multiple of 4096
-  std::optional<int> queue_depth, thread_count;  // requests under way at most; threads, where io_uring is refused
+  std::optional<int> queue_depth, thread_count;  // requests in flight at most; threads if io_uring is not available
 };
 
 struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
-  bool managed_accumulation = true;  // false: every step() updates, however many micro-batches came before it
+  bool managed_accumulation = true;  // false: every step() updates, no matter how many micro-batches preceded it
   int world_size = 1;
-  int sequence_parallel_size = 1;     // ranks that train on the same rows; shards stay over all ranks
-  double gradient_clipping = 1;       // the largest norm; 0: not clipped. DeepSpeed has this default since 0.19.3
+  int sequence_parallel_size = 1;     // ranks that train on the same rows; parameters are still sharded over all ranks
+  double gradient_clipping = 1;       // largest gradient norm; 0: no clipping. 1 is DeepSpeed's default since 0.19.3
   int64_t steps_per_print = 0;        // 0: never
-  bool wall_clock_breakdown = false;  // the lines of steps_per_print also tell the time of forward, backward and step
+  bool wall_clock_breakdown = false;  // the lines of steps_per_print also show the time of forward, backward and step
 
   DType compute_dtype = DType::kFloat32;  // bf16 / fp16 when enabled
   Fp16Config fp16;
-  bool bf16_auto_cast = false;               // inputs of forward, as fp16.auto_cast; only with bf16
+  bool bf16_auto_cast = false;               // cast inputs of forward to bf16, like fp16.auto_cast; only with bf16
   std::optional<DType> autocast_dtype;       // forward runs in torch.autocast; for engines in Python
   std::optional<DType> communication_dtype;  // gradients on the wire; unset: the compute dtype
   std::optional<DType> grad_accum_dtype;     // reduced gradients; unset: fp32 while accumulating
-  double prescale = 1;                       // gradients are divided by this before the sum, and by the rest after it
-  bool average_gradients = true;             // gradient_allreduce_op: mean or sum
+  double prescale = 1;            // divisor of gradients before the sum; the remaining divisor is applied after the sum
+  bool average_gradients = true;  // gradient_allreduce_op: mean or sum
 
   std::optional<OptimizerConfig> optimizer;  // unset: the caller brings one
   std::optional<SchedulerConfig> scheduler;
@@ -249,7 +256,7 @@ struct Config {
 
   int stage = 0;
   bool overlap_comm = true;
-  int64_t prefetch_numel = 50'000'000;      // 0: no unit is gathered ahead of its use; else one unit is
+  int64_t prefetch_numel = 50'000'000;      // 0: no prefetch; otherwise one unit is gathered before its use
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   bool gather_16bit_weights_on_save = false;
   OffloadOptimizerConfig offload_optimizer;
@@ -261,29 +268,30 @@ struct Config {
   Reduction reduction = Reduction::kCanonical;
   enum class Transport : uint8_t { kAuto, kShm, kProcessGroup };
   Transport transport = Transport::kAuto;
-  std::vector<std::string> unit_classes;  // module classes to shard as units; empty: found automatically
-  std::vector<PlacementRule> placement;   // for single units, at stage 3
-  bool shard_one_rank = false;            // a world of one gathers and reduces as several ranks do
+  std::vector<std::string> unit_classes;  // module classes that become units; empty: found automatically
+  std::vector<PlacementRule> placement;   // rules for single units, at stage 3
+  bool shard_one_rank = false;            // a single rank gathers and reduces like several ranks do
   int64_t timeout_ms = 600'000;           // a collective that makes no progress for this long fails
   int64_t stall_timeout_ms = 10'000;      // a peer that is stopped (not merely slow) for this long fails
-  int max_skipped_steps = 50;             // non-finite steps in a row before the run is ended
+  int max_skipped_steps = 50;             // non-finite steps in a row after which the run ends
   int check_replicas_every = 0;           // steps between comparisons of replicated parameters; 0: never
   OffloadConfig offload;
   CheckpointConfig checkpoint;
   MetricFilesConfig tensorboard, csv_monitor;
   WandbConfig wandb;
 
-  // Dtype of reduced gradients in a step with this many micro-batches; unset: the communication dtype. Sums of several
-  // are fp32 unless grad_accum_dtype says otherwise, since 16 bits lose small contributions.
+  // Returns the dtype of reduced gradients in a step of this many micro-batches; unset: the communication dtype. Sums
+  // over several micro-batches are fp32 unless grad_accum_dtype says otherwise, because 16 bits lose small
+  // contributions.
   std::optional<DType> reduced_grad_dtype(int64_t micro_batches) const {
     const bool may_be_several = micro_batches > 1 || !managed_accumulation;
     return !grad_accum_dtype && may_be_several ? DType::kFloat32 : grad_accum_dtype;
   }
-  // Hash of every value that must agree among ranks.
+  // Hash of all values that must be equal on every rank.
   uint64_t digest() const;
 };
 
-// Where a resolved value came from, for `zeroshard config explain`.
+// A resolved value and its origin, for `zeroshard config explain`.
 struct ConfigValue {
   std::string path;    // "zero_optimization.stage"
   std::string value;   // as JSON
@@ -294,24 +302,26 @@ struct ParsedConfig {
   Config config;
   std::vector<ConfigValue> values;          // every key that has an effect, in the table's order
   std::vector<std::string> without_effect;  // given keys that are understood but have no effect here
-  std::vector<std::string> assumed;         // values given as "auto" whose default few want: what they became
-  std::vector<std::string> open;            // values that stay "auto", where the context leaves them open
-  std::vector<std::string> unknown;         // unknown keys at the top level, which are ignored, with the nearest known
+  // Values given as "auto" whose default may surprise, each with the value that it got.
+  std::vector<std::string> assumed;
+  std::vector<std::string> open;     // values that stay "auto" because the context leaves them open
+  std::vector<std::string> unknown;  // unknown keys at the top level, each with the nearest known key; they are ignored
 
-  // One line about the unknown keys, for a log; empty when there are none.
+  // Returns one log line about the unknown keys; empty if there are none.
   std::string warning() const;
 };
 
-// Values that the text alone does not give. `hidden_size` resolves the "auto" values that depend on it.
+// Values that the JSON text does not contain. `hidden_size` resolves the "auto" values that depend on it.
 struct ConfigContext {
   int world_size = 1;
-  std::optional<int> sequence_parallel_size;  // that the caller has set up; the text may repeat it
+  // Set if the caller has set up sequence groups; the text may repeat the same value.
+  std::optional<int> sequence_parallel_size;
   std::optional<int64_t> hidden_size;
-  // Used when the text gives no batch size; unset: that is an error, as in DeepSpeed.
+  // Used if the text gives no batch size. If it is unset, too, parse_config throws, like DeepSpeed does.
   std::optional<int64_t> default_micro_batch_size;
-  std::optional<int> stage;  // instead of zero_optimization.stage of the text
-  // Trainer and accelerate fill in "auto" and sizes of batches. True: such values are no error, and have their
-  // defaults in the Config, for explanations.
+  std::optional<int> stage;  // overrides zero_optimization.stage of the text
+  // true: values that stay "auto" and missing batch sizes are not errors, because Trainer or accelerate fills them in
+  // later. The Config then holds their defaults, so that they can be explained.
   bool leave_open = false;
 };
 
@@ -322,7 +332,7 @@ ParsedConfig parse_config(std::string_view json, const ConfigContext& context = 
 // Reads a file and parses it; errors name the file.
 ParsedConfig load_config(const std::string& path, const ConfigContext& context = {});
 
-// One key that may occur in a configuration.
+// A key that may occur in a configuration.
 struct ConfigKey {
   enum class Effect : uint8_t { kYes, kNone, kUnsupported };
   std::string path;

@@ -27,14 +27,15 @@ struct ParamDefinition {
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = true;
-  int param_group = 0;  // of the optimizer; -1: never updated, as if it were frozen; its gradient is dropped
-  // The elements are no numbers, as those of 4-bit weights packed into a floating-point dtype, and training in 16 bits
-  // leaves the parameter that dtype.
+  // Param group of the optimizer; -1: never updated (like a frozen parameter), and its gradient is dropped.
+  int param_group = 0;
+  // true: the elements are not numbers, for example 4-bit weights packed into a floating-point dtype. Training in 16
+  // bits leaves such a parameter in its dtype.
   bool packed = false;
 };
 
-// Elements [begin, end) of a floating-point parameter, in row-major order, written to `out` on the host as fp32. Each
-// rank asks for what it keeps. Must give the same on every rank.
+// Writes elements [begin, end) of a floating-point parameter, in row-major order, to `out` on the host as fp32. Each
+// rank calls it for the elements that it keeps. It must give the same values on every rank.
 using ParameterReader = std::function<void(const std::string& name, int64_t begin, int64_t end, float* out)>;
 
 // Parameters that are gathered, reduced and freed together: normally one transformer block.
@@ -42,14 +43,15 @@ struct UnitDefinition {
   std::string name;
   std::vector<ParamDefinition> params;
   int parent = -1;  // index of the unit whose modules contain this unit's modules
-  // The tensors of each parameter (several when it is tied by storage), called once while the engine is built, so
-  // that a model larger than one rank's memory can be made unit by unit.
+  // Returns the tensors of each parameter (several tensors if it is tied by storage). The engine calls it once while it
+  // is built, unit by unit, so that a model larger than one rank's memory can be created.
   std::function<std::vector<std::vector<at::Tensor>>()> tensors;
-  ParameterReader values = {};  // set: the tensors need no memory, and their values come from here
+  ParameterReader values = {};  // if set, the tensors need no memory and their values come from here
 };
 
-// For whoever finds units. Throws ValueError when two parameters have elements in common without being the same tensor:
-// they would become two of their own. What has no memory, or gaps in it, is not looked at.
+// Throws ValueError if two parameters share elements without being the same tensor, because they would become two
+// separate parameters. Tensors without memory, or with gaps in it, are not checked. Code that builds UnitDefinitions
+// calls it.
 void check_apart(const std::vector<std::pair<std::string, at::Tensor>>& params);
 
 struct EngineOptions {
@@ -57,76 +59,78 @@ struct EngineOptions {
   at::Device device = at::kCPU;
   std::vector<ParamGroupOptions> param_groups;  // empty: one group, from config.optimizer
   OptimizerConfig::Type optimizer = OptimizerConfig::Type::kAdamW;
-  std::string external_optimizer = {};  // the class of a user's torch.optim that updates the master weights: slices()
-  // Values besides the model that must be the same on every rank, each with its name in errors ("configuration"). They
-  // are checked before anything is allocated.
+  std::string external_optimizer = {};  // class name of a user's torch.optim optimizer that updates slices()
+  // Values besides the model that must be equal on every rank. Each list has a name for error messages
+  // ("configuration"). They are compared before anything is allocated.
   std::vector<std::pair<std::string, NamedValues>> agreement;
-  std::vector<std::pair<std::string, at::Tensor>> buffers;  // of the model, by name: on `device`
-  std::shared_ptr<RankObserver> observer = nullptr;         // hears of steps: World::observer(); null: nobody does
+  std::vector<std::pair<std::string, at::Tensor>> buffers;  // named buffers of the model, on `device`
+  std::shared_ptr<RankObserver> observer = nullptr;         // is told about steps: World::observer(); may be null
 };
 
 struct StepResult {
-  bool applied = true;       // false: skipped on all ranks, because a gradient was not finite
-  double grad_norm = 0;      // of the averaged gradients before clipping; not finite when skipped
-  double loss_scale = 1;     // that the gradients of this step carried
-  bool stop = false;         // some rank has asked for the run to end; the same on all ranks
+  bool applied = true;       // false: all ranks skipped the step because a gradient was not finite
+  double grad_norm = 0;      // norm of the averaged gradients before clipping; not finite if skipped
+  double loss_scale = 1;     // loss scale of this step's gradients
+  bool stop = false;         // some rank has requested the end of the run; the same on all ranks
   bool save_failed = false;  // a background save has failed, see Engine::report_failed_save(); the same on all ranks
 };
 
-// A stretch of one parameter in this rank's shard, for an optimizer outside: `master` is fp32, 1-D.
+// The elements of one parameter in this rank's shard, for an external optimizer. `master` is fp32 and 1-D.
 struct OptimizerSlice {
   std::string param;
   int param_group = 0;
   at::Tensor master;
-  bool has_grad = false;            // valid between prepare_step() and finish_step()
-  at::Tensor grad;                  // fp32, unscaled and clipped; undefined without a gradient
-  std::vector<at::Tensor> moments;  // those that the engine keeps for it, fp32, 1-D; copies of what is in files or bf16
-  std::vector<int64_t> shape;       // of the whole parameter
-  int64_t begin = 0;                // of the stretch, in the parameter's row-major order
+  bool has_grad = false;  // valid between prepare_step() and finish_step()
+  at::Tensor grad;        // fp32, unscaled and clipped; undefined without a gradient
+  // Moments that the engine keeps for it: fp32, 1-D; copies if they lie in files or are bf16.
+  std::vector<at::Tensor> moments;
+  std::vector<int64_t> shape;  // shape of the whole parameter
+  int64_t begin = 0;           // first element of the slice, in the parameter's row-major order
 };
 
-// Bytes of one rank, by purpose and by where they lie: "device", "host" or "file".
+// Bytes of one rank by purpose and by place. The place is "device", "host" or "file".
 struct MemoryLine {
   std::string category, tier;
   int64_t planned = 0, measured_peak = 0;
 };
 
-// A tensor that has left the device's memory until it is needed again, whatever becomes of the engine meanwhile. Any
-// thread may use it, and destroy it: what it lies in is then free for others.
+// A tensor that has left the device's memory until a backward pass needs it. It stays valid after the engine is
+// destroyed. Any thread may use and destroy it. Destroying it frees its memory or its space in a file.
 class KeptTensor {
  public:
   virtual ~KeptTensor() = default;
-  // A new tensor with the same values, shape and strides, each time. Throws IoError.
+  // Returns a new tensor with the same values, shape and strides at every call. Throws IoError.
   virtual at::Tensor bring_back() = 0;
 };
 
 // Trains parameters whose states are sharded across ranks (ZeRO stages 0-3). Every rank calls the same methods in the
-// same order. A front calls pre_forward and post_forward around each unit's modules; unit() does both. After an
-// exception the engine must not be used further, but for one in a backward pass: see fail_backward().
+// same order. A front end calls pre_forward and post_forward around each unit's modules; unit() does both. After an
+// exception the engine must not be used again, except after an exception in a backward pass: see fail_backward().
 class Engine {
  public:
-  // Collective. Takes over the parameters: they and the buffers get rank 0's values on every rank. `gather` and
-  // `reduce` may be the same communicator; two let ranks differ in the order in which gathers and reductions
-  // interleave. `checkpoint` moves host memory and is used by a thread of its own; without it nothing can be saved or
-  // loaded. All outlive the engine. Throws ValueError on every rank when parameters or options differ among ranks.
+  // Takes over the parameters. Collective. The parameters and buffers get rank 0's values on every rank. `gather` and
+  // `reduce` may be the same communicator; two communicators let ranks differ in how gathers and reductions interleave.
+  // A separate thread uses `checkpoint`, which moves host memory; without it nothing can be saved or loaded. The engine
+  // must be destroyed before the communicators. Throws ValueError on every rank if parameters or options differ among
+  // ranks.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce,
          Comm* checkpoint = nullptr);
-  // The same over communicators of a world that the engine keeps.
+  // The same, with the communicators of `world`. The engine owns the world.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, std::unique_ptr<World> world);
   ~Engine();
 
   void begin_forward(bool training);
   void pre_forward(size_t unit);
-  // `outputs`: the tensors that the unit's module returns. Returns whether one of them is a parameter of the unit or a
-  // view of one. The unit then stays whole, and its forward lasts until the caller's own forward ends, when
-  // post_forward must be called again.
+  // `outputs` are the tensors that the unit's module returns. Returns true if one of them is a parameter of the unit or
+  // a view of one. The unit then stays unsharded, and the caller must call post_forward again when its own forward
+  // ends.
   bool post_forward(size_t unit, const std::vector<at::Tensor>& outputs);
-  // The same for a caller outside of all units' forwards: throws StateError if post_forward would have to be called
-  // again.
+  // Like post_forward, for a caller that is not inside another unit's forward. Throws StateError if post_forward would
+  // have to be called again.
   void end_unit(size_t unit, const std::vector<at::Tensor>& outputs);
-  // Whether the unit is whole because its backward runs.
+  // Returns whether the unit is unsharded because its backward pass is running.
   bool is_in_backward(size_t unit) const;
-  // Runs `forward` (returning a tensor) as the forward of a unit: for modules without hooks, as in C++.
+  // Runs `forward` (which returns a tensor) as the forward of a unit. For modules without hooks, as in C++.
   template <typename Forward>
   at::Tensor unit(size_t index, Forward&& forward) {
     pre_forward(index);
@@ -135,179 +139,187 @@ class Engine {
     return output;
   }
 
-  // Takes a tensor, which a backward pass will need, where zeroshard.offload.activations says; its own memory is not
-  // needed any more. What is kept last is expected back first. Null: the tensor stays where it is, because the
-  // configuration says so, it is small, or its memory has gaps. Any thread may call it. Throws IoError; the engine
-  // cannot be used after that.
+  // Moves a tensor that a backward pass will need to the tier zeroshard.offload.activations. The caller may then free
+  // the tensor. The engine expects tensors back in reverse order of keep(). Returns null if the tensor stays in place
+  // because the configuration says so, it is small, or its memory has gaps. Any thread may call it. Throws IoError;
+  // after that the engine cannot be used.
   std::shared_ptr<KeptTensor> keep(const at::Tensor& tensor);
-  // Whether keep() takes tensors at all.
+  // Returns whether the configuration lets keep() take tensors at all.
   bool keeps_tensors() const;
 
-  // loss * loss_scale / micro_batches, which are progress().batch.accumulation unless the caller says otherwise.
+  // Returns loss * loss_scale / micro_batches. The default of micro_batches is progress().batch.accumulation.
   at::Tensor scale_loss(const at::Tensor& loss) const;
   at::Tensor scale_loss(const at::Tensor& loss, int64_t micro_batches) const;
-  // loss * loss_scale, for a loss whose backward() the caller calls, which averages over micro-batches. Where there is
-  // a loss scale, each such loss passes here first.
+  // Returns loss * loss_scale, for a caller that calls backward() itself and averages over micro-batches. If there is a
+  // loss scale, each such loss must be scaled here first.
   at::Tensor scale(const at::Tensor& loss);
-  // Around loss.backward(). With sync false (no_sync) gradients only join this rank's own sum, until a pass with sync
-  // or the step. Collective; so is the first begin_backward() with sync.
+  // The caller calls them before and after loss.backward(). If `sync` is false (no_sync), the gradients are only added
+  // to this rank's own sum until the next pass with sync or the step. Collective; the first begin_backward() with sync
+  // is collective, too.
   void begin_backward(bool sync = true);
   void end_backward();
-  // Both, and backward() of the scaled loss in between: of a micro-batch, which ends with the next call or the step
-  // unless end_micro_batch() says so before.
+  // Calls begin_backward(), backward() of the scaled loss, and end_backward() for one micro-batch. The micro-batch ends
+  // with the next call or with the step, unless the caller calls end_micro_batch() before.
   void backward(const at::Tensor& loss);
-  // In place of end_backward() where loss.backward() threw on this rank. All gradients since the last step are
-  // discarded on all ranks; those that did not fail throw StateError in end_backward(), with `reason`. The step may
-  // then begin again: with the same batches it has the bits of one that did not fail.
+  // Replaces end_backward() on a rank whose loss.backward() threw. All ranks discard all gradients since the last step.
+  // end_backward() throws StateError with `reason` on the other ranks. The step may then begin again: with the same
+  // batches it gives the same bits as a step that never failed.
   void fail_backward(const std::string& reason) noexcept;
-  // The text of a CommError that left a hook in the last backward pass; "" without one. For callers that learn of it by
-  // an exception without its type, as Python does.
+  // Returns the text of a CommError that a hook threw in the last backward pass, or "". For callers that get the
+  // exception without its type, like Python.
   const std::string& backward_comm_error() const;
-  // The same of an IoError.
+  // The same for an IoError.
   const std::string& backward_io_error() const;
-  // For an optimizer outside that writes master weights between steps. Before it writes: returns when no other rank
-  // reads this rank's parameters.
+  // For an external optimizer that writes master weights between steps. Call it before writing: it returns when no
+  // other rank reads this rank's parameters any more.
   void await_readers_of_master_weights();
-  // Afterwards: brings them to the parameters of all ranks. Collective.
+  // Call it after writing: it copies the master weights to the parameters of all ranks. Collective.
   void publish_master_weights();
-  // Discards all gradients since the last step, whose micro-batches then count no more. Collective.
+  // Discards all gradients since the last step. Their micro-batches do not count any more. Collective.
   void zero_grad();
-  // Counts a micro-batch that is over and does not end its step. The step counts its last one.
+  // Counts a finished micro-batch that does not end its step. step() counts the last micro-batch of a step.
   void end_micro_batch();
 
-  // How far training has come. What is set there counts from then on.
+  // The progress of training. Values that the caller sets here count from then on.
   Progress& progress();
   const Progress& progress() const;
-  // Without the micro-batches of the current step, whose gradients no checkpoint has.
+  // The progress without the micro-batches of the current step, because no checkpoint contains their gradients.
   Progress progress_at_last_step() const;
-  // See Progress::restore(); between steps.
+  // Calls Progress::restore(). Allowed only between steps.
   void restore_progress(const NamedCounts& saved, int64_t step);
-  // From the next step on it takes as many micro-batches as make `samples` of all ranks; micro_steps become what they
-  // were had all steps been of that size. Throws ValueError where no number of them does, or 16 bits would be summed in
-  // that were not meant to be, StateError within a step.
+  // From the next step on, each step takes as many micro-batches as needed for `samples` samples of all ranks together.
+  // micro_steps becomes the count that it would have if all steps had had that size. Throws ValueError if no number of
+  // micro-batches gives `samples`, or if gradients would be accumulated in 16 bits against the configuration. Throws
+  // StateError within a step.
   void set_train_batch_size(int64_t samples);
-  // Says how many samples the caller's micro-batches have from now on.
+  // Sets how many samples each of the caller's micro-batches has from now on.
   void set_micro_batch_size(int64_t samples);
 
-  // Clips, updates and publishes the parameters, and counts the step, wherever Progress::is_boundary() says that it
-  // ends. `groups` may differ from step to step (learning rates), but not from rank to rank: ValueError.
+  // If Progress::is_boundary() says that the step ends: clips gradients, updates and publishes the parameters, and
+  // counts the step. `groups` may differ from step to step (learning rates). Throws ValueError if they differ among
+  // ranks.
   StepResult step(const std::vector<ParamGroupOptions>& groups);
   StepResult step();
-  // step() in three parts, for an optimizer outside, which runs between the last two when `applied` is true. Ranks
-  // compare `groups` with one another; nothing else uses them.
+  // The three parts of step(), for an external optimizer. If `applied` is true, the optimizer runs between slices() and
+  // finish_step(). Ranks compare `groups` with one another; nothing else uses them.
   StepResult prepare_step(const std::vector<ParamGroupOptions>& groups = {});
   std::vector<OptimizerSlice> slices();
   void finish_step(const StepResult& result);
-  // Sets how many updates the optimizer made to a parameter (by its first name) before this engine. Every rank makes
-  // the same call; set_moment() sets the matching states.
+  // Sets how many updates an optimizer made to a parameter (given by its first name) before this engine existed. Every
+  // rank makes the same call. set_moment() sets the matching states.
   void set_updates(const std::string& param, int64_t updates);
-  // Sets one state (by its number in OptimizerSlice::moments) of the stretch of a parameter that this rank updates.
+  // Sets one moment of the slice of a parameter that this rank updates. `slot` is its index in OptimizerSlice::moments.
   void set_moment(const std::string& param, size_t slot, const at::Tensor& values);
 
-  // What the optimizer keeps of one parameter, by its unit and position there, to be read and set between passes.
-  // "Local" is the stretch that this rank updates, which may be empty; nothing is returned for a parameter that no
-  // optimizer updates. slice() has no gradient, and no moments where the stretch is empty.
+  // Returns this rank's slice of the optimizer state of one parameter, which is given by its unit and its position
+  // there. The slice may be read and written between passes. Returns nothing for a parameter that no optimizer updates.
+  // The slice has no gradient. It may be empty, and then it has no moments.
   std::optional<OptimizerSlice> slice(size_t unit, size_t param) const;
-  // The whole parameter's values of a state, fp32 and in its shape, of which every rank that has a stretch passes its
-  // own as `mine`; nothing if no rank has some. Collective, unless every rank keeps all states; `kind` names it.
+  // Returns all values of one state of a parameter, as fp32 in the parameter's shape. Each rank with a slice passes its
+  // own values as `mine`. Returns nothing if no rank has any. Collective, unless every rank keeps all states. `kind`
+  // names the state.
   std::optional<at::Tensor> full_state(size_t unit, size_t param, const std::optional<at::Tensor>& mine,
                                        const std::string& kind);
-  // The averaged gradient, without loss scale and before clipping, of this rank's shard: after a backward pass, and
-  // after the step until the next forward pass for training. 1-D, a copy.
+  // Returns a 1-D copy of the averaged gradient of this rank's shard, without loss scale and before clipping. There is
+  // one after a backward pass until the next forward pass for training, so also after the step.
   std::optional<at::Tensor> local_grad(size_t unit, size_t param) const;
-  // Of all elements, in the parameter's shape; nothing if no rank has one. Collective.
+  // Returns the whole gradient in the parameter's shape; nothing if no rank has one. Collective.
   std::optional<at::Tensor> full_grad(size_t unit, size_t param);
-  // The 2-norm of each parameter's gradient by its first name, wherever full_grad() would have one: summed in fp64, a
-  // part on each rank. One collective for all.
+  // Returns the 2-norm of each parameter's gradient by the parameter's first name, for all parameters that have a
+  // full_grad(). Each rank sums its own part in fp64. All norms together take one collective.
   std::vector<std::pair<std::string, double>> grad_norms();
-  // Sets what this rank keeps of these elements of the gradient, or of weights, master weights included: `values` from
-  // element `begin` on. Every rank passes the same values, or those of its own stretch. Throws StateError for a
-  // gradient when there is none that the next step would use.
+  // Set the elements of the gradient or of the weights that this rank keeps, starting from element `begin` of the
+  // parameter. set_weights() also sets master weights. Every rank passes the same values, or the values of its own
+  // slice. set_grad() throws StateError if there is no gradient that the next step would use.
   void set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor& values);
   void set_weights(size_t unit, size_t param, int64_t begin, const at::Tensor& values);
-  // This rank's part of a parameter at stage 3: 1-D memory of the engine's, in the parameter's dtype, on the host or
-  // the device. It may have no elements; there is none where parameters lie in files. The caller may write to it
-  // between passes: the next pass computes with that, and an update of master weights beside it overwrites it.
+  // Returns this rank's shard of a parameter at stage 3: 1-D memory of the engine in the parameter's dtype, on the host
+  // or the device. The shard may be empty. Returns nothing if parameters lie in files. The caller may write to it
+  // between passes: the next pass computes with the new values. If there are separate master weights, the next update
+  // overwrites the shard.
   std::optional<at::Tensor> local_param(size_t unit, size_t param);
-  // How many updates each parameter has had that an optimizer updates, by its first name.
+  // Returns the number of updates of each parameter that an optimizer updates, by the parameter's first name.
   NamedCounts updates() const;
 
-  // Whether a backward pass has left gradients that no step has used yet.
+  // Returns whether there are gradients that no step has used yet.
   bool has_pending_gradients() const;
-  // Whether gradients have come since the last step that no begin_backward() came before: of a loss.backward() alone,
-  // and so of a loss that nobody has scaled.
+  // Returns whether gradients have arrived since the last step without a begin_backward(). They come from a plain
+  // loss.backward(), so nobody has scaled the loss.
   bool has_plain_gradients() const;
 
   static constexpr int kReadOnly = -1, kDropWrites = -2;
   // Unshards these units until release(), so that their parameters can be read. With `modify_rank` >= 0, release()
-  // gives that rank's values to every rank, master weights included. With kReadOnly, release() throws StateError on a
-  // rank whose values have changed, unless they were gathered `to_modify`. With kDropWrites it does not check, and
-  // values that gather() `can_drop` are restored unless a step was taken. For that, a unit that is not sharded is
-  // copied to the host. Unset: what `to_modify` is.
+  // broadcasts that rank's values to every rank, including master weights. With kReadOnly, release() throws StateError
+  // on a rank whose values have changed, unless they were gathered `to_modify`. With kDropWrites, release() does not
+  // check: it restores the values of units gathered with `can_drop`, unless a step was taken. For this, gather() copies
+  // units that are not sharded to the host. The default of `can_drop` is `to_modify`.
   void gather(const std::vector<size_t>& units, bool to_modify = false, std::optional<bool> can_drop = std::nullopt);
   void release(const std::vector<size_t>& units, int modify_rank = kReadOnly);
 
-  // Saves the parameters, the optimizer's states and `contents` as the checkpoint root/tag, for any number of ranks and
-  // any stage to load. Collective, at a step boundary. With zeroshard.checkpoint.async it returns once the state is
-  // copied, and a thread writes; the error of a save before it is thrown then. Throws IoError or ValueError on every
-  // rank; nothing that was saved before is lost.
+  // Saves the parameters, the optimizer's states and `contents` as the checkpoint root/tag. Any number of ranks can
+  // load it at any stage. Collective, at a step boundary. With zeroshard.checkpoint.async it returns after copying the
+  // state, and a thread writes the files; the error of a previous save is thrown then. Throws IoError or ValueError on
+  // every rank. Earlier checkpoints are never lost.
   void save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                        const CheckpointContents& contents = {}, const SaveOptions& save = {});
-  // Waits for a save that is under way. Throws its error, or with zeroshard.checkpoint.on_error "warn" logs it, as
-  // every call does that has to wait, and returns false.
+  // Waits for a pending save. Throws its error. With zeroshard.checkpoint.on_error "warn" it logs the error instead and
+  // returns false. Every call that has to wait for a save treats its error in this way.
   bool wait_for_checkpoint();
-  // To be called after a step with StepResult::save_failed, once the step is counted: it was applied. Throws the error
-  // of the save on every rank, or with zeroshard.checkpoint.on_error "warn" logs it.
+  // Call it after a step with StepResult::save_failed, when the step is counted, because the step was applied. Throws
+  // the error of the save on every rank, or logs it with zeroshard.checkpoint.on_error "warn".
   void report_failed_save();
-  // Runs `step` on this rank, after a save that is under way. Collective: when it throws on any rank, the first failing
-  // rank's error is thrown on every rank, ValueError and StateError as such and anything else as IoError. `call` is
-  // what the user called, for messages: it is told when the other ranks call something else.
+  // Waits for a pending save, then runs `step` on this rank. Collective: if `step` throws on any rank, every rank
+  // throws the error of the first failing rank. ValueError and StateError keep their type; other errors become IoError.
+  // `call` is the name of the user's call, for the message when other ranks call something else.
   void run_together(std::string_view call, const std::function<void()>& step);
-  // Takes parameters and states from a checkpoint, whatever number of ranks and stage wrote it. `others` provides
-  // memory for tensors that the engine does not know. Collective. Returns nothing if there is no checkpoint and no tag
-  // was given. Throws IoError if no checkpoint is whole, ValueError if it belongs to another model. If a part was
-  // already overwritten, passes, steps and saves throw StateError until a load of that part succeeds.
+  // Loads parameters and states from a checkpoint. Any number of ranks at any stage may have written it. `others`
+  // provides memory for tensors that the engine does not manage. Collective. Returns nothing if there is no checkpoint
+  // and no tag was given. Throws IoError if no checkpoint is whole, and ValueError if it belongs to another model. If
+  // the load fails after it has overwritten some part, passes, steps and saves throw StateError until a load of that
+  // part succeeds.
   std::optional<LoadedState> load_checkpoint(
       const std::string& root, const LoadOptions& load = {},
       const ChooseTensors& others = [](const auto&) { return std::vector<TensorState>(); });
 
-  // The parameters that a load which failed half way has left of two checkpoints, by their first names, with the one
-  // that was read in part. return_unit() returns them as they are.
+  // Returns the parameters that hold values of two checkpoints because a load failed half way: their first names, each
+  // with the checkpoint that was partly read. return_unit() returns such parameters unchanged.
   NamedValues half_loaded() const;
 
-  // Writes the parameters in their own dtype, and `buffers` of rank 0, as one safetensors file: the unsharded model,
-  // for transformers and others. Needs memory for one unit. Tied parameters are written once. Collective.
+  // Writes the unsharded model as one safetensors file, for transformers and others: the parameters in their own dtype,
+  // and the `buffers` of rank 0. Needs memory for one unit. Tied parameters are written once. Collective.
   void save_weights(const std::string& directory, const std::string& name, bool exclude_frozen = false,
                     const std::vector<TensorState>& buffers = {});
 
-  // Lets every rank see StepResult::stop at the next step. May be called from any thread and from signal handlers.
+  // Makes every rank see StepResult::stop at the next step. May be called from any thread and from signal handlers.
   void request_stop() noexcept;
 
-  // With zeroshard.offload.delayed_update: brings the last step's update to the parameters, as saves, exports and
-  // gather() for modifying do. The gradients of a forward before it are refused. Collective; nothing happens where none
-  // is pending. Throws StateError between the micro-batches of a step, and where users have written to parameters since
-  // the last step, which is lost then. With `ends` nothing is trained any more: also between micro-batches.
+  // With zeroshard.offload.delayed_update: applies the pending update of the last step to the parameters. Saves,
+  // exports and gather() for modifying do the same. Afterwards gradients of an earlier forward are refused. Does
+  // nothing if no update is pending. Collective. Throws StateError between the micro-batches of a step. Also throws
+  // StateError, and loses the update, if users have written to parameters since the last step. `ends` says that
+  // training is over, so the call is also allowed between micro-batches.
   void publish_update(bool ends = false);
 
-  // Makes the parameters of a unit ordinary tensors again, with their own memory, their current values and dtype. Frees
-  // the optimizer's states and everything else that only training needs, and an update that is not published. After the
-  // first call the engine may only return its other units and be destroyed; units that were not returned by then cannot
-  // be read any more. Collective at stage 3. A module whose units were all returned may be given to another engine.
+  // Turns the parameters of a unit into ordinary tensors with their own memory, current values and dtype. The first
+  // call frees the optimizer's states, an unpublished update and everything else that only training needs. After that,
+  // the engine may only return its other units and be destroyed, and units that are not returned cannot be read any
+  // more. Collective at stage 3. A module whose units were all returned may be given to another engine.
   void return_unit(size_t unit);
 
   double loss_scale() const;
   int skipped_in_a_row() const;
   const Config& config() const;
   std::vector<MemoryLine> memory() const;
-  // Bytes of freed CPU tensors that this process keeps for the next step: no more than its operators needed at once.
+  // Returns the bytes of freed CPU tensors that this process keeps for the next step. They are never more than its
+  // operators needed at once.
   static int64_t kept_memory();
   size_t num_units() const;
-  // Whether every rank keeps all of the unit's parameters, so that they are never gathered.
+  // Returns whether every rank keeps all of the unit's parameters, so that they are never gathered.
   bool is_replicated(size_t unit) const;
 
-  // Which of these tensors have other values on some rank. Collective, after a save that is under way.
+  // Returns, for each of these tensors, whether some rank has other values. Collective; waits for a pending save first.
   std::vector<bool> differ_among_ranks(const std::vector<at::Tensor>& tensors);
-  // The one that the engine keeps; null when the communicators are the caller's.
+  // The world that the engine owns; null if the communicators belong to the caller.
   World* world() { return world_.get(); }
 
  private:

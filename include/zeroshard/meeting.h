@@ -9,22 +9,24 @@
 
 namespace zeroshard {
 
-// Where ranks leave notes for one another before they are connected: the operations of a c10d store.
+// A key-value store in which ranks leave notes for one another before they are connected. The members are operations of
+// a c10d store.
 struct NoteBoard {
   std::function<void(const std::string& key, const std::string& note)> write;
   std::function<int64_t(const std::string& key)> count;     // adds one to a counter that begins at 0; returns its value
-  std::function<bool(const std::string& key)> has;          // does not wait
+  std::function<bool(const std::string& key)> has;          // returns at once
   std::function<std::string(const std::string& key)> read;  // the value of a key that exists
 };
 
-// Lets the ranks of a run meet before there is a process group that could tell which rank is missing. Until it ends the
-// ranks watch one another: all learn of a death on the same host within a second, and of any other death on time-out.
-// The observer, which may be null, learns that this rank waits. For one thread.
+// Waits until all ranks of a run have arrived, before there is a process group that could tell which rank is missing.
+// The ranks watch one another until the meeting ends. All ranks learn of a death on the same host within a second, and
+// of any other death by the time-out. The observer, which may be null, is told that this rank waits. Used by one
+// thread.
 class Meeting {
  public:
-  // Announces that this rank has arrived. Every rank makes equally many meetings with a board, not counting those that
-  // a rank has left: a rank that tries again, or arrives late, joins the next one. `purpose`: what they meet for,
-  // which may differ after a try that failed. Exceptions of the board's calls pass through here and through
+  // Announces that this rank has arrived. Every rank must make the same number of meetings with a board, not counting
+  // meetings that a rank has left. A rank that tries again or arrives late joins the next meeting. `purpose` says why
+  // the ranks meet; it may differ after a failed try. Exceptions of the board's calls pass through here and through
   // all_here().
   Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, std::string purpose = {},
           std::shared_ptr<RankObserver> observer = launcher_observer());
@@ -32,28 +34,30 @@ class Meeting {
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
-  // Whether all ranks have arrived. Throws CommError when one of them has died or left, when some have not arrived in
-  // time (it says which have and which have not), or when they came for different purposes.
+  // Returns whether all ranks have arrived. Throws CommError if a rank has died or left, if some ranks have not arrived
+  // in time (the message lists both sets), or if they came for different purposes.
   bool all_here();
 
-  // Called while all ranks get connected: throws CommError when one has died or left meanwhile, or when it takes longer
-  // than the time all had to arrive. `what` names what is waited for. Exceptions of the board pass through.
+  // Call it while all ranks connect. Throws CommError if a rank has died or left meanwhile, or if connecting takes
+  // longer than the time that ranks had to arrive. `what` names the awaited event. Exceptions of the board pass
+  // through.
   void check(std::string_view what);
-  // For an error while ranks meet or get connected, which a peer's death may have caused: throws CommError that names
-  // that rank, or one that left, or else has the text `error`. Takes up to a second.
+  // Call it with an error that occurred while ranks met or connected, because a peer's death may have caused the error.
+  // Throws a CommError that names the dead rank or a rank that left, or else has the text `error`. Takes up to a
+  // second.
   [[noreturn]] void explain(std::string_view error);
 
-  // All are connected: from here on no rank is watched.
+  // Call it when all ranks are connected. Ranks are not watched any more.
   void end();
-  // This rank gives up, and the meeting ends. The others learn it at once, with `reason` unless they know another one.
-  // Does nothing after end(). On rank 0 it returns when the ranks that arrived have left, too, or after three seconds:
-  // its process may serve the board. Call it after any error, too.
+  // Ends the meeting because this rank gives up. The other ranks learn it at once, with `reason` unless they know
+  // another reason. Does nothing after end(). On rank 0 it returns when all ranks that arrived have left, or after
+  // three seconds, because the process of rank 0 may serve the board. Call it after every error.
   void leave(std::string_view reason) noexcept;
 
   int64_t number() const;
-  // Once all have arrived: whether an earlier meeting over this board was left. The same on all ranks.
+  // After all ranks have arrived: returns whether an earlier meeting over this board was left. The same on all ranks.
   bool retried() const;
-  // Whether it failed because ranks came for different purposes.
+  // Returns whether the meeting failed because ranks came for different purposes.
   bool out_of_step() const;
 
   struct State;

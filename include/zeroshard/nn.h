@@ -12,40 +12,43 @@
 #include "zeroshard/engine.h"
 #include "zeroshard/world.h"
 
-// Models written with torch::nn. This header needs LibTorch's C++ API; engine.h does not.
+// Trains models written with torch::nn. This header needs LibTorch's C++ API; engine.h does not.
 namespace zeroshard {
 
 class LRSchedule;
 
-// The source of values for parameters without memory. Such a parameter is a tensor on the CPU whose storage has its
-// size but no data, as make_causal_lm() makes them.
+// The source of values for parameters without memory. Such a parameter is a tensor on the CPU whose storage has a size
+// but no data, like the parameters that make_causal_lm() creates.
 struct ParameterValues {
   ParameterReader read;
-  std::string identity;  // ranks with values from different sources are refused
+  std::string identity;  // ranks whose sources have different identities are refused
 };
 
-// How the parameters of a model are split into units, and around which module's forward each must be whole.
+// Splits the parameters of a model into units, and knows for each module which units must be unsharded around its
+// forward.
 //
-// A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl); without any, an element
-// of a ModuleList, Sequential or ModuleDict. Outside of those, a module with parameters of its own forms a unit
-// together with all modules in it. If those modules contain units, and for the model itself, only its own parameters
-// form a unit. A tied parameter (one tensor, or two over the same memory) belongs to the first unit that has it.
+// A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl). Without unit_classes,
+// each element of a ModuleList, Sequential or ModuleDict is a unit. Any other module with parameters of its own forms a
+// unit together with all modules in it. If those modules contain units, only the module's own parameters form a unit;
+// the same holds for the model itself. A tied parameter (one tensor, or two over the same memory) belongs to the first
+// unit that has it.
 class ModuleUnits {
  public:
-  // Throws ValueError when a class matches no module, a parameter is on the meta device, or two share memory without
-  // being one.
+  // Throws ValueError if a class matches no module, a parameter is on the meta device, or two different parameters
+  // share memory.
   explicit ModuleUnits(const torch::nn::Module& model, std::vector<std::string> unit_classes = {});
 
-  // For Engine's constructor. Param groups may be set here before that.
+  // The definitions for Engine's constructor. The caller may set param groups here first.
   std::vector<UnitDefinition>& definitions() { return definitions_; }
-  // The units that the forward of `module` needs: none for a module without units. Throws ValueError for a module
-  // inside a unit, or of another model.
+  // Returns the units that the forward of `module` needs; empty for a module without units. Throws ValueError for a
+  // module inside a unit, or of another model.
   const std::vector<size_t>& of(const torch::nn::Module& module) const;
 
  private:
   friend class UnitFinder;
   struct Known {
-    std::shared_ptr<const torch::nn::Module> held;  // so that no other module gets its address; null for the model
+    // Keeps the module alive so that no other module gets its address; null for the model.
+    std::shared_ptr<const torch::nn::Module> held;
     std::string path;
     const torch::nn::Module* unit_module;  // the module to call: this one, or one around it
     std::vector<size_t> units;
@@ -68,20 +71,21 @@ std::vector<at::Tensor> tensors_in(const std::tuple<Tensors...>& output) {
 }
 }  // namespace detail
 
-// An engine for a torch::nn model. LibTorch has no forward hooks, so the model's forward calls its units through the
-// engine: `x = engine.call(block, x)` instead of `x = block(x)`. If a unit is called directly at stage 3, reading its
-// parameters throws "parameter '...' is sharded".
+// An engine for a torch::nn model. LibTorch has no forward hooks, so the model's forward must call its units through
+// the engine: `x = engine.call(block, x)` instead of `x = block(x)`. If a unit is called directly at stage 3, reading
+// its parameters throws "parameter '...' is sharded".
 class ModuleEngine : public Engine {
  public:
-  // Collective. The model takes rank 0's values on every rank, on the world's device; its buffers must already be
-  // there. Throws ConfigError without an optimizer in the configuration.
+  // Takes over the model. Collective. The parameters move to the world's device and get rank 0's values on every rank.
+  // The buffers must be on that device already. Throws ConfigError if the configuration has no optimizer.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world);
-  // The same for a model whose parameters have no memory yet: each rank reads only what it keeps, and never has more
-  // than its shards.
+  // The same for a model whose parameters have no memory yet. Each rank reads only the values that it keeps, and never
+  // holds more than its shards.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world, const ParameterValues& values);
   ~ModuleEngine();
 
-  // module->forward(args...): `module` is a ModuleHolder or a pointer. Returns a tensor, or a tuple or vector of some.
+  // Calls module->forward(args...). `module` is a ModuleHolder or a pointer. Returns a tensor, or a tuple or vector of
+  // tensors.
   template <typename Module, typename... Args>
   auto call(Module&& module, Args&&... args) {
     return around(*module, [&] { return module->forward(std::forward<Args>(args)...); });
@@ -97,16 +101,17 @@ class ModuleEngine : public Engine {
     return output;
   }
 
-  // Clips, updates, and advances the configuration's learning-rate schedule when the step was applied. Call it once per
-  // Config::grad_accumulation_steps calls of backward().
+  // Clips gradients and updates. Advances the configuration's learning-rate schedule if the step was applied. Call it
+  // once per Config::grad_accumulation_steps calls of backward().
   StepResult step();
-  double lr() const;  // of the next step
+  double lr() const;  // learning rate of the next step
   int64_t steps() const { return progress().global_steps; }
 
-  // Like Engine's, and adds the model's buffers, the schedule and the random numbers of this process. The tag is
-  // global_step<N>; `client` is JSON of the caller's. Python's engine can load it, and vice versa.
+  // Saves like Engine::save_checkpoint, and adds the model's buffers, the schedule and the random state of this
+  // process. The tag is global_step<N>. `client` is JSON of the caller. Python's engine can load the checkpoint, and
+  // vice versa.
   void save(const std::string& root, const std::string& client = "{}", const SaveOptions& save = {});
-  // Returns `client` as saved, or nothing when there is no checkpoint (and no tag was asked for).
+  // Returns `client` as saved, or nothing if there is no checkpoint and no tag was given.
   std::optional<std::string> load(const std::string& root, const LoadOptions& load = {});
 
   const ModuleUnits& units() const { return units_; }
@@ -118,8 +123,8 @@ class ModuleEngine : public Engine {
 
   ModuleUnits units_;
   ParamGroupOptions group_;
-  std::unique_ptr<LRSchedule> schedule_;  // null: a constant rate
-  int64_t iteration_ = -1;                // of the schedule: updates that were applied, less one
+  std::unique_ptr<LRSchedule> schedule_;  // null: the learning rate is constant
+  int64_t iteration_ = -1;                // iteration of the schedule: number of applied updates - 1
   std::vector<std::pair<std::string, at::Tensor>> buffers_;
   int rank_;
 };

@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// fp32 tensors per parameter that an optimizer keeps besides the weights.
+// Returns the number of fp32 tensors that an optimizer keeps for each parameter besides the weights.
 int num_moments(OptimizerConfig::Type type, bool momentum);
 
 }  // namespace zeroshard

@@ -10,59 +10,60 @@
 #include "zeroshard/dtype.h"
 #include "zeroshard/placement.h"
 
-// How many bytes a rank will hold, computed before anything is allocated. Activations (activations.h), temporary memory
-// of the model's operators and the memory of LibTorch itself are not counted.
+// Computes how many bytes a rank will hold, before anything is allocated. The plan does not count activations (see
+// activations.h), temporary memory of the model's operators, or the memory of LibTorch itself.
 namespace zeroshard {
 
 struct PlanOptions : PlacementOptions {
   DType compute_dtype = DType::kBFloat16;
   bool overlap = true;
   bool prefetch = true;
-  bool exchange_needs_scratch = false;  // the transport cannot sum straight from the peers' memory
-  int swap_buffers = 4;                 // chunks in memory at a time of states that lie in files
-  // The same of parameters: how many shards, and elements of each at most.
+  bool exchange_needs_scratch = false;  // the transport cannot sum directly from the memory of peers
+  int swap_buffers = 4;                 // chunks in memory at a time if states lie in files
+  // If parameters lie in files: the number of shards in memory at a time, and the largest number of elements of each.
   int parameter_buffers = 5;
   int64_t parameter_buffer_numel = 100'000'000;
   bool activations_in_files = false;  // activation checkpoints lie in files
-  // Muon's matrices, of which ranks exchange momenta in this dtype; unset: another optimizer.
+  // The dtype in which ranks exchange the momenta of Muon's matrices; unset: the optimizer is not Muon.
   std::optional<DType> matrix_dtype = std::nullopt;
-  OffloadConfig::Gradients gradients = OffloadConfig::Gradients::kAuto;  // where the reduced ones are to lie
+  OffloadConfig::Gradients gradients = OffloadConfig::Gradients::kAuto;  // requested place of reduced gradients
 };
 
-// fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without. Muon has 2 for
-// what is no matrix, and 1 for matrices.
+// Returns the number of fp32 moments per element: 2 for Adam and AdamW, 1 for Lion and Adagrad, 1 for SGD with momentum
+// and 0 without. For Muon it is 2, although matrices need only 1.
 int optimizer_slots(const OptimizerConfig& config);
 
-// The options that a config implies for ranks on a GPU or the like (`on_device`) or on the CPU, whose memory is the
-// host's. No optimizer in the config counts as AdamW.
+// Returns the options that a config implies for ranks on a GPU or another accelerator (`on_device`), or on the CPU,
+// whose memory is the host's. A config without an optimizer counts as AdamW.
 PlanOptions plan_options(const Config& config, bool on_device = false);
-// Where reduced gradients lie, as options.gradients and the place of the states say: beside a device they leave it with
-// all states alone, and files have them where they have states.
+// Returns the tier of reduced gradients, from options.gradients and the tier of the states. With a GPU, gradients leave
+// the device only if all states are offloaded. Gradients are in files only if states are in files.
 Tier tier_of_gradients(const PlanOptions& options);
-// Whether the config names files for anything.
+// Returns whether the config places anything in files.
 bool asks_for_files(const Config& config);
-// Whether to plan for a GPU or the like where nobody says what the ranks run on: if ranks there take the config's
-// offload, unless it asks for files and ranks on the CPU take it, too.
+// Returns whether to plan for a GPU if the user does not say where the ranks run. If only GPU ranks or only CPU ranks
+// accept the config's offload, the plan is for them. Otherwise it is for a GPU, unless the config places something in
+// files.
 bool is_for_device(const Config& config);
 
-// What one rank holds on a tier other than the device's.
+// The bytes of one rank on a tier other than its device.
 struct PlannedTier {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
-  double buffers = 0;  // through which state goes to the device, or to a file, and back
+  double buffers = 0;  // buffers through which state is copied to the device or to files, and back
 
   double total() const { return parameters + gradients + master_weights + moments + buffers; }
 };
 
-// Bytes that one rank holds, on its device unless it says otherwise. Whole numbers when computed from a model's shapes.
-// A mere count of parameters has no padding and may give fractions. Exact below 2^53.
+// The bytes of one rank, on its device unless a member says otherwise. They are whole numbers if they are computed from
+// a model's shapes, and exact below 2^53. A mere count of parameters has no padding and may give fractions.
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
-  double swap = 0;         // memory through which bytes go to files and back, where the device is the CPU
+  double swap = 0;         // if ranks run on the CPU: memory through which bytes go to files and back
   PlannedTier host, file;  // not in the totals
-  // On a device alone, and not in the total.
-  double temporaries = 0;  // of a step
-  double init_peak = 0;    // of everything, while an engine is built from a model that lies on the device
+  // Only with a GPU, and not in the total.
+  double temporaries = 0;  // temporary memory of a step
+  double init_peak = 0;    // total bytes while an engine is built from a model that is on the device
 
   double model_states() const { return parameters + gradients + master_weights + moments; }
   double total() const { return model_states() + gather_ring + reduce_ring + swap; }
@@ -75,7 +76,7 @@ inline constexpr int64_t kMaxParams = 100'000'000'000'000;
 // Throws ValueError for a count, world size, stage or dtype that cannot be planned.
 PlannedBytes plan_count(int64_t num_params, const PlanOptions& options);
 
-// A parameter as transformers names and shapes it; tied parameters are one entry with several names.
+// A parameter with transformers' name and shape. Tied parameters are one entry with several names.
 struct ParamShape {
   std::vector<std::string> names;
   std::vector<int64_t> shape;
@@ -87,31 +88,31 @@ struct UnitShapes {
   std::vector<ParamShape> params;
 };
 
-// Of a decoder layer, and how many there are.
+// The number of decoder layers, and the sizes of one layer.
 struct LayerSizes {
   int64_t layers = 0, intermediate = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
-  int64_t experts = 0, experts_per_token = 0;  // 0: the MLP is one
+  int64_t experts = 0, experts_per_token = 0;  // 0: a single MLP
 };
 
 struct ModelShapes {
   std::string model_type;
   int64_t hidden_size = 0;
   LayerSizes sizes;
-  std::vector<UnitShapes> units;   // embeddings, one per decoder layer, final norm, head unless tied
+  std::vector<UnitShapes> units;   // embeddings, one unit per decoder layer, final norm, head (unless it is tied)
   std::vector<std::string> notes;  // assumptions, in words
   int64_t numel() const;
 };
 
-// The parameters of a Hugging Face causal language model, from the text of its config.json. Throws ValueError naming
-// `source` for text that is not JSON, an unknown model_type (the message lists the known ones) and fields that do not
-// describe a model.
+// Returns the parameters of a Hugging Face causal language model, from the text of its config.json. Throws ValueError
+// that names `source` for text that is not JSON, for an unknown model_type (the message lists the known ones), and for
+// fields that do not describe a model.
 ModelShapes parse_model_shapes(std::string_view json, const std::string& source);
 // Reads a config.json, or the one in a directory.
 ModelShapes load_model_shapes(const std::string& path);
 
-// What the runtime holds for the model: model states with padding, and rings.
+// Plans the bytes that the runtime holds for the model: model states with padding, and rings.
 PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options);
-// Where the state of one unit lies, in words: "sharded bf16"; "-" if it has none.
+// The place of the state of one unit, in words ("sharded bf16"); "-" if the unit has no such state.
 struct PlannedUnit {
   std::string name;
   int64_t numel = 0;
@@ -120,25 +121,26 @@ struct PlannedUnit {
 };
 // The units of a model in order. Also throws ValueError for a rule of options.rules that matches none of them.
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options);
-// The same without a model, by kind of unit: those of each rule, small units and the others. Has no sizes.
+// The same without a model, by kind of unit: one kind per rule, the small units, and all other units. Sizes are unset.
 std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
-// Initialisation needs at most this much more for a model on the host: the largest unit, full and in fp32.
+// Returns an upper limit of the additional bytes during initialisation of a model on the host: the largest unit, whole
+// and in fp32.
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
-// Host bytes of one rank for checkpoints in the background, from the first save on: its share of the fp32 weights and
-// the optimizer's states. The same at every stage. Where states lie in files these are read there, and there is a copy
-// of fp32 parameters alone that are whole on every rank. Nor is there one of parameters in files.
+// Returns the host bytes of one rank for background checkpoints: its share of the fp32 weights and the optimizer's
+// states. They are allocated by the first save, and are the same at every stage. States and parameters in files need no
+// copy, because the save reads them there; only fp32 parameters that are whole on every rank are copied then.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 
-// The largest world size that fit searches consider.
+// The largest world size that check_fit() considers.
 inline constexpr int kMaxPlannedWorldSize = 1 << 20;
 
 struct FitReport {
   bool fits = false;
   double ratio = 0;                   // needed / available
   std::optional<int> lowest_stage;    // the lowest stage that fits at this world size
-  std::optional<int> min_world_size;  // the smallest that fits at this stage
+  std::optional<int> min_world_size;  // the smallest world size that fits at this stage
   std::optional<int> min_world_size_stage_3;
 };
 

@@ -8,21 +8,23 @@ namespace zeroshard {
 
 class RankObserver;
 
-// Which rank this process is, according to its launcher.
+// The rank of this process, according to its launcher.
 struct RankEnvironment {
   int rank = 0, world_size = 1;
-  int local_rank = 0;        // among the ranks of this host
+  int local_rank = 0;        // rank among the ranks of this host
   int local_world_size = 1;  // ranks on this host; 0: the launcher does not say
   std::string source;        // "torchrun", "Open MPI", ...; empty: no launcher, one rank
 };
 
-// Reads the variables of torchrun (and zeroshard run), else of Open MPI, MVAPICH2, MPICH/Intel MPI, Slurm or PMIx.
-// Without any of them there is one rank. Throws ValueError naming the variables if their values contradict one another.
+// Reads the variables of torchrun (and zeroshard run), or else of Open MPI, MVAPICH2, MPICH/Intel MPI, Slurm or PMIx.
+// Without any of them there is one rank. Throws ValueError that names the variables if their values contradict one
+// another.
 RankEnvironment rank_environment();
-// The same, with `variable` returning the value of a variable if it is set.
+// The same with another source of variables. `variable` returns the value of a variable if it is set.
 RankEnvironment rank_environment(const std::function<std::optional<std::string>(const char*)>& variable);
 
-// Tells `zeroshard run` how this rank gets on; without one, nobody. Not null. Each World and each Meeting has its own.
+// Returns an observer that reports this rank's progress to `zeroshard run`. Without that launcher the observer does
+// nothing; it is never null. Each World and each Meeting has its own.
 std::shared_ptr<RankObserver> launcher_observer();
 
 }  // namespace zeroshard

@@ -5,21 +5,22 @@
 
 namespace zeroshard {
 
-// Hears how this rank gets on, for a supervisor that looks for hung ranks. May be called by several threads at a time.
+// Is told about the progress of this rank, for a supervisor that detects hung ranks. Several threads may call it at a
+// time.
 class RankObserver {
  public:
   virtual ~RankObserver() = default;
   // An engine has finished step `step`.
   virtual void step_finished(int64_t step) noexcept = 0;
-  // It has ended: no step is to be expected.
+  // The engine has ended. The supervisor expects no more steps.
   virtual void engine_ended() noexcept = 0;
-  // This thread waits for other ranks from here on: `where` names the collective, its tag and the rank that is waited
-  // for.
+  // This thread starts to wait for other ranks. `where` names the collective, its tag and the awaited rank.
   virtual void waiting(std::string_view where) noexcept = 0;
   virtual void done_waiting() noexcept = 0;
-  // How the job has failed on another host, if the supervisor has heard of it: the text names the rank or the host.
+  // Returns how the job has failed on another host, if the supervisor knows. The text names the rank or the host.
   virtual std::string failure_elsewhere() { return {}; }
-  // This rank waits for all of `world_size` ranks to come, until all are connected or it gives up.
+  // This rank waits for all of `world_size` ranks to arrive. The wait ends when all are connected or when this rank
+  // gives up.
   virtual void meeting_began(int world_size) noexcept = 0;
   virtual void meeting_ended() noexcept = 0;
 };

@@ -20,35 +20,36 @@ class Comm;
 class Meeting;
 class RankObserver;
 
-// The device of a rank, by its name: "cpu"; a kind of device, such as "cuda": the one with the rank's number on its
-// host; a single one, "cuda:1", for a rank that is alone on its host; or "auto": this LibTorch's kind of accelerator if
-// one is there, else the CPU. Throws ConfigError, on all ranks of a host alike, if there is none, or there are fewer
-// than ranks; `place` is where the name was given.
+// Returns the device of a rank by its name. "cpu" is the CPU. A kind of device, such as "cuda", means the device with
+// the rank's number on its host. A single device, such as "cuda:1", is for a rank that is alone on its host. "auto" is
+// this LibTorch's kind of accelerator if the host has one, else the CPU. Throws ConfigError on all ranks of a host
+// alike if there is no such device, or if there are fewer devices than ranks. `place` says where the name was given.
 c10::Device choose_device(const std::string& name, const std::string& place,
                           const RankEnvironment& ranks = rank_environment());
 
 // The connected ranks of a run, with the communicators that an Engine needs. CPU ranks of one host exchange tensors
-// through shared memory, others through their process groups (see Config::transport). The constructors are collective.
-// Every rank calls every member that communicates, in the same order. Must outlive the engines that use it.
+// through shared memory, other ranks through their process groups (see Config::transport). The constructors are
+// collective. Every rank calls the communicating members in the same order. A World must outlive the engines that use
+// it.
 class World {
  public:
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-  // CPU ranks, from the launcher's variables (see rank_environment.h). They meet at MASTER_ADDR:MASTER_PORT, over Gloo.
-  // If that is a loopback address, or unset, they listen only there. Throws ValueError when the variables are wrong or
-  // `config` was resolved for another number of ranks, CommError when a rank is missing, has died or could not make its
-  // world; every rank may then try again. `observer`, which may be null, hears of waits, and of the steps of engines
-  // that are given it.
+  // Connects CPU ranks, which are described by the launcher's variables (see rank_environment.h). They meet at
+  // MASTER_ADDR:MASTER_PORT, over Gloo. If that is a loopback address, or unset, they listen only there. Throws
+  // ValueError if the variables are wrong or `config` was resolved for another number of ranks. Throws CommError if a
+  // rank is missing, has died or could not create its world; every rank may then try again. `observer`, which may be
+  // null, is told about waits, and about the steps of engines that get it.
   explicit World(const Config& config, const RankEnvironment& ranks = rank_environment(),
                  std::shared_ptr<RankObserver> observer = launcher_observer());
-  // The same on `device`, which choose_device() gives: it becomes the current one, and ranks of GPUs exchange tensors
-  // over NCCL. Throws ConfigError if this build has no such collectives.
+  // The same on `device`, which choose_device() returns. It becomes the current device. GPU ranks exchange tensors over
+  // NCCL. Throws ConfigError if this build has no such collectives.
   World(const Config& config, c10::Device device, const RankEnvironment& ranks = rank_environment(),
         std::shared_ptr<RankObserver> observer = launcher_observer());
-  // Over the caller's process groups, such as NCCL's. Two, so that ranks may interleave gathers and reductions
-  // differently. Null: a world of one. `checkpoint`, for saving and loading, moves host memory (Gloo); null with
-  // several ranks: no checkpoints. `meeting`, of the same ranks: names a rank that dies while they are connected, and
-  // ends afterwards.
+  // Uses the caller's process groups, such as NCCL's. There are two groups so that ranks may interleave gathers and
+  // reductions differently; null groups mean a world of one. `checkpoint`, for saving and loading, moves host memory
+  // (Gloo); if it is null and there are several ranks, there are no checkpoints. `meeting` names a rank that dies while
+  // the ranks connect, and ends afterwards.
   World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
         const Group& checkpoint = nullptr, Meeting* meeting = nullptr,
         std::shared_ptr<RankObserver> observer = launcher_observer());
@@ -61,12 +62,13 @@ class World {
   c10::Device device() const { return device_; }
   const std::shared_ptr<RankObserver>& observer() const { return observer_; }
   std::string_view transport() const;  // "shm", "gloo", "nccl", ...
-  // The transports of gathers, of reductions and of checkpoints ("": there are none). With "shm" its process group is
-  // no longer needed.
+  // Returns the transports of gathers, of reductions and of checkpoints ("": no checkpoints). A process group that was
+  // replaced by "shm" is not needed any more.
   std::vector<std::string> transports() const;
 
   Comm& gather() { return *gather_; }
-  // The same as gather() where all streams of the device share one queue (CUDA_DEVICE_MAX_CONNECTIONS=1).
+  // Returns the same communicator as gather() if all streams of the device share one queue
+  // (CUDA_DEVICE_MAX_CONNECTIONS=1).
   Comm& reduce() { return reduce_ ? *reduce_ : *gather_; }
   Comm* checkpoint() { return checkpoint_.get(); }
   // Connects the ranks that share rows with this rank: sequence_parallel_size neighbours. Null where the size is 1, and

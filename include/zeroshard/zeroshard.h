@@ -1,5 +1,5 @@
 #pragma once
-// Every public header that needs only ATen. For models written with torch::nn include zeroshard/nn.h, too.
+// Includes every public header that needs only ATen. For models written with torch::nn include zeroshard/nn.h, too.
 #include "zeroshard/config.h"
 #include "zeroshard/dtype.h"
 #include "zeroshard/engine.h"
