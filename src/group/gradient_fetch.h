@@ -10,21 +10,21 @@
 
 namespace zeroshard {
 
-// Brings reduced gradients that stay on a device to the host, which updates with them: piece after piece, by a stream
-// of its own, through a few buffers of host memory. While the host works on a piece the next ones come.
+// Copies reduced gradients from a device to the host, which updates with them. It copies piece by piece on its own
+// stream, through a few buffers of host memory. While the host works on a piece, the next pieces are copied.
 class GradientFetch {
  public:
-  // With two slots at least, or nothing comes ahead.
+  // Needs at least two slots, because otherwise nothing is prefetched.
   GradientFetch(at::Device device, const Mover::Slots& slots, Ledger& ledger) : mover_(device, slots, ledger) {}
 
-  // lend() will be called for `range` of `grads`, after what was announced before. A hint: it is fetched ahead. What
-  // the current stream was given so far makes the gradients.
+  // A hint: lend() will be called for `range` of `grads`, after the ranges announced before. The range is prefetched.
+  // The current stream must have been given all work that computes the gradients.
   void will_need(const at::Tensor& grads, Range range);
-  // Calls `use` for consecutive parts that make up `range` of `grads`, which are 1-D. The tensor is on the host, and
-  // valid during the call only.
+  // Calls `use` for consecutive parts that make up `range` of `grads`, which is 1-D. The tensor passed to `use` is on
+  // the host, and valid during the call only.
   using Use = std::function<void(Range part, const at::Tensor& grads)>;
   void lend(const at::Tensor& grads, Range range, const Use& use);
-  // Forgets what was announced, and waits for copies of it: from then on the gradients may be written.
+  // Forgets all announcements and waits for their copies. After that, the gradients may be written.
   void end();
 
  private:
@@ -33,7 +33,7 @@ class GradientFetch {
     Range range;
   };
   struct Piece {
-    const void* grads;  // which
+    const void* grads;  // identifies the gradients
     Range range;
     at::Tensor values;  // on the host
     c10::Event arrived;
@@ -42,8 +42,8 @@ class GradientFetch {
   void begin_pieces();
   const Piece& arrived(const at::Tensor& grads, Range range);
 
-  std::deque<Wanted> wanted_;    // what is still to be copied
-  std::deque<Piece> under_way_;  // copied, or being copied; each has a slot
+  std::deque<Wanted> wanted_;    // ranges that are not copied yet
+  std::deque<Piece> under_way_;  // pieces that are copied or being copied; each has a slot
   Mover mover_;
 };
 
