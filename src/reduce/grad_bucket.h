@@ -21,26 +21,26 @@
 
 namespace zeroshard {
 
-// What all buckets of a run share.
+// Options that all buckets of a run share.
 struct ReduceOptions {
   at::Device device = at::kCPU;
-  float pack_scale = 1;          // applied before the sum over ranks ...
-  float sum_scale = 1;           // ... and after it
-  bool native = false;           // the transport's own reduce-scatter, if it has one, not the canonical order
-  Ledger* ledger = nullptr;      // set by the Reducer
-  GradientExit* exit = nullptr;  // set by the Reducer, where reduced gradients lie on the host beside a device
-  WriteHold::WhileWaiting while_read = {};  // called while new gradients wait for GradBucket::read()
+  float pack_scale = 1;      // factor before the sum over ranks
+  float sum_scale = 1;       // factor after the sum over ranks
+  bool native = false;       // true: use the transport's own reduce-scatter, if it has one; false: the canonical order
+  Ledger* ledger = nullptr;  // set by the Reducer
+  GradientExit* exit = nullptr;             // set by the Reducer if reduced gradients are offloaded from the device
+  WriteHold::WhileWaiting while_read = {};  // called while new gradients wait for a holder of GradBucket::read()
 };
 
-// The gradients of one trainable group of a unit, on their way from autograd to this rank's shard.
+// Takes the gradients of one trained group of a unit from autograd, and reduces them to this rank's shard.
 //
-// States: Idle -> add() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read) -> Idle.
-// If its placement keeps packed gradients, the bucket owns its filling buffer for the whole run; otherwise a ring lends
-// one.
+// States: Idle -> add() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read) -> Idle. If
+// its placement keeps packed gradients, the bucket owns its filling buffer for the whole run. Otherwise it borrows a
+// buffer from a ring.
 class GradBucket {
  public:
-  // `full` holds padded_numel packed elements (undefined when a ring lends them), `grads` the reduced gradients that
-  // this rank updates with: its shard, or all padded_numel elements. Memory of both outlives the bucket.
+  // `full` holds padded_numel packed elements (undefined if a ring lends them). `grads` holds the reduced gradients
+  // that this rank updates with: its shard, or all padded_numel elements. The memory of both must outlive the bucket.
   GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
              Comm& comm, at::Tensor full, std::unique_ptr<Array> grads);
 
@@ -57,64 +57,65 @@ class GradBucket {
 
   // Idle -> Filling. `slot` is null unless needs_slot().
   void begin(SlotRing::Slot* slot);
-  // Packs the gradient of parameter `index` of the group; adds it when there is one already.
+  // Packs the gradient of parameter `index` of the group. Adds to an earlier gradient if there is one.
   void add(size_t index, const at::Tensor& grad);
-  // Packs the gradients that wait, if there are any, before more of them come for another bucket.
+  // Packs the gradients that wait for packing, before gradients of another bucket arrive.
   void pack();
-  // Adds to this rank's own sum instead, which joins the next launch that takes it (no_sync). Any state.
+  // Adds to this rank's own sum instead (no_sync). The sum joins the next launch that takes it. Allowed in any state.
   void add_local(size_t index, const at::Tensor& grad, Ledger& ledger);
-  // Whether that sum waits for a launch.
+  // Returns whether that sum waits for a launch.
   bool has_local() const { return local_used_; }
-  // Every parameter has as many gradients as in earlier backward passes.
+  // Returns whether every parameter has as many gradients as in earlier backward passes.
   bool is_complete() const { return missing_ == 0; }
 
-  // Filling -> InFlight. Parameters without a gradient count as zero. `scratch`: see Comm::exchange. `with_local`: this
-  // rank's own sum goes, too, if there is one.
+  // Filling -> InFlight. A parameter without a gradient counts as zero. `scratch`: see Comm::exchange. `with_local`:
+  // the launch includes this rank's own sum, if there is one.
   void launch(Span scratch, bool with_local);
-  // While in flight: the current stream waits until the memory is not used for that any more.
+  // While in flight: makes the current stream wait until the exchange does not use the memory any more.
   void await_exchange();
-  // InFlight -> Draining. Adds to the reduced gradients, or writes them when they are the first of the step.
+  // InFlight -> Draining. Adds to the reduced gradients, or writes them if they are the first of the step.
   void finish();
-  // Draining -> Idle, where the bucket owns its buffer.
+  // Draining -> Idle, if the bucket owns its buffer.
   void drain();
   // A buffer that the ring lent and peers may still read.
   class Lent;
-  // Draining -> Idle at once, where the ring lends buffers: the next gradients take another one.
+  // Draining -> Idle at once, if a ring lends buffers. The next gradients take another buffer.
   Lent hand_over();
 
-  // After a backward pass: learns how often each parameter gets a gradient.
+  // Called after a backward pass: learns how many gradients each parameter gets.
   void end_backward();
-  // Drops all gradients since the last step, and learns nothing. Not while in flight. Returns the slot that the bucket
-  // was filling, if any.
+  // Drops all gradients since the last step, and learns nothing. Not allowed while in flight. Returns the slot that the
+  // bucket was filling, if any.
   SlotRing::Slot* discard();
-  // Where every rank updates everything, before the optimizer: gathers the reduced gradients of all ranks in place.
+  // For groups that every rank updates whole: gathers the reduced gradients of all ranks in place, before the
+  // optimizer.
   std::unique_ptr<Work> gather_reduced();
-  // After the optimizer step: the next gradients overwrite.
+  // Called after the optimizer step: the next gradients overwrite the reduced ones.
   void end_step();
 
-  // The reduced gradients that the optimizer of this rank reads: its shard, or all of them. Where they lie on the host,
-  // it waits until they have arrived there.
+  // The reduced gradients that this rank's optimizer reads: its shard, or all of them. If they go to the host, waits
+  // until they have arrived there.
   Array& reduced() const;
-  // In memory; undefined where they lie in files.
+  // The reduced gradients in memory; undefined if they are in files.
   at::Tensor grads() const;
-  // Where they lie on the host beside a device: as long as the result lives, the next gradients wait.
+  // While the result lives, new gradients wait. For offloaded gradients.
   WriteHold::Reading read() const { return hold_->read(); }
-  // Those of `range` of them: a copy of what lies in files.
+  // Returns the reduced gradients of `range`, as a copy if they are in files.
   at::Tensor part(Range range) const { return reduced().part(range); }
-  // Those of this rank's shard, in memory.
+  // Returns the reduced gradients of this rank's shard, in memory.
   at::Tensor shard() const;
-  // Whether grads() has gradients of the current step.
+  // Returns whether grads() has gradients of the current step.
   bool is_reduced() const { return reduced_; }
-  // The caller's own values for this rank's elements of parameter `index`, in a bucket that is reduced.
+  // Replaces this rank's elements of parameter `index` with the caller's values. The bucket must be reduced.
   void replace(size_t index, const at::Tensor& values);
-  // Drops the gradients of parameter `index` since the last step, before the next pass has some. Throws StateError
-  // where they lie on a device or in files, and a reduction is under way.
+  // Drops the gradients of parameter `index` since the last step, before the next pass adds some. Throws StateError if
+  // they are on a device or in files, and a reduction is running.
   void drop(size_t index);
-  // Whether they are brought to the host as they are reduced. Then GradientExit has their squares.
+  // Returns whether reduced gradients are copied off the device. GradientExit then has their squares.
   bool leaves() const { return options_.exit != nullptr; }
-  // On the CPU: squares of this rank's shard; valid after finish().
+  // The squares of this rank's shard, on the CPU only. Valid after finish().
   const ExactSum& squares() const { return squares_; }
-  // Whether parameter `index` got a gradient on this rank since the last step.
+  // Returns whether parameter `index` got a gradient on this rank since the last step.
   bool has_grad(size_t index) const { return has_grad_.at(index); }
 
  private:
@@ -123,15 +124,15 @@ class GradBucket {
     at::Tensor buffer;
     SlotRing::Slot* slot;
     std::vector<bool> filled;
-    std::vector<math::Packed> waiting = {};  // small gradients that are to be packed together, on a device
-    std::deque<Temporary> counted = {};      // their memory
+    std::vector<math::Packed> waiting = {};  // small gradients that a device will pack together
+    std::deque<Temporary> counted = {};      // memory of the waiting gradients, counted in the ledger
     int64_t waiting_bytes = 0;
   };
   struct InFlight {
     at::Tensor buffer;
     SlotRing::Slot* slot;
-    std::unique_ptr<Exchange> exchange;  // canonical ...
-    std::unique_ptr<Work> work;          // ... or native
+    std::unique_ptr<Exchange> exchange;  // set for a canonical reduction
+    std::unique_ptr<Work> work;          // set for a native reduction
   };
   struct Draining {
     SlotRing::Slot* slot;
@@ -144,7 +145,7 @@ class GradBucket {
   StreamUses& uses(SlotRing::Slot* slot) { return slot ? slot->uses() : uses_; }
   std::vector<const void*> arrived_pieces(InFlight& in_flight) const;
   void sum(InFlight& in_flight);
-  // This rank's shard, as positions in grads_.
+  // Returns the positions of this rank's shard in grads_.
   Range shard_range() const;
   void end_exit();
   ExactSum* squares_here() { return options_.device.is_cpu() ? &squares_ : nullptr; }
@@ -154,15 +155,15 @@ class GradBucket {
   GroupPlacement place_;
   const ReduceOptions& options_;
   Comm& comm_;
-  at::Tensor full_;  // undefined: a ring lends it
+  at::Tensor full_;  // undefined if a ring lends it
   std::unique_ptr<Array> grads_;
-  std::unique_ptr<WriteHold> hold_;            // of grads_
-  size_t number_ = 0;                          // at the exit
-  mutable std::optional<c10::Event> arrived_;  // on the host, where the last gradients went
-  at::Tensor kept_;   // the result of an earlier reduction, while a second one of the step uses its place
-  FlatBuffer local_;  // this rank's own sum under no_sync, in the gradient dtype; allocated when first used
+  std::unique_ptr<WriteHold> hold_;            // protects grads_ from writes
+  size_t number_ = 0;                          // number of this bucket at the exit
+  mutable std::optional<c10::Event> arrived_;  // end of the copy of the last gradients to the host
+  at::Tensor kept_;   // result of an earlier reduction of the step, while a second reduction uses its place
+  FlatBuffer local_;  // this rank's own sum under no_sync, in the gradient dtype; allocated at first use
   bool local_used_ = false;
-  StreamUses uses_, local_uses_;  // of full_ and of local_; a slot has its own
+  StreamUses uses_, local_uses_;  // uses of full_ and of local_; a slot has its own
   bool reduced_ = false;          // grads_ holds gradients of this step
   std::vector<int> expected_, fired_;
   int missing_ = 0;
@@ -174,12 +175,12 @@ class GradBucket {
 class GradBucket::Lent {
  public:
   Lent(SlotRing::Slot* slot, std::unique_ptr<Exchange> exchange) : slot_(slot), exchange_(std::move(exchange)) {}
-  // Waits until no peer reads it. Returns the slot, which may be used again.
+  // Waits until no peer reads the buffer. Returns the slot, which may then be used again.
   SlotRing::Slot* drain();
 
  private:
   SlotRing::Slot* slot_;
-  std::unique_ptr<Exchange> exchange_;  // null where the reduction has waited
+  std::unique_ptr<Exchange> exchange_;  // null if the reduction has already waited
 };
 
 }  // namespace zeroshard

@@ -13,33 +13,34 @@
 
 namespace zeroshard {
 
-// Where reduced gradients leave a device for the host: they are summed in a buffer on the device, which is copied by a
-// stream of its own while the next bucket is summed in another. Sums over micro-batches are made on the device, too:
-// what the host has comes back first. So the bits are those of gradients that stay.
+// Copies reduced gradients from a device to the host. A bucket is summed in a device buffer. A separate stream copies
+// the buffer while the next bucket is summed in another one. Sums over micro-batches are also computed on the device:
+// the earlier sum is copied back from the host first. So offloaded gradients have the same bits as gradients that stay
+// on the device.
 //
 // The squares of each bucket stay on the device until the step asks for all of them.
 class GradientExit {
  public:
-  // `buffers`: gradient_exit() of the plan, for that many buckets. `ledger` outlives it.
+  // `buffers` is gradient_exit() of the plan. `ledger` must outlive the exit.
   GradientExit(at::Device device, const RingClass& buffers, Ledger& ledger);
 
-  // The number of the next bucket.
+  // Returns the number of the next bucket.
   size_t add_bucket() { return num_buckets_++; }
 
-  // A buffer of the device for the gradients of `to`, which lies on the host or in a file. The buffer is for the
-  // current stream. With `has_values` it has those of `to`.
+  // Returns a device buffer for the gradients of `to`, which is on the host or in a file. The current stream may use
+  // the buffer. With `has_values` it contains the values of `to`.
   at::Tensor begin(Array& to, bool has_values);
-  // What the current stream has written to that buffer goes to `to`, and its squares are those of `bucket`. On the host
-  // the copy is complete when the event is. A file has what was written to the buffer after settle(), which begin()
-  // calls, too: the host waits there, for the copy and for the file.
+  // Copies the values that the current stream has written to that buffer to `to`, and keeps their squares for `bucket`.
+  // If `to` is on the host, the copy has ended when the returned event has. If `to` is a file, the values are in the
+  // file after settle(), where the host waits for the copy and the file. begin() calls settle(), too.
   std::optional<c10::Event> end(Array& to, size_t bucket);
   void settle();
 
-  // The squares of the buckets that are `chosen`, by number. The host waits for the current stream.
+  // Returns the sum of the squares of the buckets that are `chosen`, by number. The host waits for the current stream.
   ExactSum squares(const std::vector<bool>& chosen) const;
 
  private:
-  // What is to be written to a file.
+  // Values that settle() must write to a file.
   struct Pending {
     Array* file;
     Mover::Slot* buffer;
@@ -47,13 +48,13 @@ class GradientExit {
   };
   void end_sum(size_t bucket);
 
-  FlatBuffer limbs_;  // of the squares of each bucket
+  FlatBuffer limbs_;  // exact sums of the squares of each bucket
   mutable StreamUses limbs_uses_;
   size_t num_buckets_ = 0;
-  Mover::Slot* buffer_ = nullptr;  // from begin() to end(),
-  at::Tensor filling_;             // and what of it is filled
+  Mover::Slot* buffer_ = nullptr;  // set between begin() and end()
+  at::Tensor filling_;             // filled part of buffer_
   std::optional<Pending> pending_;
-  Mover mover_;  // the last member, so that it ends before the memory goes
+  Mover mover_;  // the last member, so that it is destroyed before the memory
 };
 
 }  // namespace zeroshard
