@@ -9,7 +9,7 @@
 
 namespace zeroshard {
 
-// Keeps tensors of the CPU in swap files. A tensor that several parts of a model are given is kept once.
+// Keeps CPU tensors in swap files. If several modules get the same tensor, it is kept once.
 class ActivationFiles final : public ActivationKeeper {
  public:
   explicit ActivationFiles(std::unique_ptr<CountedRecords> files) : files_(std::move(files)) {}

@@ -9,21 +9,22 @@
 
 namespace zeroshard {
 
-// Where the tensors of Engine::keep() lie. Any thread may use it.
+// Stores the tensors of Engine::keep() away from the device. Any thread may use it.
 class ActivationKeeper {
  public:
-  // What is kept stays as long as somebody has it.
+  // A kept tensor stays valid after its keeper is destroyed, as long as somebody holds it.
   virtual ~ActivationKeeper() = default;
   virtual std::shared_ptr<KeptTensor> keep(const at::Tensor& tensor) = 0;
-  // What was kept last will be asked for soon.
+  // The backward pass starts, so the most recently kept tensors will be requested soon.
   virtual void begin_backward() = 0;
 };
 
-inline constexpr int64_t kLeastKeptBytes = 4096;  // what is smaller takes a block of a file anyway
+inline constexpr int64_t kLeastKeptBytes = 4096;  // a smaller tensor would still take a whole block of a file
 inline constexpr uintptr_t kKeptAlignment = 64;
 
-// Whether the bytes say all of a tensor of `device`, are worth the way, and come back to memory that begins as torch's
-// own: kernels may sum in another order where it begins elsewhere.
+// Returns whether a tensor of `device` can be kept elsewhere: its bytes hold its whole value, it is large enough to be
+// worth the copy, and its memory is aligned like torch's own. A tensor that comes back gets aligned memory, and kernels
+// may sum in another order if the alignment differs.
 inline bool can_leave(const at::Tensor& tensor, c10::Device device) {
   return tensor.defined() && tensor.device() == device && tensor.layout() == at::kStrided && tensor.has_storage() &&
          !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() && !tensor.is_inference() &&
@@ -31,9 +32,9 @@ inline bool can_leave(const at::Tensor& tensor, c10::Device device) {
          reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kKeptAlignment == 0;
 }
 
-// As zeroshard.offload.activations says; null where tensors stay. Collective over `comm`: where a rank cannot have its
-// file, every rank throws ConfigError with rank, directory and reason. The ledger counts the buffers. `on_failure` is
-// told once of a file that fails, before the error is thrown.
+// Creates the keeper that zeroshard.offload.activations asks for; null if tensors stay on the device. Collective over
+// `comm`: if a rank cannot create its file, every rank throws ConfigError with rank, directory and reason. The ledger
+// counts the buffers. `on_failure` is called once for a file that fails, before the error is thrown.
 std::unique_ptr<ActivationKeeper> make_activation_keeper(const EngineOptions& options, Comm& comm, Ledger& ledger,
                                                          std::function<void(const std::string& message)> on_failure);
 

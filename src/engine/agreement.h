@@ -8,9 +8,9 @@
 
 namespace zeroshard {
 
-// Checks that every rank has the same named values, in the same order. Throws ValueError on every rank otherwise,
-// naming the first difference, both values and the ranks that have them: `what` is "configuration" or the like.
-// Collective; one small exchange when all agree.
+// Checks that every rank has the same named values in the same order. Otherwise throws ValueError on every rank with
+// the first difference, both values and the ranks that have them. `what` is "configuration" or the like. Collective;
+// takes one small exchange if all agree.
 void check_agreement(Comm& comm, const std::string& what, const NamedValues& values);
 
 }  // namespace zeroshard

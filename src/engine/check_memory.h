@@ -9,31 +9,32 @@
 
 namespace zeroshard {
 
-// What an engine is about to hold.
+// The memory that an engine is about to allocate.
 struct MemoryPlan {
   const std::vector<UnitLayout>& layouts;
   const PlanOptions& options;
   const Bytes& bytes;
-  int64_t model_bytes = 0;  // of the parameters as they are now, which are freed meanwhile
+  int64_t model_bytes = 0;  // bytes of the current parameters, which are freed meanwhile
 };
 
-// What this rank may hold.
+// The memory limits of this rank.
 struct RankLimits {
-  MemoryLimits configured;  // by keys of the configuration
-  MemoryLimits all;         // where no key says it, what the device and the host have
+  MemoryLimits configured;  // limits that the configuration sets
+  MemoryLimits all;         // `configured`, or the memory of the device and host if no key sets a limit
   HostMemory host;
   int ranks_of_host = 1;
 };
-// Collective.
+// Reads the limits of this rank. Collective.
 RankLimits read_limits(const EngineOptions& options, Comm& comm);
 
-// The configuration with a place where it says "auto": the first that fits on every rank. `plan_of` makes the options
-// of a plan from a configuration. Rank 0 tells what it chose. Collective.
+// Returns the configuration with every "auto" place replaced by the first place that fits on every rank. `plan_of`
+// makes the options of a plan from a configuration. Rank 0 logs the choice. Collective.
 Config choose_offload(const EngineOptions& options, const std::vector<UnitLayout>& layouts, const RankLimits& limits,
                       const std::function<PlanOptions(const Config&)>& plan_of, Comm& comm);
 
-// Throws ConfigError on every rank where the plan of one passes its limits, with need, have and a change that fits,
-// before anything is allocated. Warns where it is possible, but more than is free on this host. Collective.
+// Throws ConfigError on every rank if the plan of one rank exceeds its limits, before anything is allocated. The
+// message has the need, the limit and a change that fits. Logs a warning if the plan fits, but needs more than is free
+// on this host now. Collective.
 void check_memory(const MemoryPlan& plan, const RankLimits& limits, const EngineOptions& options, Comm& comm);
 
 }  // namespace zeroshard

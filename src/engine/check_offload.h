@@ -10,9 +10,9 @@
 
 namespace zeroshard {
 
-// Throws ConfigError where ranks on this device refuse the configuration's offload (config/offload_rules.h).
+// Throws ConfigError if ranks on this device do not support the configuration's offload (config/offload_rules.h).
 void check_offload(const Config& config, c10::Device device, const std::string& external_optimizer);
-// Logs how many parameters stay on a device that they were to leave.
+// Logs how many parameters stay on the device although offload_param is configured.
 void tell_offload_param(const Config& config, std::span<const UnitLayout> units,
                         std::span<const UnitPlacement> placements);
 

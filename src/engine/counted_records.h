@@ -7,7 +7,8 @@
 
 namespace zeroshard {
 
-// A RecordStore, which may outlive this, with its buffers counted on a tier. `io` and `ledger` outlive both.
+// Owns a RecordStore and counts its buffers in the ledger. Kept tensors may keep the store alive after this object.
+// `io` and `ledger` must outlive both.
 class CountedRecords {
  public:
   CountedRecords(RecordStore::Options options, Io& io, Ledger& ledger, Tier tier, RecordStore::OnFailure on_failure)
@@ -20,7 +21,7 @@ class CountedRecords {
   const std::shared_ptr<RecordStore>& store() const { return store_; }
 
  private:
-  Reservation reserved_;  // before the store
+  Reservation reserved_;  // declared before the store, so that it is released after it
   std::shared_ptr<RecordStore> store_;
 };
 

@@ -12,83 +12,86 @@
 
 namespace zeroshard {
 
-// When units are unsharded and resharded. Fed with the events of forward and backward by the engine; knows nothing of
-// gradients or autograd.
+// Decides when units are unsharded and resharded. The engine passes it the events of forward and backward. It knows
+// nothing about gradients or autograd.
 //
 // Note [When a unit is resharded]
-// After forward: at once, unless the recorded order says that it is needed next (the last unit's backward follows its
-// forward). In backward: when the backward of another unit begins. Autograd runs later-created nodes first, so by then
-// nothing of this unit is left to run, frozen parameters included; counting gradients would be too early for those.
-// An enclosing unit is not done: one whose modules contain the other unit's modules, or in whose forward the other was
-// called (a tied parameter belongs to one unit, and is used within others). Recomputation (activation checkpointing)
-// calls forward hooks inside backward: then a unit stays until another unit is recomputed or its own backward has
+// After its forward, a unit is resharded at once, unless the recorded order says that it is needed next (the last
+// unit's backward follows its forward). In backward, a unit is resharded when the backward of another unit begins.
+// Autograd runs later-created nodes first, so by then no node of this unit is left to run, not even for frozen
+// parameters. Counting gradients instead would be too early for frozen parameters. A unit that encloses the other unit
+// is not finished. A unit encloses another if its modules contain the other's modules, or if the other was called in
+// its forward (a tied parameter belongs to one unit, and other units use it). Recomputation (activation checkpointing)
+// calls forward hooks inside backward. A recomputed unit stays unsharded until another unit is recomputed or its own
+// backward has ended.
 // passed.
 //
 // Note [Ranks whose backward passes need other units]
 // A module may enter the loss on some ranks only, and a backward may fail on one rank. The other ranks continue, and
-// every gather needs all ranks. If the order of a pass is known, a rank goes through all of it: before a later unit it
-// takes part in the gathers of the units that it does not need itself, and at the end in the remaining ones. While an
-// order is recorded, ranks agree before each gather of a backward on the next unit, with one small all-reduce per unit.
-// A rank that has taken part reports the unit's end before it waits again, because others may wait for its part in the
-// reduction. It also reports units that stay whole, at every stage: when the backward of a unit begins, units with a
-// later forward whose backward has not come are no longer needed. So a bucket of a unit that some rank needs is
-// launched after equally many ends at every stage, and sums are rounded alike. A bucket of a unit that no rank needs
-// gets these ends only where the unit is whole. One case remains: a unit that no rank needed in the recorded pass. Then
-// the ranks' gathers differ, which is an error.
+// every gather needs all ranks. If the order of a pass is known, each rank goes through the whole order. Before a later
+// unit, a rank takes part in the gathers of units that it does not need itself, and at the end in all remaining
+// gathers. While an order is recorded, ranks agree on the next unit before each gather of a backward, with one small
+// all-reduce per unit. A rank that has taken part reports the unit's end before it waits again, because other ranks may
+// wait for its part in the reduction. At every stage it also reports units that stay whole: when the backward of a unit
+// begins, units with a later forward whose backward has not begun are not needed any more. So a bucket of a unit that
+// some rank needs is launched after the same number of ends at every stage, and sums are rounded alike. For a unit that
+// no rank needs, these ends are only reported if the unit is whole. One case remains: a unit that no rank needed in the
+// recorded pass. The ranks' gathers then differ, which is an error.
 class Executor {
  public:
   struct Callbacks {
-    // Unit u's backward has ended on this rank; or on other ranks, if this rank does not need u.
+    // Unit u's backward has ended on this rank, or on other ranks if this rank does not need u.
     std::function<void(size_t)> on_unit_done;
-    // The units that will be gathered next, nearest first, as far as that is known. Null where nobody asks.
+    // Receives the units that will be gathered next, nearest first, as far as they are known. May be null.
     std::function<void(std::span<const size_t> units)> on_upcoming;
-    // The largest of all ranks' numbers. Collective. Null where no unit is sharded.
+    // Returns the maximum of the number over all ranks. Collective. Null if no unit is sharded.
     std::function<int64_t(int64_t)> max_over_ranks;
   };
 
-  // `parents[u]`: the unit whose modules contain unit u's, or -1. Up to `prefetch_depth` of units such as this are
-  // gathered ahead of their use.
+  // `parents[u]` is the unit whose modules contain the modules of unit u, or -1. `prefetch_depth` returns how many
+  // units of a kind may be gathered ahead of their use.
   Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents,
            const std::function<int(const UnitLayout&)>& prefetch_depth, Callbacks callbacks);
 
   Unit& unit(size_t index) { return *units_.at(index); }
   size_t size() const { return units_.size(); }
-  // Whether some unit is: then backward passes of ranks wait for each other at each.
+  // Returns whether some unit is sharded. If so, the ranks wait for one another at each gather of a backward pass.
   bool is_sharded() const { return bool(callbacks_.max_over_ranks); }
 
   void begin_pass(bool training);
   void pre_forward(size_t unit, bool recomputing);
   void post_forward(size_t unit, bool recomputing);
-  // `output`: the number of the tensor whose gradient is known (BackwardHooks). A unit may return its input itself, or
-  // the result of an inner unit. Several units then begin their backward with the same tensor, and none of them is done
-  // before the others.
+  // The gradient of a unit's output is known, so its backward begins. `output` is the number of that tensor
+  // (BackwardHooks). A unit may return its input itself, or the result of an inner unit. Several units then begin their
+  // backward with the same tensor, and they end together.
   void pre_backward(size_t unit, int64_t output);
-  // Before the first event of a backward: a rank may have none.
+  // Call it before the first event of a backward, because a rank may have no events.
   void begin_backward();
-  // Collective where units are sharded.
+  // Collective if units are sharded.
   void end_backward();
-  // The last pass has failed, on some rank: the order of the one before it stays.
+  // The last pass has failed on some rank, so the order of the pass before it is kept.
   void forget_pass() { order_->forget(); }
-  // Whether a backward has begun and not ended.
+  // Returns whether a backward has begun and not ended.
   bool is_in_backward() const { return backward_begun_; }
-  // Whether the unit's backward has: until it ends the unit is unsharded.
+  // Returns whether the backward of this unit has begun and not ended. Meanwhile the unit is unsharded.
   bool is_in_backward(size_t unit) const { return in_backward_.contains(unit); }
-  // As ExecutionOrder::needed(), of the pass that runs or ran last.
+  // Returns ExecutionOrder::needed() of the current or last pass.
   std::span<const size_t> needed() const { return order_->needed(); }
 
-  // Keeps a unit unsharded whatever happens, until as many release() calls. A unit whose forward or backward goes on
-  // then stays unsharded until that has ended.
+  // hold() keeps a unit unsharded until release() was called as often. If the unit's forward or backward is running at
+  // that time, the unit stays unsharded until it ends.
   void hold(size_t unit);
   void release(size_t unit);
-  // Before the shards of a unit are written between passes, on all ranks: what a pass that ended early has gathered is
-  // dropped, or is there if the unit stays whole, and no rank reads the shards for it any more.
+  // Call it on all ranks before the shards of a unit are written between passes. Parameters gathered by a pass that
+  // ended early are dropped (or kept, if the unit stays whole). When it returns, no rank reads the shards for that
+  // gather any more.
   void end_gather(size_t unit);
-  // Before ranks agree on a step: every gather ahead that was begun, as by a forward without a backward, has been
-  // waited for on every rank when they have. Units of which nobody holds the values are sharded again.
+  // Call it before ranks agree on a step. It waits for every gather that was started ahead of a use that never came,
+  // for example by a forward without a backward. Units that nobody holds are resharded.
   void end_gathers_ahead();
-  // Lets the optimizer write the shards: calls `update(u)` for each unit in `order`, which has every unit once and is
-  // the same on all ranks. The updated values of a unit travel to the other ranks while the next units are updated.
-  // Units that are held have the new values afterwards.
+  // Lets the optimizer write the shards: calls `update(u)` for each unit in `order`, which contains every unit once and
+  // is the same on all ranks. The updated values of a unit are sent to the other ranks while the next units are
+  // updated. Units that are held have the new values afterwards.
   void refresh(std::span<const size_t> order, const std::function<void(size_t)>& update);
 
  private:
@@ -98,7 +101,7 @@ class Executor {
   bool contains(size_t outer, size_t inner) const { return around_[inner].contains(outer); }
   void finish_others(size_t unit, std::optional<int64_t> output);
   void finish_all();
-  // Note [Ranks whose backward passes need other units].
+  // See Note [Ranks whose backward passes need other units].
   void demand_in_backward(size_t unit);
   void let_others_pass(size_t unit);
   std::ptrdiff_t last_forward(size_t unit) const;
@@ -109,19 +112,20 @@ class Executor {
   void end_units_of_backward();
 
   std::vector<std::unique_ptr<Unit>> units_;
-  std::vector<std::set<size_t>> around_;  // by unit: itself and those around it, by modules or as forward showed
-  std::vector<int> prefetch_depth_;       // by unit
+  // By unit: the unit and those that enclose it, by modules or as forward showed.
+  std::vector<std::set<size_t>> around_;
+  std::vector<int> prefetch_depth_;  // by unit
   Callbacks callbacks_;
   ExecutionOrder training_, evaluation_;
-  ExecutionOrder* order_ = &evaluation_;  // of the pass that runs
-  std::vector<size_t> in_forward_;        // units whose forward runs, outermost first
-  std::vector<int64_t> finished_;         // when each unit's last forward ended: counts from 1
+  ExecutionOrder* order_ = &evaluation_;  // order of the current pass
+  std::vector<size_t> in_forward_;        // units whose forward is running, outermost first
+  std::vector<int64_t> finished_;         // time of the end of each unit's last forward, counted from 1
   int64_t forwards_ = 0;
-  std::vector<size_t> awaited_;  // units in the order in which their forwards ended, whose backward has not come
+  std::vector<size_t> awaited_;  // units whose backward has not begun, in the order in which their forwards ended
   bool backward_begun_ = false;
-  // Units whose backward has begun and not ended, and the output it began with: none where another rank's began.
+  // Units whose backward is running, each with its first output. Without an output, the backward began on another rank.
   std::map<size_t, std::optional<int64_t>> in_backward_;
-  std::set<size_t> recomputed_;  // unsharded by a recomputation, backward not begun
+  std::set<size_t> recomputed_;  // units that a recomputation has unsharded, and whose backward has not begun
   std::vector<int> holds_;
 };
 

@@ -8,31 +8,31 @@
 
 namespace zeroshard {
 
-// Users see a tensor without memory as param.grad while a gradient waits for the step. Reading it throws an error
-// that names the functions that read and change gradients, and setting param.grad to None drops the gradient. A
-// stand-in is for one gradient: the next one has another, as far as somebody has kept the first.
+// Shows the user a tensor without memory as param.grad while a gradient waits for the step. Reading the tensor throws
+// an error that names the functions that read and change gradients. Setting param.grad to None drops the gradient. Each
+// gradient has a new stand-in if somebody has kept the previous one.
 class GradientStandIns {
  public:
-  // A parameter as the engine knows it.
+  // Identifies a parameter by the engine's indices.
   struct Place {
     size_t unit, param;
     bool operator==(const Place&) const = default;
   };
 
-  // `tensor` is one of those of the parameter `name`. It requires a gradient.
+  // Adds one of the tensors of the parameter `name`. The tensor requires a gradient.
   void add(const at::Tensor& tensor, Place place, const std::string& name);
-  // The tensors, in the order in which they were added.
+  // Returns the tensors in the order in which they were added.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
-  // Gives each parameter of which `has_gradient` is true its stand-in.
+  // Gives a stand-in to each parameter for which `has_gradient` returns true.
   void show(const std::function<bool(Place)>& has_gradient);
-  // Whether param.grad of `tensor` is its stand-in, and nothing of the user's.
+  // Returns whether param.grad of `tensor` is its stand-in rather than a tensor of the user.
   bool shows(const at::Tensor& tensor) const;
-  // Returns the parameters whose stand-in somebody has taken away since show(). Their gradients end.
+  // Returns the parameters whose stand-in the user has removed since show(). The caller drops their gradients.
   std::vector<Place> taken_away();
-  // Takes all of them back while a backward pass adds to the gradients.
+  // Removes all stand-ins while a backward pass adds to the gradients.
   void take_back();
-  // Takes all of them back, because the gradients have ended.
+  // Removes all stand-ins because the gradients have ended.
   void end();
 
  private:
@@ -46,7 +46,7 @@ class GradientStandIns {
   void end(size_t index);
 
   std::vector<at::Tensor> tensors_;
-  std::vector<StandIn> stand_ins_;  // as tensors_
+  std::vector<StandIn> stand_ins_;  // parallel to tensors_
   std::unordered_map<const c10::TensorImpl*, size_t> index_of_;
 };
 

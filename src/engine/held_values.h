@@ -8,31 +8,31 @@
 
 namespace zeroshard {
 
-// The units that users hold gathered: one entry per Engine::gather() of a unit, innermost last. If writes may
-// be dropped and the unit stays whole afterwards, the entry keeps the earlier values on the host, to restore them after
-// a failure. A unit that is resharded needs no copy, because its shards have the values.
+// Records the units that users hold gathered: one entry per Engine::gather() of a unit, innermost last. If the user's
+// writes may be dropped and the unit stays whole afterwards, the entry keeps the earlier values on the host to restore
+// them after a failure. A unit that is resharded needs no copy, because its shards have the values.
 class HeldValues {
  public:
   enum class Purpose : uint8_t { kRead, kReadAndDrop, kModify, kModifyForGood };
 
-  // `executor` outlives it.
+  // `executor` must outlive it.
   explicit HeldValues(Executor& executor) : executor_(executor) {}
 
-  // `unit` is whole.
+  // Adds an entry. `unit` must be unsharded.
   void begin(size_t unit, Purpose purpose);
-  // Ends the innermost entry, and returns its purpose; nothing without one.
+  // Ends the innermost entry of the unit and returns its purpose; nothing if there is no entry.
   std::optional<Purpose> end(size_t unit);
-  // The same, and restores the unit's earlier values, if they are still kept.
+  // Like end(), but also restores the unit's earlier values if they are still kept.
   std::optional<Purpose> end_and_restore(size_t unit);
-  // All ranks have taken over the unit's current values: enclosing entries no longer restore older ones.
+  // All ranks have accepted the unit's current values, so enclosing entries will not restore older ones.
   void accept(size_t unit);
-  // Whether the user may be about to change some.
+  // Returns whether the user may be changing values.
   bool may_change() const;
-  // From now on nothing is restored.
+  // Nothing is restored from now on.
   void forget();
 
  private:
-  // A tensor that was in other memory than the unit's.
+  // A tensor that had other memory than the unit's.
   struct Moved {
     at::Tensor tensor, memory, values;
   };

@@ -9,18 +9,18 @@
 
 namespace zeroshard {
 
-inline constexpr int kHostBlocks = 3;  // on the way to and from files
+inline constexpr int kHostBlocks = 3;  // host blocks for tensors on their way to and from files
 
-// Keeps tensors of a device in pinned host memory. They are copied by a stream of its own, beside what the device
-// computes: away as soon as they are made, and back one ahead of the one that is used. A tensor that several parts of a
-// model are given is kept once.
+// Keeps device tensors in pinned host memory. A separate stream copies them while the device computes: to the host as
+// soon as they are made, and back one tensor ahead of the one in use. If several modules get the same tensor, it is
+// kept once.
 //
-// The memory is used again from step to step: there are as many blocks as tensors were kept at once, and each is as
-// long as the longest that lay in it. With files there are at most kHostBlocks: the tensor that lies there for longest
-// goes to the files where a block is needed.
+// Blocks of host memory are reused from step to step. There are as many blocks as tensors that were kept at the same
+// time, and each block is as long as the longest tensor that was in it. With files there are at most kHostBlocks
+// blocks. If no block is free then, the tensor that has been in memory for the longest time goes to the files.
 class HostActivations final : public ActivationKeeper {
  public:
-  // `files`: null where everything stays in memory.
+  // `files` is null if all tensors stay in memory.
   HostActivations(c10::Device device, std::unique_ptr<CountedRecords> files);
   ~HostActivations() override;
   HostActivations(const HostActivations&) = delete;
@@ -34,7 +34,7 @@ class HostActivations final : public ActivationKeeper {
   class Kept;
 
   std::unique_ptr<CountedRecords> files_;
-  std::shared_ptr<Copies> copies_;  // which what is kept has, too
+  std::shared_ptr<Copies> copies_;  // shared with the kept tensors, which may outlive this object
   KeptTensors<Kept> known_;
 };
 

@@ -10,7 +10,7 @@
 
 namespace zeroshard {
 
-// How a tensor lies in its memory, which it fills.
+// The memory layout of a dense tensor.
 struct Lay {
   std::vector<int64_t> sizes, strides;
   at::ScalarType type;
@@ -29,12 +29,12 @@ struct Lay {
   }
 };
 
-// Finds what was kept of a tensor, so that one that several parts of a model are given is kept once. `Kept` says by
-// lies_like() whether it is of a tensor of that kind. Thread-safe.
+// Finds the kept copy of a tensor, so that a tensor that several modules get is kept once. `Kept` has lies_like(),
+// which compares layouts. Thread-safe.
 template <typename Kept>
 class KeptTensors {
  public:
-  // What was kept of `tensor`, or else what `make` returns.
+  // Returns the kept copy of `tensor`, or else the result of `make`.
   template <typename Make>
   std::shared_ptr<Kept> of(const at::Tensor& tensor, const Make& make) {
     const std::lock_guard lock(mutex_);
@@ -53,7 +53,8 @@ class KeptTensors {
     std::weak_ptr<Kept> kept;
   };
 
-  // Of a tensor whose memory was freed there may be another one at its place; of one that was changed, another value.
+  // Checks storage, address and version, because a freed tensor's address may be used again and a changed tensor has
+  // another value.
   std::shared_ptr<Kept> find(const at::Tensor& tensor) {
     std::erase_if(known_, [](const Known& known) { return known.storage.expired() || known.kept.expired(); });
     for (const Known& known : known_) {

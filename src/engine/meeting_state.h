@@ -12,7 +12,7 @@
 
 namespace zeroshard {
 
-// While it lives, the observer knows that this rank waits for all to come.
+// Tells the observer, for its lifetime, that this rank waits for all ranks to arrive.
 class ObservedMeeting {
  public:
   ObservedMeeting(std::shared_ptr<RankObserver> observer, int world_size) : observer_(std::move(observer)) {
@@ -33,19 +33,19 @@ struct Meeting::State {
   int64_t timeout_ms;
   std::string purpose;
   std::string meetings;  // prefix of the keys of all meetings
-  std::string previous;  // of those of the meeting before; "": there was none
-  std::string prefix;    // of this meeting's
-  int64_t number = 0;    // from 1
+  std::string previous;  // prefix of the keys of the previous meeting; "": there was none
+  std::string prefix;    // prefix of the keys of this meeting
+  int64_t number = 0;    // counts from 1
   Clock::time_point start, last_look;
-  std::vector<std::string> hosts;     // of ranks that are known to have come; else ""
-  std::vector<ProcessId> processes;   // of those of them that run on this host
-  std::vector<std::string> purposes;  // of ranks that are known to have come
+  std::vector<std::string> hosts;     // by rank: host of a rank that has arrived, else ""
+  std::vector<ProcessId> processes;   // processes of the ranks that have arrived and run on this host
+  std::vector<std::string> purposes;  // by rank: purpose of a rank that has arrived
   PeerWatch watch;
   bool complete = false;
-  bool retried = false;  // once complete
+  bool retried = false;  // valid if complete
   bool out_of_step = false;
-  bool connected = false;  // all are
-  bool over = false;       // the board says so
+  bool connected = false;  // all ranks are connected
+  bool over = false;       // the board says that the meeting is over
   bool left = false;
   std::string earlier = {};  // if this rank arrived too late for a meeting: why the latest such meeting ended
   std::optional<ObservedMeeting> sign;

@@ -10,9 +10,9 @@
 
 namespace zeroshard {
 
-// Checks that tensors which every rank holds whole have the same bits on all. Throws StateError on every rank
-// otherwise, naming the first that differs and the ranks that are in the minority; `advice` follows. Collective; reads
-// every byte once and exchanges eight bytes a tensor.
+// Checks that tensors which every rank holds whole have the same bits on all ranks. Otherwise throws StateError on
+// every rank with the first tensor that differs and the ranks in the minority; `advice` ends the message. Collective;
+// reads every byte once and exchanges eight bytes per tensor.
 void check_replicas(Comm& comm, const std::vector<std::pair<std::string, at::Tensor>>& replicas,
                     std::string_view advice);
 

@@ -6,18 +6,19 @@
 
 namespace zeroshard {
 
-// Counts an engine's steps, micro-batches and samples, and tracks the current step: its micro-batches, which no longer
-// count if its gradients are discarded, and the gradients that still have to be reduced or applied.
+// Counts an engine's steps, micro-batches and samples. It also tracks the current step: its micro-batches, which do not
+// count any more if its gradients are discarded, and the gradients that still have to be reduced or applied.
 class StepProgress {
  public:
   StepProgress(const Config& config, int world_size);
 
   Progress& counts() { return counts_; }
   const Progress& counts() const { return counts_; }
-  // Without the micro-batches of the current step.
+  // Returns the counts without the micro-batches of the current step.
   Progress at_last_step() const;
-  // Throws ValueError if `samples` is no multiple of the ranks' micro-batches together, or if an engine made for one
-  // micro-batch per step would now sum several in 16 bits without being told to; StateError within a step.
+  // Throws ValueError if `samples` is not a multiple of the ranks' micro-batches together, or if an engine that was
+  // made for one micro-batch per step would now accumulate in 16 bits although nobody asked for it. Throws StateError
+  // within a step.
   void set_train_batch_size(int64_t samples, const Config& config);
   void set_micro_batch_size(int64_t samples);
   void restore(const NamedCounts& saved, int64_t step);
@@ -25,25 +26,25 @@ class StepProgress {
   void begin_pass(bool sync);
   void add_gradient();
   void end_pass();
-  // Ends a pass whose micro-batch no other call will end: the micro-batch ends with the next such pass, or with the
+  // Ends a pass whose micro-batch no other call will end. The micro-batch ends with the next such pass, or with the
   // step.
   void end_own_pass();
   void end_micro_batch();
   void end_step(bool applied);
-  // All gradients since the last step are discarded: the micro-batches since then no longer count.
+  // All gradients since the last step are discarded, so the micro-batches since then do not count any more.
   void discard();
 
   bool syncs() const { return syncs_; }
-  // Gradients have come since the last pass ended.
+  // Returns whether gradients have arrived since the last pass ended.
   bool has_open_gradients() const { return has_open_; }
   bool is_in_pass() const { return in_pass_; }
-  // The last pass was under no_sync: its gradients are on this rank only.
+  // Returns whether the last pass was under no_sync, so its gradients are on this rank only.
   bool is_unsynced() const { return is_unsynced_; }
-  // A pass has ended since the last step.
+  // Returns whether a pass has ended since the last step.
   bool is_unapplied() const { return is_unapplied_; }
-  // Gradients have come outside of a pass since the last step.
+  // Returns whether gradients have arrived outside of a pass since the last step.
   bool has_plain_gradients() const { return has_plain_; }
-  int64_t micro_batches() const { return micro_batches_; }  // of this step, finished ones
+  int64_t micro_batches() const { return micro_batches_; }  // finished micro-batches of this step
   int skipped_in_a_row() const { return skipped_in_a_row_; }
   void set_skipped_in_a_row(int steps) { skipped_in_a_row_ = steps; }
 
@@ -51,9 +52,9 @@ class StepProgress {
   void forget_gradients();
 
   Progress counts_;
-  int64_t micro_batches_ = 0, samples_ = 0;  // of the current step; counts_ includes them
+  int64_t micro_batches_ = 0, samples_ = 0;  // counts of the current step; counts_ includes them
   int skipped_in_a_row_ = 0;
-  bool in_pass_ = false, syncs_ = true;  // of the running pass; gradients outside of a pass are synced
+  bool in_pass_ = false, syncs_ = true;  // state of the running pass; gradients outside of a pass are synced
   bool has_open_ = false, has_plain_ = false, is_unsynced_ = false, is_unapplied_ = false;
   bool has_own_micro_batch_ = false;
 };

@@ -13,8 +13,8 @@
 
 namespace zeroshard {
 
-// Gives the options of a ChunkStore or a RecordStore what the configuration says of files, and makes directories that
-// are not there. A directory that cannot be made is an error when the store opens it.
+// Copies the configuration of files to the options of a ChunkStore or a RecordStore, and creates missing directories.
+// If a directory cannot be created, the store throws when it opens it.
 template <typename StoreOptions>
 void take_keys(const Config& config, const std::vector<std::string>& directories, StoreOptions& store) {
   store.directories = directories;
@@ -28,11 +28,11 @@ void take_keys(const Config& config, const std::vector<std::string>& directories
   store.verify = config.offload.verify;
   store.ring = &kernel_ring();
 }
-// Tells where a file is in memory, and on rank 0 where it goes through the page cache. `what` lies in it, and
-// `path_key` says where.
+// Warns if a file is in memory (tmpfs), and on rank 0 if it uses the page cache. `what` names the contents of the file,
+// and `path_key` the configuration key of its directory.
 void warn_of(const SwapFile& file, std::string_view what, std::string_view path_key, int rank);
 
-// What the swap files of this rank are made with. All outlive the files.
+// The inputs for creating the swap files of this rank. All must outlive the files.
 struct SwapContext {
   std::span<const UnitLayout> units;
   std::span<const UnitPlacement> placements;
@@ -42,9 +42,9 @@ struct SwapContext {
   Ledger& ledger;
 };
 
-// The swap files of this rank's optimizer states, and those of its parameters; null where none are in files. Collective
-// over the communicator: where a rank cannot have them, every rank throws ConfigError with rank, directory and reason.
-// `on_failure`: see SwapSpace.
+// Create the swap files of this rank's optimizer states, parameters and gradients; null if there are none in files.
+// Collective over the communicator: if a rank cannot create its files, every rank throws ConfigError with rank,
+// directory and reason. `on_failure`: see SwapSpace.
 std::unique_ptr<SwapSpace> make_swap_files(const SwapContext& context, SwapSpace::OnFailure on_failure);
 std::unique_ptr<SwapSpace> make_parameter_files(const SwapContext& context, SwapSpace::OnFailure on_failure);
 std::unique_ptr<SwapSpace> make_gradient_files(const SwapContext& context, SwapSpace::OnFailure on_failure);

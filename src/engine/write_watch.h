@@ -8,36 +8,37 @@
 
 namespace zeroshard {
 
-// Notices writes of users to parameters through the version counters of tensors, and parameters that are given other
-// memory. Writes around the counters (tensor.data.mul_) are seen only for values gathered for reading, which have a
-// checksum.
+// Detects writes of users to parameters by the version counters of tensors, and parameters that were given other
+// memory. Writes that bypass the counters (tensor.data.mul_) are only detected for values gathered for reading, because
+// these have a checksum.
 class WriteWatch {
  public:
-  // How a parameter was written. kRefused: kMoved, and the values cannot be taken.
+  // How a parameter was written. kRefused means kMoved, and the values cannot be taken.
   static constexpr int64_t kWritten = 1, kMoved = 2, kRefused = 3;
 
-  // From now on. `executor` outlives it.
+  // Watches from now on. `executor` must outlive it.
   explicit WriteWatch(Executor& executor) : executor_(executor) { accept_all(); }
 
-  // Per unit and parameter, one after another: 0, or how it was written since it was accepted.
+  // Returns one number for each parameter of each unit, in order: 0, or how it was written since it was last accepted.
   std::vector<int64_t> written() const;
   bool any_written() const;
   bool is_written(size_t unit, size_t param) const;
   void accept(size_t unit);
-  // It counts as written until it is accepted.
+  // Counts the parameter as written until it is accepted.
   void reject(size_t unit, size_t param) { versions_[unit][param] = ~uint64_t{0}; }
   void accept_all();
-  // The engine has written to the parameter. As behind an optimizer of torch's, autograd then refuses a backward that
-  // needs the values before.
+  // The engine has written to the parameter. Autograd then refuses a backward that needs the earlier values, like after
+  // a step of a torch optimizer.
   void tell_autograd(size_t unit, size_t param);
 
-  // Around reading: `unit` is whole, and must have the same values when end_reading() has been called equally often.
-  // Then end_reading() returns the names of changed parameters; parameters that are in other memory lose it.
+  // Begin and end reading of an unsharded unit. When end_reading() was called as often as begin_reading(), the values
+  // must be unchanged: end_reading() returns the names of changed parameters, and parameters that were moved to other
+  // memory lose it.
   void begin_reading(size_t unit);
   std::vector<std::string> end_reading(size_t unit);
-  // In place of end_reading(), without looking.
+  // Replaces end_reading() without checking the values.
   void abandon_reading(size_t unit);
-  // The values were changed rightfully.
+  // The values were changed legitimately, so readings do not check them.
   void forget_readings() { readings_.clear(); }
   void forget_reading(size_t unit) { readings_.erase(unit); }
 
