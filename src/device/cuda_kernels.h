@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// Null where zeroshard was built without CUDA, or without its compiler.
+// Returns null if zeroshard was built without CUDA or without its compiler.
 const DeviceKernels* cuda_kernels();
 
 }  // namespace zeroshard

@@ -6,7 +6,7 @@
 #include "device/pack_item.h"
 #include "kernels/table.h"
 
-// Between kernels.cu, which nvcc compiles and which knows nothing of torch, and the rest. See DeviceKernels.
+// The interface between kernels.cu, which nvcc compiles without torch, and the other files. See DeviceKernels.
 namespace zeroshard::cuda {
 
 const kernels::KernelTable& table();
@@ -15,7 +15,7 @@ void add_squares(const void* data, DType dtype, int64_t numel, int64_t* limbs);
 void take_written(float* master, const void* param, DType dtype, int64_t numel);
 void add_checksum(const void* data, int64_t bytes, int64_t* sum);
 
-// torch's, of the current device.
+// Returns torch's current stream of the current device.
 cudaStream_t current_stream();
 [[noreturn]] void report(const char* what);
 

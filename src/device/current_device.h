@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// A device without an index (torch.device("cuda")) is the one that is current for this thread.
+// Adds an index to a device without one (torch.device("cuda")): the device that is current for this thread.
 inline c10::Device with_index(c10::Device device) {
   if (device.is_cpu() || device.has_index()) return device;
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();

@@ -5,7 +5,7 @@
 
 namespace zeroshard {
 
-// The DType of a torch scalar type; types that are not fp32, fp64, bf16 or fp16 become kOther* by size.
+// Returns the DType of a torch scalar type. Types other than fp32, fp64, bf16 and fp16 become kOther* by size.
 inline DType to_dtype(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
@@ -31,7 +31,7 @@ inline DType to_dtype(at::ScalarType type) {
   }
 }
 
-// The torch type that holds `dtype`; kOther* become unsigned-free integer types of the same size.
+// Returns the torch type of `dtype`. kOther* become integer types of the same size.
 inline at::ScalarType to_scalar_type(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:

@@ -5,31 +5,31 @@
 
 namespace zeroshard {
 
-// Adds doubles without rounding, so that the sum does not depend on their order or on how they were split among
-// ranks. The value is a fixed-point number over 64-bit limbs of 32 bits each, which spans every finite double; limbs
+// Adds doubles without rounding, so that the sum does not depend on their order or on how they were split among ranks.
+// The value is a fixed-point number: 64-bit limbs that hold 32 bits each and together span every finite double. Limbs
 // are added as integers, so an all-reduce of limbs() adds the sums of all ranks exactly.
 // Source: the long accumulator of U. Kulisch, "Computer Arithmetic and Validity" (2nd ed., 2013), chapter 8.
 class ExactSum {
  public:
-  // 2^-1074 .. 2^1023 in limbs of 32 bits, one limb to carry into, one for non-finite terms.
+  // 2^-1074 .. 2^1023 take 67 limbs of 32 bits. One more limb takes carries, and one counts non-finite terms.
   static constexpr size_t kNumLimbs = 69;
   static constexpr size_t kNonFinite = kNumLimbs - 1;
 
   void add(double value);
   void add(const ExactSum& other);
-  // Limbs may be summed over up to 2^20 ranks before value() is called.
+  // Up to 2^20 ranks may add up their limbs before value() is called.
   std::array<int64_t, kNumLimbs>& limbs() { return limbs_; }
   const std::array<int64_t, kNumLimbs>& limbs() const { return limbs_; }
 
   bool is_finite() const { return limbs_[kNonFinite] == 0; }
-  // The sum rounded to a double (NaN when a term was not finite), within one ulp.
+  // Returns the sum rounded to a double, within one ulp; NaN if a term was not finite.
   double value() const;
 
  private:
   void normalize();
 
   std::array<int64_t, kNumLimbs> limbs_{};
-  int pending_ = 0;  // additions since the last normalize
+  int pending_ = 0;  // additions since the last normalize()
 };
 
 }  // namespace zeroshard

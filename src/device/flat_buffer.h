@@ -11,17 +11,18 @@
 
 namespace zeroshard {
 
-// Zeroed memory of one device, counted in a ledger for as long as it lives. Movable, not copyable. Making one throws
-// OutOfMemory, before it allocates, where a limit of the ledger would be passed.
+// Owns zeroed memory of one device, and counts it in a ledger for its lifetime. Movable, not copyable. If a limit of
+// the ledger would be exceeded, the constructor throws OutOfMemory before it allocates.
 class FlatBuffer {
  public:
   FlatBuffer() = default;
-  // Ordinary memory of `device`. `writer` writes to it by collectives (Comm::still_writes) and must outlive it.
+  // Allocates ordinary memory of `device`. `writer` writes to it by collectives (Comm::still_writes) and must outlive
+  // it.
   FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer = nullptr);
-  // Memory that peers can read directly. Collective: see Comm::allocate.
+  // Allocates memory that peers can read directly. Collective: see Comm::allocate.
   FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
-  // Host memory beside `device`, which the ledger counts on the host's tier. With `pin` the device copies to and from
-  // it by itself (pinned_memory()). No copy may be under way when it goes.
+  // Allocates host memory for `device`, which the ledger counts on the host's tier. With `pin` the device can copy to
+  // and from it directly (pinned_memory()). No copy may be running when it is freed.
   static FlatBuffer on_host(int64_t bytes, at::Device device, bool pin, Ledger& ledger, Category category);
   FlatBuffer(FlatBuffer&& other) noexcept;
   FlatBuffer& operator=(FlatBuffer&& other) noexcept;
@@ -31,37 +32,37 @@ class FlatBuffer {
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   at::Device device() const { return device_; }
-  // Its memory is not lent to others before `stream` has done what it was given until it is freed.
+  // Frees the memory for other users only after `stream` has done the work that it has when the buffer is freed.
   void freed_after(c10::Stream stream);
-  // Ordinary memory as a tensor of bytes, which owns it and is in no ledger.
+  // Returns ordinary memory as a tensor of bytes. The tensor owns the memory, and no ledger counts it.
   at::Tensor take_memory() &&;
-  // Returns the memory like take_memory(), and gives the buffer other zeroed memory. Throws if there is no memory; then
-  // nothing has changed.
+  // Returns the memory like take_memory(), and gives the buffer new zeroed memory. If there is no memory, throws and
+  // changes nothing.
   at::Tensor replace_memory();
-  // A 1-D tensor over `numel` elements from byte `offset` on. It does not own the memory.
+  // Returns a 1-D tensor over `numel` elements from byte `offset` on. It does not own the memory.
   at::Tensor view(at::ScalarType type, int64_t offset, int64_t numel) const;
 
  private:
   void outlive_writer() const noexcept;
   void free() noexcept;
 
-  Reservation reserved_;  // before the memory, and released before it
+  Reservation reserved_;  // declared before the memory: memory is counted before it is allocated
   char* data_ = nullptr;
   int64_t bytes_ = 0;
   at::Device device_ = at::kCPU;
-  at::Tensor owned_;                    // ordinary memory ...
-  std::unique_ptr<Allocation> shared_;  // ... or memory of the transport ...
-  std::shared_ptr<std::byte> host_;     // ... or of the host
+  at::Tensor owned_;                    // set for ordinary memory
+  std::unique_ptr<Allocation> shared_;  // set for memory of the transport
+  std::shared_ptr<std::byte> host_;     // set for host memory
   const Comm* writer_ = nullptr;
 };
 
-// A 1-D tensor over memory it does not own. `device` has an index, unless it is the CPU.
+// Returns a 1-D tensor over memory that it does not own. `device` has an index, unless it is the CPU.
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device);
 
-// Cuts 1-D tensors from one allocation: peers map fewer segments, and pages are larger.
+// Cuts 1-D tensors from one allocation, so that peers map fewer segments and pages are larger.
 class Carver {
  public:
-  // Of no elements.
+  // Creates a Carver that can only cut empty tensors.
   explicit Carver(at::Device device) : device_(device) {}
   explicit Carver(const FlatBuffer& buffer) : next_(buffer.data()), device_(buffer.device()) {}
   at::Tensor take(DType dtype, int64_t numel) {

@@ -5,36 +5,38 @@
 
 #include "device/exact_sum.h"
 
-// Arithmetic over flat 1-D tensors on any device: our one-pass kernels on the CPU and where a device has its own
-// (device_kernels.h), LibTorch's operations elsewhere. CPU ranges are
-// split among at::get_num_threads() threads on fixed boundaries; the results do not depend on their number.
+// Arithmetic on flat 1-D tensors on any device. It uses zeroshard's one-pass kernels on the CPU and on devices with
+// kernels (device_kernels.h), and LibTorch's operators on other devices. CPU ranges are split among
+// at::get_num_threads() threads at fixed boundaries, so the results do not depend on the number of threads.
 namespace zeroshard::math {
 
-// A dense tensor on its way into a flat one, where its elements begin at `begin`.
+// A dense tensor and its place in a flat tensor: its elements begin at `begin` there.
 struct Packed {
   at::Tensor in;
   int64_t begin = 0;
 };
-// out = round(in * scale), or out = round(out + in * scale) with `add`, in out's elements from `begin` on.
+// out = round(in * scale), or with `add` out = round(out + in * scale), in out's elements from `begin` on.
 void pack(const Packed& packed, const at::Tensor& out, float scale, bool add = false);
 
-// Whether pack_all() takes this gradient: on a device with kernels of its own. Then it saves launches.
+// Returns whether pack_all() takes this gradient. It does so on a device with its own kernels, because it saves
+// launches there.
 bool packs_together(const at::Tensor& in, const at::Tensor& out);
-// All of them, in a few launches. All tensors are of one device, and all that go into `out` have one dtype.
+// Packs all tensors in a few launches. All tensors are on one device, and all inputs have one dtype.
 void pack_all(std::span<const Packed> all, const at::Tensor& out, float scale);
 
-// out = round((pieces[0] + pieces[1] + ...) * scale), in fp32, in this order; with `accumulate` added to out. Each
-// piece has out.numel() elements of `type`. Also adds the squares of the result to `squares`, if given, like
-// add_sum_of_squares, while the result is in the cache; on the CPU only.
+// out = round((pieces[0] + pieces[1] + ...) * scale), in fp32 and in this order; with `accumulate`, the result is added
+// to out. Each piece has out.numel() elements of `type`. If `squares` is given (only on the CPU), the squares of the
+// result are also added to it, like add_sum_of_squares(), while the result is in the cache.
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares = nullptr);
 
-// Adds the squares of `flat` to `sum`: pieces of 2^15 elements to 70 bits and more (kernels::sum_of_squares), and the
-// pieces exactly. Rounded to a double, the sum does not depend on how elements are cut into tensors, except once in
-// millions of times. On other devices than the CPU: sum_of_squares() of device/device_squares.h.
+// Adds the squares of `flat` to `sum`. Each piece of 2^15 elements is summed to 70 bits or more
+// (kernels::sum_of_squares), and the pieces are added exactly. Rounded to a double, the sum does not depend on how
+// elements are cut into tensors, except once in millions of times. On a device it calls sum_of_squares() of
+// device/device_squares.h.
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 
-// The same with LibTorch's operations. The functions above call these for devices that our kernels do not support.
+// The same with LibTorch's operators. The functions above call these for devices without kernels.
 namespace aten {
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add);
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,

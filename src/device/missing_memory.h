@@ -4,7 +4,7 @@
 
 namespace zeroshard {
 
-// Runs `allocate`. If it fails for lack of memory on the CPU, throws OutOfMemory with the reason and then `what`:
+// Runs `allocate`. If the CPU has not enough memory for it, throws OutOfMemory with the reason and then `what`, because
 // LibTorch's own error names neither a parameter nor a remedy.
 void tell_missing_memory(const std::function<void()>& allocate, const std::function<std::string()>& what);
 

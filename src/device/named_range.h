@@ -7,8 +7,8 @@
 
 namespace zeroshard {
 
-// A range of the host's time under a name of its own in torch.profiler and, by torch.autograd.profiler.emit_nvtx(), in
-// NVIDIA's tools: what the engine does, and for which unit. Without a profiler it costs some nanoseconds.
+// A range of host time with a name in torch.profiler and, through torch.autograd.profiler.emit_nvtx(), in NVIDIA's
+// tools. The name says what the engine does and for which unit. Without a profiler it costs some nanoseconds.
 class NamedRange {
  public:
   explicit NamedRange(std::string_view action, std::string_view unit = {}) {

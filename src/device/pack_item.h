@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// The elements of one tensor on their way into a bucket.
+// The elements of one tensor, and their place in a bucket.
 struct PackItem {
   const void* src = nullptr;
   void* dst = nullptr;

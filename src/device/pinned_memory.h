@@ -7,10 +7,10 @@
 
 namespace zeroshard {
 
-// Host memory of exactly `bytes` that `device` can copy to and from by itself (torch's own allocator of such memory
-// rounds up to a power of two). Where it cannot be pinned, as where locked memory is limited, copies make the host
-// wait, and the first time a warning says so. Throws StateError when there is no memory. Nothing may be copied when it
-// goes.
+// Returns host memory of exactly `bytes` that `device` can copy to and from directly. (torch's own allocator of such
+// memory rounds up to a power of two.) If the memory cannot be pinned, for example because locked memory is limited,
+// copies make the host wait, and the first such case logs a warning. Throws StateError if there is no memory. No copy
+// may be running when it is freed.
 std::shared_ptr<std::byte> pinned_memory(int64_t bytes, c10::Device device);
 
 }  // namespace zeroshard

@@ -4,7 +4,7 @@
 
 namespace zeroshard {
 
-// Lets CUDA copy to and from memory of the host by itself. Returns why it cannot, "" when it can.
+// Pins host memory so that CUDA can copy to and from it directly. Returns "", or why it cannot be pinned.
 std::string pin_for_cuda(void* memory, int64_t bytes);
 void unpin_for_cuda(void* memory) noexcept;
 

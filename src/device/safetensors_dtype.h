@@ -5,7 +5,7 @@
 
 namespace zeroshard {
 
-// "F32", "BF16", ... Throws ValueError for a type that safetensors has no name for.
+// Returns "F32", "BF16", ... Throws ValueError for a type for which safetensors has no name.
 std::string safetensors_dtype(c10::ScalarType type);
 
 }  // namespace zeroshard

@@ -7,28 +7,28 @@
 #include <optional>
 #include <vector>
 
-// Order between the streams of a device, by events: the host waits for nothing. On the CPU, where the work of a call is
-// done when it returns, all of this does nothing.
+// Orders the streams of a device by events, so that the host never waits. On the CPU all of this does nothing, because
+// the work of a call is done when the call returns.
 //
 // Note [Streams of an engine]
 // Compute runs on the stream that is current when the engine is called; autograd runs a backward on the stream of its
-// forward. Gathers and reductions are given to a stream of the engine's own each, so that neither waits for compute
-// that it does not need, nor compute for them; copies of checkpoints have one, too. Each buffer has its StreamUses:
-// whoever takes it next waits for those who had it before, and for nothing else.
+// forward. Gathers and reductions each have their own stream of the engine. So neither waits for compute that it does
+// not need, and compute does not wait for them. Copies of checkpoints have their own stream, too. Each buffer has a
+// StreamUses: the next user of the buffer waits for its earlier users, and for nothing else.
 namespace zeroshard {
 
-// The streams that use a buffer.
+// Records which streams use a buffer.
 class StreamUses {
  public:
   explicit StreamUses(c10::Device device = c10::kCPU) : device_(device) {}
 
-  // The device's current stream uses the buffer from now on, beside others, whom it does not wait for.
+  // The device's current stream starts to use the buffer together with other streams, without waiting for them.
   void share();
-  // The uses so far end with what their streams were given until now.
+  // All uses so far end with the present work of their streams.
   void end();
-  // What the current stream is given from now on runs after all other uses. It is then the only user.
+  // Later work of the current stream runs after all other uses. The current stream is then the only user.
   void take();
-  // All streams that take() would wait for, and the current users.
+  // Returns the current users, for which take() would wait.
   std::vector<c10::Stream> streams() const;
 
  private:
@@ -42,30 +42,31 @@ class StreamUses {
   void end(Use& use);
 
   c10::Device device_;
-  std::vector<Use> uses_;            // few: one for each stream
-  std::vector<c10::Event> spare_{};  // an event is dear to make, and may be recorded anew once others wait for it
+  std::vector<Use> uses_;  // few: one per stream
+  // Events for reuse, because creating one is expensive; it may be recorded again after others wait for it.
+  std::vector<c10::Event> spare_{};
 };
 
-// What the current stream of `device` is given from now on runs after the event.
+// Later work of the current stream of `device` runs after the event.
 void current_stream_waits(c10::Event& event, c10::Device device);
-// The memory of `tensor`, which is made on another stream, is not lent to others before the current one has done what
-// it was given.
+// Keeps the memory of `tensor`, which was allocated on another stream, from being reused before the current stream has
+// done its present work.
 void outlive_current_stream(const at::Tensor& tensor);
-// Frees the memory of `tensor`, which may have been made on another stream than the current one. Whoever frees memory
-// that several streams used makes the current one wait for them before. An undefined tensor has none.
+// Frees the memory of `tensor`, which may have been allocated on another stream than the current one. If several
+// streams used the memory, the caller must first make the current stream wait for them. An undefined tensor is allowed.
 void free_after_current_stream(at::Tensor tensor) noexcept;
 
-// A stream of the engine's own.
+// A stream that the engine owns.
 class SideStream {
  public:
-  // None on the CPU. A device without an index is the current one.
+  // Creates no stream on the CPU. A device without an index means the current one.
   explicit SideStream(c10::Device device);
-  // Joins: memory that it uses may be freed afterwards.
+  // Calls join(), so that memory which the stream uses may be freed afterwards.
   ~SideStream();
   SideStream(const SideStream&) = delete;
   SideStream& operator=(const SideStream&) = delete;
 
-  // The stream is current for this thread as long as this lives.
+  // Makes the stream current for this thread during its lifetime.
   class Scope {
    public:
     explicit Scope(const SideStream& side) : guard_(side.stream_) {}
@@ -74,16 +75,16 @@ class SideStream {
     c10::OptionalStreamGuard guard_;
   };
 
-  // What the current stream is given from now on runs after what this one was given.
+  // Later work of the current stream runs after the present work of this stream.
   void join() const;
-  // What this one is given from now on runs after what the current stream was given.
+  // Later work of this stream runs after the present work of the current stream.
   void follow() const;
-  // What this one was given so far. Not on the CPU.
+  // Returns an event at the end of this stream's present work. Not on the CPU.
   c10::Event record() const;
 
  private:
   std::optional<c10::Stream> stream_;
-  mutable std::optional<c10::Event> event_;  // of follow() and join()
+  mutable std::optional<c10::Event> event_;  // event of follow() and join()
 };
 
 }  // namespace zeroshard

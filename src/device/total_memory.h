@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Bytes that a CUDA device has, those in use by others among them. Nothing for any other device, and where the driver
-// does not say.
+// Returns the bytes that a CUDA device has, including those in use by others. Returns nothing for other devices, or if
+// the driver does not say.
 std::optional<int64_t> total_memory(c10::Device device);
 
 }  // namespace zeroshard
