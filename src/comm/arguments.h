@@ -5,7 +5,7 @@
 #include "comm/comm.h"
 #include "comm/op.h"
 
-// The requirements of every Comm on its arguments. Each function throws ValueError naming `tag`.
+// Checks the arguments of collectives for every Comm. Each function throws ValueError that names `tag`.
 namespace zeroshard {
 
 void check_all_gather(const Span& full, const ConstSpan& shard, int world_size, std::string_view tag);
@@ -20,11 +20,11 @@ void check_exchange(const ConstSpan& full, const Span& scratch, bool needs_scrat
                     std::string_view tag);
 void check_allocate(int64_t bytes, std::string_view tag);
 
-// `counts` are those of an all_to_all_v. The first returns how many elements `from` sends to ranks before `to`, the
-// second how many elements ranks before `from` send to `to`.
+// Positions in an all_to_all_v with these `counts`. sent_before() returns how many elements `from` sends to ranks
+// before `to`. received_before() returns how many elements ranks before `from` send to `to`.
 int64_t sent_before(std::span<const int64_t> counts, int world_size, int from, int to);
 int64_t received_before(std::span<const int64_t> counts, int world_size, int from, int to);
-// The collective as ranks compare it: it differs where their counts do.
+// Returns the Op by which ranks compare an all_to_all_v. It differs if the counts differ.
 Op all_to_all_v_op(std::span<const int64_t> counts, DType dtype, std::string_view tag);
 
 }  // namespace zeroshard

@@ -12,14 +12,14 @@ class Bootstrap {
   virtual ~Bootstrap() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // Every rank's bytes, in rank order. Throws CommError when a rank does not arrive.
+  // Returns the bytes of every rank, in rank order. Throws CommError if a rank does not arrive.
   virtual std::vector<std::string> all_gather(std::string_view mine) = 0;
 };
 
-// For ranks that are threads of this process: element r belongs to rank r.
+// For ranks that are threads of this process. Element r belongs to rank r.
 std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world_size, int64_t timeout_ms = 30'000);
 
-// For ranks that this process is about to fork(): rank r uses element r of its copy. At most 1,000 bytes a message.
+// For ranks that this process will fork(). Rank r uses element r of its copy. A message has at most 1,000 bytes.
 std::vector<std::unique_ptr<Bootstrap>> make_fork_bootstraps(int world_size, int64_t timeout_ms = 30'000);
 
 }  // namespace zeroshard

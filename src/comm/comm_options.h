@@ -14,17 +14,17 @@ class WaitGraph;
 
 struct CommOptions {
   enum class Transport : uint8_t { kAuto, kShm, kProcessGroup };
-  Transport transport = Transport::kAuto;       // read only by make_comm
-  int64_t timeout_ms = 600'000;                 // a collective that makes no progress for this long fails
-  int64_t stall_timeout_ms = 10'000;            // a peer that is stopped (SIGSTOP, a debugger) for this long fails
-  int64_t staging_bytes = int64_t{16} << 30;    // shm: address space, not memory, for inputs outside of allocate()
+  Transport transport = Transport::kAuto;  // read only by make_comm
+  int64_t timeout_ms = 600'000;            // a collective without progress for this long fails
+  int64_t stall_timeout_ms = 10'000;  // a peer that is stopped (SIGSTOP, a debugger) for this long counts as failed
+  int64_t staging_bytes = int64_t{16} << 30;    // shm: address space (not memory) for inputs outside of allocate()
   std::shared_ptr<WaitListener> wait_listener;  // null: no listener
-  std::shared_ptr<WaitGraph> wait_graph;        // of all communicators that one thread uses; null: only this one
-  // Of all communicators that one thread uses; null: only this one. Ranks that share memory break theirs by wait_graph,
-  // and tell those of a device by this.
+  std::shared_ptr<WaitGraph> wait_graph;        // shared by all communicators of a thread; null: only this one
+  // Shared by all communicators of a thread; null: only this one. Ranks that share memory fail together through
+  // wait_graph, and use this member to make the communicators of a device fail, too.
   std::shared_ptr<SharedFailure> failure;
-  std::shared_ptr<DeviceWatch> device_watch;  // of all communicators of a device that one thread uses; null: only this
-  std::vector<ProcessId> processes;           // the ranks' processes, watched while they connect; empty: not known
+  std::shared_ptr<DeviceWatch> device_watch;  // shared by all device communicators of a thread; null: only this one
+  std::vector<ProcessId> processes;           // processes of the ranks, watched while they connect; empty: not known
 };
 
 }  // namespace zeroshard

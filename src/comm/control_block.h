@@ -11,15 +11,16 @@
 
 namespace zeroshard {
 
-// The memory through which ranks of one host synchronise. It holds each rank's last collectives and its progress in
-// them. A rank writes only its own part (and once the abort reason), and reads all parts.
+// The shared memory through which ranks of one host synchronise. It holds each rank's last collectives and its progress
+// in them. A rank writes only its own part (and once the abort reason), and reads all parts.
 //
-// Life of collective `seq` on a rank: posted (its descriptor and input can be read), then finished (it needs no peer's
-// input any more). Both live in slot seq % kRing, which is reused only when all ranks have finished `seq`.
+// A rank first posts collective `seq`, so that peers can read its descriptor and input. Later it finishes the
+// collective, when it does not need any peer's input any more. Both states are stored in slot seq % kRing. The slot is
+// reused only after all ranks have finished `seq`.
 constexpr uint64_t kRing = 128;
 constexpr uint64_t kMaxSegments = 4096;
 
-// An Op in words that may be read while its owner overwrites them; the reader checks afterwards.
+// An Op stored in atomic words, because a peer may read it while its owner overwrites it. The reader checks afterwards.
 class OpRecord {
  public:
   void store(const Op& op);
@@ -30,7 +31,7 @@ class OpRecord {
   std::array<std::atomic<uint64_t>, kWords> words_{};
 };
 
-// How far another rank must be with collective `seq` for a wait to end.
+// The progress that another rank must reach in collective `seq` before a wait ends.
 struct Awaited {
   enum class Progress : uint8_t { kPosted, kFinished };
   int peer = 0;
@@ -39,7 +40,7 @@ struct Awaited {
   bool operator==(const Awaited&) const = default;
 };
 
-// An Awaited, or none, in one word, so that peers read it whole.
+// An optional Awaited in one atomic word, so that peers never read half of it.
 class AwaitedRecord {
  public:
   void store(const std::optional<Awaited>& awaited);
@@ -49,9 +50,10 @@ class AwaitedRecord {
   std::atomic<uint64_t> word_{0};
 };
 
+// The part of the control block that one rank writes.
 struct RankControl {
   alignas(64) std::atomic<uint64_t> posted{0};  // the last collective that this rank posted
-  std::atomic<uint32_t> events{0};              // futex: grows with every change that another rank waits for
+  std::atomic<uint32_t> events{0};              // futex: incremented by every change that another rank waits for
   std::atomic<uint32_t> left{0};                // 1: the communicator was destroyed normally
   alignas(64) std::atomic<uint32_t> waiters{0};
   AwaitedRecord awaited;  // set while this rank sleeps; setting it wakes no rank
@@ -70,26 +72,27 @@ struct RankControl {
   void notify() noexcept;
   // "collective #17 all_gather(...)", or "no collective".
   std::string progress() const;
-  // "collective #17 all_gather(...)", one of the last kRing that this rank posted.
+  // Returns the text of one of the last kRing collectives that this rank posted: "collective #17 all_gather(...)".
   std::string text_of(uint64_t seq) const;
 };
 
 class ControlBlock {
  public:
   static size_t bytes(int world_size) { return sizeof(Header) + sizeof(RankControl) * static_cast<size_t>(world_size); }
-  // Initialises zeroed memory; exactly one rank does, before the others attach.
+  // Initialises zeroed memory. Exactly one rank calls it, before the other ranks attach.
   static void create(void* memory, int world_size);
   ControlBlock(void* memory, int world_size) : header_(static_cast<Header*>(memory)), world_size_(world_size) {}
 
   int world_size() const { return world_size_; }
   RankControl& rank(int rank) { return reinterpret_cast<RankControl*>(header_ + 1)[rank]; }
 
-  // The first reason wins; wakes every rank. Afterwards aborted() gives the same text to every rank.
+  // Sets the abort reason and wakes every rank. The first reason wins. Afterwards aborted() returns the same text on
+  // every rank.
   void abort(int rank, std::string_view reason) noexcept;
   std::optional<std::string> aborted() const;
   bool finished_by_all(uint64_t seq);
-  // `rank` has posted or finished something: wakes only the ranks that wait for just that. A rank that is woken for
-  // nothing takes the core, and its caches, from one that works.
+  // `rank` has posted or finished something. Wakes only the ranks that wait for exactly this, because a rank that is
+  // woken for nothing takes the core and its caches from a rank that works.
   void tell_waiters(int rank) noexcept;
 
  private:

@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// Copies between non-overlapping memory. Large copies bypass the caches of the destination.
+// Copies bytes between non-overlapping memory. Large copies bypass the caches of the destination.
 void copy_bytes(void* to, const void* from, int64_t bytes);
 
 }  // namespace zeroshard

@@ -7,8 +7,8 @@
 
 namespace zeroshard {
 
-// Comm for ranks that can read each other's memory: a gather is one copy per byte, and a reduction reads the pieces in
-// place. An output must not overlap an input that peers still read.
+// A Comm for ranks that can read each other's memory. A gather is one copy per byte, and a reduction reads the pieces
+// in place. An output must not overlap an input that peers still read.
 class DirectComm : public Comm {
  public:
   DirectComm(std::shared_ptr<DirectCore> core, std::string transport);
@@ -32,7 +32,7 @@ class DirectComm : public Comm {
   bool exchange_needs_scratch() const override { return false; }
   std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
   void check() override { core_->throw_if_failed(); }
-  // "": it is not, as far as this rank knows. Any thread may ask, and may call abort().
+  // Returns why the communicator is broken; "" if this rank knows of no failure. Any thread may call it, and abort().
   std::string why_broken() const { return core_->memory()->control().aborted().value_or(""); }
   void abort(std::string_view reason) noexcept override { core_->abort(reason); }
 

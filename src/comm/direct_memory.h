@@ -11,23 +11,24 @@ struct SegmentGrant {
   uint64_t segment = 0;
   uint64_t inode = 0;
   int fd = -1;
-  void* data = nullptr;  // the owner's own view
+  void* data = nullptr;  // the segment in the owner's address space
 };
 
-// How ranks read each other's memory: the only difference between threads and processes. Any thread may call free();
-// only the communicator's thread calls the rest.
+// Gives ranks access to each other's memory. Its implementations are the only difference between threads and processes.
+// Any thread may call free(). Only the communicator's thread calls the other functions.
 class DirectMemory {
  public:
   virtual ~DirectMemory() = default;
   virtual ControlBlock& control() = 0;
 
-  // Makes `bytes` at `data` readable by peers until all have finished `seq`; copies data that do not lie in a segment.
-  // No value when there is no room for the copy before all ranks have finished oldest_staged().
+  // Makes `bytes` at `data` readable by peers until all have finished `seq`. Data outside of a segment is copied.
+  // Returns nothing if there is no room for the copy until all ranks have finished oldest_staged().
   virtual std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) = 0;
   virtual uint64_t oldest_staged() const { return 0; }
   virtual const void* read(int peer, const PeerAddress& address) = 0;
 
-  // A segment's life: create(), then attach() by every peer, attached(), ..., free(), and sweep() by the peers.
+  // The calls in a segment's life: create() by its owner, attach() by every peer, attached() by its owner, free() by
+  // its owner, and sweep() by the peers.
   virtual SegmentGrant create(int64_t bytes) = 0;
   virtual void attach(int peer, const SegmentGrant& grant, int64_t bytes) = 0;
   virtual void attached(const SegmentGrant& grant) = 0;

@@ -4,11 +4,11 @@
 
 #include "comm/direct_core.h"
 
-// The collectives of DirectComm after they were posted.
+// The Works of DirectComm: collectives after they were posted.
 namespace zeroshard {
 
-// A collective that reads peers' inputs and then is done: no rank waits until another has read. A later barrier,
-// all_reduce or broadcast completes it first.
+// A collective that only reads the inputs of peers. No rank waits until others have read. A later barrier, all_reduce
+// or broadcast completes this collective first.
 class ReadingWork : public Work, private DirectCore::Reader {
  public:
   ReadingWork(std::shared_ptr<DirectCore> core, const Op& op);
@@ -22,7 +22,7 @@ class ReadingWork : public Work, private DirectCore::Reader {
   virtual void read_peers() = 0;
   DirectCore& core() { return *core_; }
   const Op& op() const { return op_; }
-  // The input of `rank`, once it has been posted; `own` for this rank. Null if it is empty.
+  // Returns the input of `rank` after that rank has posted it; for this rank returns `own`. Null if it is empty.
   const std::byte* input_of(int rank, const void* own);
   const std::byte* input_of(int rank, const void* own, bool is_empty);
 
@@ -80,7 +80,7 @@ class AllToAllVWork final : public ReadingWork {
   std::vector<int64_t> counts_;
 };
 
-// Full synchronisations.
+// The following Works synchronise all ranks.
 class AllReduceWork final : public Work {
  public:
   AllReduceWork(std::shared_ptr<DirectCore> core, const Op& op, Span data)

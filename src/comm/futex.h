@@ -4,14 +4,15 @@
 
 namespace zeroshard {
 
-// Sleeps until woken, for at most `timeout_ms`; returns at once if `word` is not `expected`. May return early.
+// Sleeps until woken, for at most `timeout_ms`. Returns at once if `word` is not `expected`. May return early.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ms) noexcept;
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept;
 
-// The host's processors, not this process's: a launcher may have pinned each rank to its own.
+// Returns the number of processors of the host. This process may have fewer, because a launcher may bind each rank to
+// its own.
 int online_cores() noexcept;
 
-// One iteration of a busy-wait loop.
+// Executes one pause of a busy-wait loop.
 inline void cpu_relax() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

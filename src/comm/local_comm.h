@@ -7,11 +7,11 @@
 
 namespace zeroshard {
 
-// Communicators for ranks that are threads of this process, for tests: element r belongs to rank r. Peers read inputs
-// in place, so ThreadSanitizer sees a race.
+// Creates communicators for ranks that are threads of this process, for tests. Element r belongs to rank r. Peers read
+// inputs in place, so ThreadSanitizer sees races.
 std::vector<std::unique_ptr<Comm>> make_local_world(int world_size, const CommOptions& options = {});
 
-// A world of one: no operation costs more than its copies.
+// Creates the communicator of a world of one. Its operations only copy.
 std::unique_ptr<Comm> make_single_comm();
 
 }  // namespace zeroshard

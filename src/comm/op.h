@@ -28,18 +28,18 @@ constexpr std::string_view name_of(OpKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// Where a peer finds an input.
+// The place of an input in a peer's memory.
 struct PeerAddress {
   uint64_t segment = 0;
   uint64_t offset = 0;
 };
 
-// One collective as a rank called it. The fields that ranks must agree on come first. Trivially copyable, because it is
-// read from memory shared with other processes.
+// One collective as a rank called it. The fields that ranks must agree on come first. Trivially copyable, because other
+// processes read it from shared memory.
 struct Op {
   static constexpr size_t kTagSize = 64;
 
-  uint64_t seq = 0;  // 1 for a communicator's first collective
+  uint64_t seq = 0;  // sequence number: 1 for the first collective of a communicator
   int64_t numel = 0;
   int32_t argument = 0;  // the root, the ReduceOp, or the hash of kAllToAllV's counts
   OpKind kind = OpKind::kBarrier;
@@ -48,7 +48,7 @@ struct Op {
   char tag[kTagSize] = {};  // zero-terminated, cut to 63 characters
 
   PeerAddress input;
-  uint64_t inode = 0;  // kAllocate: identifies the file behind `fd` of the owner
+  uint64_t inode = 0;  // kAllocate: identifies the file of the owner's descriptor `fd`
   int64_t fd = -1;
 
   Op() = default;

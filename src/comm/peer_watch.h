@@ -10,9 +10,9 @@
 
 namespace zeroshard {
 
-// A process of this host. The start time tells it from a later process with the same pid.
+// Identifies a process of this host. The start time distinguishes it from a later process with the same pid.
 struct ProcessId {
-  int32_t pid = 0;          // 0: none, or not visible (another host)
+  int32_t pid = 0;          // 0: no process, or a process on another host
   uint64_t start_time = 0;  // clock ticks since boot
   bool operator==(const ProcessId&) const = default;
 };
@@ -20,26 +20,29 @@ struct ProcessId {
 enum class ProcessState : uint8_t { kRunning, kStopped, kDead };
 
 ProcessId this_process();
-// Equal in two processes if a process number means the same in both: boot id and pid namespace. "": not known.
+// Returns a name of this host: its boot id and pid namespace. It is equal in two processes if a pid means the same in
+// both. "": not known.
 std::string this_host();
 ProcessState state_of(const ProcessId& process);
 
-// Distinguishes a peer that died or was stopped from one that is merely slow. A transport asks while it waits for it.
+// Distinguishes a peer that died or was stopped from a peer that is merely slow. A transport calls it while it waits
+// for a peer.
 class PeerWatch {
  public:
-  // processes[r] is rank r's. Ranks without a pid, or with the caller's own pid, are not watched.
-  // `listener`, which may be null, knows of failures on other hosts: check_all() tells them first.
+  // processes[r] is the process of rank r. A rank without a pid, or with the caller's own pid, is not watched.
+  // `listener`, which may be null, knows about failures on other hosts; check_all() reports these first.
   PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms,
             std::shared_ptr<WaitListener> listener = nullptr);
 
-  // What is wrong with `rank` ("rank 1 (pid 123) died"); empty if nothing. Cheap: checks at most every 100 ms.
+  // Returns what is wrong with `rank` ("rank 1 (pid 123) died"); nothing if it is fine. Cheap: it looks at most every
+  // 100 ms.
   std::optional<std::string> check(int rank);
 
-  // If anything is wrong with any rank, the state of each: a rank may have ended because another had, or was stopped
-  // too briefly to count alone. Empty otherwise.
+  // If anything is wrong with any rank, returns the state of all ranks, because a rank may have ended after another one
+  // failed, or may have been stopped too briefly to count alone. Otherwise returns "".
   std::string check_all();
 
-  // "rank 1 (pid 123)", or "rank 1" when its process is unknown.
+  // Returns "rank 1 (pid 123)", or "rank 1" if its process is unknown.
   std::string name(int rank) const;
   int world_size() const { return static_cast<int>(peers_.size()); }
 

@@ -9,15 +9,15 @@
 
 namespace zeroshard {
 
-// Why the communicators that one thread uses broke. When one breaks all do, so that none waits for a rank that is gone.
-// Thread-safe: a thread that watches the device may find out first.
+// The reason why the communicators of a thread failed. If one fails, all fail, so that none waits for a rank that is
+// gone. Thread-safe, because a thread that watches the device may detect the failure first.
 class SharedFailure {
  public:
   bool happened() const { return happened_.load(std::memory_order_acquire); }
-  // "" before it happened.
+  // Returns the reason; "" before a failure.
   std::string text() const { return happened() ? text_ : std::string(); }
 
-  // The first text stays. All who asked for it are told, once, before any of them can leave.
+  // Sets the reason. The first reason wins. Calls every listener once, before any of them can leave.
   void set(const std::string& text) noexcept {
     if (happened() || text.empty()) return;  // also where a listener fails in turn
     const std::scoped_lock lock(mutex_);
@@ -26,7 +26,7 @@ class SharedFailure {
     happened_.store(true, std::memory_order_release);
     for (const auto& [who, tell] : std::exchange(listeners_, {})) tell(text_);
   }
-  // `tell` does not throw, and may be called by any thread.
+  // Registers a listener. Any thread may call `tell`, which must not throw.
   void listen(const void* who, std::function<void(const std::string&)> tell) {
     const std::scoped_lock lock(mutex_);
     listeners_.emplace_back(who, std::move(tell));
@@ -37,9 +37,9 @@ class SharedFailure {
   }
 
  private:
-  std::mutex mutex_;  // of the text and the listeners
+  std::mutex mutex_;  // protects the text and the listeners
   std::atomic<bool> happened_ = false;
-  std::string text_;  // does not change once it has happened
+  std::string text_;  // does not change after the failure
   std::vector<std::pair<const void*, std::function<void(const std::string&)>>> listeners_;
 };
 

@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Processes of one host and one pid namespace, through anonymous shared memory. Needs /proc and permission to open the
-// other ranks' descriptors; otherwise the constructor throws CommError on every rank.
+// A communicator for processes of one host and one pid namespace, through anonymous shared memory. It needs /proc and
+// permission to open the other ranks' descriptors. Otherwise the constructor throws CommError on every rank.
 class ShmComm final : public DirectComm {
  public:
   ShmComm(Bootstrap& bootstrap, const CommOptions& options = {});

@@ -11,20 +11,20 @@
 
 namespace zeroshard {
 
-// The data that a rank sends to the others when the group is made.
+// The message that a rank sends to the others when the communicator is created.
 struct ShmHello {
   ProcessId process;
   uint64_t control_inode = 0, staging_inode = 0, staging_bytes = 0;
-  int32_t control_fd = -1, staging_fd = -1;  // control_fd: only rank 0 has one
+  int32_t control_fd = -1, staging_fd = -1;  // only rank 0 has a control_fd
 };
 
 // Anonymous shared memory that peers open through /proc/<pid>/fd. Descriptors are open only while peers attach.
 class ShmMemory final : public DirectMemory {
  public:
-  // Creates this rank's part; rank 0 also creates the control block.
+  // Creates this rank's part. Rank 0 also creates the control block.
   ShmMemory(int rank, int world_size, int64_t staging_bytes);
   const ShmHello& hello() const { return hello_; }
-  // Maps the other ranks' parts. The peers may still be doing so: call connected() when all have finished.
+  // Maps the parts of the other ranks. The peers may still be mapping; call connected() when all have finished.
   void connect(std::vector<ShmHello> hellos);
   void connected();
 
@@ -48,14 +48,14 @@ class ShmMemory final : public DirectMemory {
   Mapping control_memory_;
   std::optional<ControlBlock> control_;
   StagingRing staging_;
-  std::vector<ShmHello> hellos_;                              // of every rank
+  std::vector<ShmHello> hellos_;                              // by rank
   std::vector<std::unordered_map<uint64_t, Mapping>> peers_;  // [rank][segment id], read-only
   uint64_t ids_ = 0;
   ProcessMark process_;
 
-  std::mutex mutex_;                                              // for own segments, which any thread may free
-  std::map<const std::byte*, std::pair<uint64_t, Mapping>> own_;  // by address: id and memory
-  std::unordered_map<uint64_t, Fd> open_;                         // not yet attached by all ranks
+  std::mutex mutex_;  // protects own segments, because any thread may free them
+  std::map<const std::byte*, std::pair<uint64_t, Mapping>> own_;  // own segments by address: id and memory
+  std::unordered_map<uint64_t, Fd> open_;  // descriptors of segments that some rank has not attached yet
 };
 
 }  // namespace zeroshard

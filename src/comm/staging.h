@@ -8,17 +8,17 @@
 
 namespace zeroshard {
 
-// A ring in shared memory for inputs that do not lie in any segment. It reserves address space, not memory: pages that
-// are no longer needed are returned, except for a small reserve.
+// A ring in shared memory for inputs outside of any segment. It reserves address space, not memory: it returns unused
+// pages to the system, except for a small reserve.
 class StagingRing {
  public:
   explicit StagingRing(Mapping memory) : memory_(std::move(memory)) {}
 
-  // Copies the input of collective `seq`; returns its offset, or no value while earlier copies are still in use.
-  // `is_finished(seq)` tells whether all ranks have finished a collective.
+  // Copies the input of collective `seq`. Returns its offset, or nothing while earlier copies are still in use.
+  // `is_finished(seq)` returns whether all ranks have finished a collective.
   std::optional<uint64_t> put(const void* data, int64_t bytes, uint64_t seq,
                               const std::function<bool(uint64_t)>& is_finished);
-  // The collective whose copy is released next; 0: there is none.
+  // Returns the collective whose copy will be released next; 0 if there is none.
   uint64_t oldest() const { return copies_.empty() ? 0 : copies_.front().seq; }
 
  private:
@@ -30,7 +30,7 @@ class StagingRing {
 
   Mapping memory_;
   std::deque<Copy> copies_;  // oldest first
-  uint64_t high_water_ = 0;  // bytes ever touched since the last trim
+  uint64_t high_water_ = 0;  // bytes touched since the last trim
 };
 
 }  // namespace zeroshard

@@ -9,17 +9,18 @@
 
 namespace zeroshard {
 
-// Who waits for whom over several communicators of the same ranks. If ranks call collectives in different orders, each
-// may wait in another communicator; they wait for ever, and no single communicator sees it. Each rank has one thread
-// for all communicators of a graph: while it waits in one, it does nothing in the others. Not thread-safe.
+// Detects cycles of ranks that wait for one another over several communicators. If ranks call collectives in different
+// orders, each may wait in another communicator. They wait forever, and no single communicator can see it. Each rank
+// uses all communicators of a graph from one thread, so a rank that waits in one communicator does nothing in the
+// others. Not thread-safe.
 class WaitGraph {
  public:
   void add(const std::shared_ptr<DirectMemory>& memory) { communicators_.push_back(memory); }
 
-  // If `rank` waits, directly or through others, for a cycle of ranks that wait for one another: what each rank of the
-  // cycle called. Never found while any of them can continue.
+  // If `rank` waits, directly or through others, for a cycle of ranks that wait for one another, returns what each rank
+  // of the cycle called. A cycle is never reported while one of its ranks can continue.
   std::optional<std::string> find_cycle(int rank) const;
-  // `rank` leaves all communicators with `reason`.
+  // Aborts all communicators on behalf of `rank`, with `reason`.
   void abort(int rank, std::string_view reason) const noexcept;
 
  private:

@@ -5,18 +5,18 @@
 
 namespace zeroshard {
 
-// Is told of waits that last, for a supervisor that looks for hung ranks. Called by the waiting thread.
+// Is told about long waits, for a supervisor that detects hung ranks. The waiting thread calls it.
 class WaitListener {
  public:
   virtual ~WaitListener() = default;
-  // `where` names the collective, its tag and the rank that is waited for.
+  // `where` names the collective, its tag and the awaited rank.
   virtual void waiting(std::string_view where) noexcept = 0;
   virtual void done_waiting() noexcept = 0;
-  // What has failed on another host, where no rank of this one can see it; "": nothing is known. Called by any thread.
+  // Returns a failure on another host that no rank of this host can see; "" if none is known. Any thread may call it.
   virtual std::string failure_elsewhere() { return {}; }
 };
 
-// One wait. The listener learns of it at the first call of lasts(); it ends with the object.
+// One wait. The first call of lasts() tells the listener about it. The wait ends with the object.
 class LongWait {
  public:
   explicit LongWait(const std::shared_ptr<WaitListener>& listener) : listener_(listener.get()) {}
@@ -26,7 +26,7 @@ class LongWait {
   LongWait(const LongWait&) = delete;
   LongWait& operator=(const LongWait&) = delete;
 
-  // `where()` makes the text.
+  // `where()` returns the text for the listener.
   template <typename Where>
   void lasts(const Where& where) {
     if (told_ || listener_ == nullptr) return;
