@@ -8,11 +8,11 @@
 
 namespace zeroshard {
 
-// Uses the group's own all-gather, so it needs nothing else. A rank that dies meanwhile is named if options.processes
-// has it.
+// A Bootstrap that uses only the all-gather of a process group. If a rank dies meanwhile, the error names it, provided
+// that options.processes contains it.
 class C10dBootstrap final : public Bootstrap {
  public:
-  // `group` moves the memory of the host.
+  // `group` must move host memory.
   C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options);
   int rank() const override { return group_->getRank(); }
   int world_size() const override { return group_->getSize(); }

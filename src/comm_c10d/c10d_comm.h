@@ -15,15 +15,15 @@ namespace zeroshard {
 class C10dCore;
 class Divergence;
 
-// Comm over any c10d process group. On CUDA, wait() orders the current stream after the collective; only barrier() and
-// await_device() block the host. An all_reduce of more than 64 KiB sums in the backend's order.
-// Ranks that call different collectives are detected at the next all_reduce on the host (on a device: when history() is
-// compared); before that, the backend may
-// fail with its own message or time out. abort() reaches NCCL's peers at once, others when this process ends.
+// A Comm over any c10d process group. On CUDA, wait() orders the current stream after the collective; only barrier()
+// and await_device() block the host. An all_reduce of more than 64 KiB sums in the backend's order. If ranks call
+// different collectives, this is detected at the next all_reduce on the host (on a device: when history() is compared).
+// Before that, the backend may fail with its own message or time out. abort() reaches peers at once with NCCL; other
+// peers notice when this process ends.
 class C10dComm final : public Comm {
  public:
-  // No `group`: a world of one. `watch` knows the peers of this host. `divergence`: see C10dCore.
-  // `host`: see Comm::host(); needed on a device.
+  // A null `group` means a world of one. `watch` knows the peers on this host. `divergence`: see C10dCore. `host`: see
+  // Comm::host(); a device needs it.
   C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
            const CommOptions& options = {}, std::shared_ptr<Divergence> divergence = nullptr,
            std::unique_ptr<Comm> host = nullptr);
@@ -64,7 +64,7 @@ class C10dComm final : public Comm {
 
   std::shared_ptr<C10dCore> core_;
   std::string transport_;
-  std::unique_ptr<Comm> host_;  // null: this one
+  std::unique_ptr<Comm> host_;  // null: this communicator itself
 };
 
 }  // namespace zeroshard

@@ -18,17 +18,18 @@
 
 namespace zeroshard {
 
-// Sequence, errors and waiting of a C10dComm. Shared with its Works and allocations, which may be destroyed later.
+// Orders the collectives of a C10dComm, waits for them and handles errors. The communicator shares it with its Works
+// and allocations, which may be destroyed later.
 class C10dCore {
  public:
-  // An operation under way whose input may be in use.
+  // A running operation whose input may be in use.
   class Pending {
    public:
     virtual ~Pending() = default;
     virtual void wait_pending() = 0;
   };
 
-  // `divergence`: shared by all communicators that one thread uses; null: only for this one.
+  // All communicators of a thread share a `divergence`; null: it is only for this one.
   C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch, const CommOptions& options,
            std::shared_ptr<Divergence> divergence = nullptr);
   ~C10dCore();
@@ -39,39 +40,40 @@ class C10dCore {
   at::Device device() const { return device_; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  // In a forked child of the rank: destroying objects would end its parent's connections and join threads it lacks.
+  // Returns whether this is a forked child of the rank. There, destroying objects would end the parent's connections
+  // and join threads that the child does not have.
   bool is_forked() const { return !process_.is_own(); }
-  // Or another communicator of CommOptions::failure has failed.
+  // Returns whether this communicator or another one of CommOptions::failure has failed.
   bool failed() const { return failure_->happened(); }
   SharedFailure& failure() { return *failure_; }
-  // A thread looks after what the device is given, from now on until unwatch(). `why_host`: see WatchedComm.
+  // Starts a thread that watches the work of the device until unwatch(). `why_host`: see WatchedComm.
   void watch(std::function<std::string()> why_host);
   void unwatch() { watching_.reset(); }
-  // In a forked child nothing may end.
+  // Leaks the watch in a forked child, because it must not be destroyed there.
   void abandon_watch() { static_cast<void>(watching_.release()); }
 
   // See Comm::still_writes.
   bool still_writes() const { return failed() || was_left_; }
-  // `work` will not be waited for any more.
+  // Nobody will wait for `work` any more.
   void leave(c10d::Work& work) noexcept;
 
-  // Gives `op` its number and calls `start`, which begins it.
+  // Gives `op` its number and calls `start`, which starts the collective.
   c10::intrusive_ptr<c10d::Work> issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
-  // `work` must report correctly whether it is complete; not every wrapper of a backend does.
-  // On the host: returns when `work` is done. On a device: makes the current stream wait for it.
+  // On the host: returns when `work` is done. On a device: makes the current stream wait for it. `work` must report
+  // correctly whether it is complete, which some wrappers of backends do not.
   void complete(c10d::Work& work, const Op& op);
-  // Like on the host, for any device.
+  // Waits on the host until `work` is done, for any device.
   void complete_on_host(c10d::Work& work, const Op& op);
   void complete_all();
-  // Returns when the device's current stream has done what it was given, or `check` throws.
+  // Returns when the device's current stream has done its work, or throws what `check` throws.
   void await_stream(const Op& op, const std::function<void()>& check);
-  // Ranks have called different collectives of a device, as every rank knows.
+  // Called when every rank knows that ranks have called different collectives on a device. Throws CommError.
   [[noreturn]] void report_difference(const Op& op);
 
   void add(Pending& pending) { pending_.push_back(&pending); }
   void remove(Pending& pending) { std::erase(pending_, &pending); }
 
-  // Number and rolling hash of all collectives so far. Equal on ranks that called the same ones.
+  // The number and rolling hash of all collectives so far. They are equal on ranks that called the same collectives.
   struct History {
     uint64_t seq = 0, hash = 14695981039346656037ULL;
   };
@@ -80,14 +82,14 @@ class C10dCore {
   void throw_if_failed() const;
   [[noreturn]] void fail(const Op& op, const std::string& what);
   void abort(std::string_view reason) noexcept;
-  // Ends what is under way. NCCL: peers fail at once. Gloo has no such call: peers notice when this process ends.
+  // Aborts running collectives. NCCL: peers fail at once. Gloo has no such call: peers notice when this process ends.
   void end() noexcept;
 
  private:
   void poll(const std::function<bool()>& is_done, const Op& op);
-  // Lets the program end the wait.
+  // Lets the program interrupt the wait.
   void heed_interrupt(const Op& op);
-  // The backend's own message rarely says why: adds what the other ranks called.
+  // Throws with what the other ranks called, because the backend's own message rarely explains the failure.
   [[noreturn]] void fail_explained(const Op& op, const std::string& message, bool waits);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
@@ -97,13 +99,13 @@ class C10dCore {
   int rank_, world_size_;
   History history_;
   std::shared_ptr<Divergence> divergence_;  // may be shared by several communicators
-  size_t number_;                           // this communicator's number in it
+  size_t number_;                           // index of this communicator in divergence_
   std::shared_ptr<SharedFailure> failure_;
-  std::atomic<bool> ended_ = false;  // see end()
-  bool was_left_ = false;            // a collective was left before it was complete
+  std::atomic<bool> ended_ = false;  // end() was called
+  bool was_left_ = false;            // a collective was abandoned before it was complete
   ProcessMark process_;
   std::vector<Pending*> pending_;
-  std::unique_ptr<DeviceWatch::Watching> watching_;  // null: on the host, or alone
+  std::unique_ptr<DeviceWatch::Watching> watching_;  // null on the host, and in a world of one
 };
 
 }  // namespace zeroshard

@@ -11,13 +11,13 @@
 
 namespace zeroshard {
 
-// No operation is under way: zero elements, or a world of one.
+// The Work of an operation that is done at once: zero elements, or a world of one.
 class DoneWork final : public Work {
  public:
   void wait() override {}
 };
 
-// The current stream has been given the operation.
+// The Work of an operation that was queued on the current stream.
 class StreamWork final : public Work {
  public:
   explicit StreamWork(at::Device device) : uses_(device) {
@@ -62,7 +62,7 @@ class C10dWork final : public Work, private C10dCore::Pending {
   std::function<void()> then_;
 };
 
-// An all-to-all into scratch: once it is done here, no rank reads this rank's input any more.
+// An exchange by an all-to-all into scratch. When it is done on this rank, no rank reads this rank's input any more.
 class C10dExchange final : public Exchange {
  public:
   C10dExchange(std::unique_ptr<Work> work, std::vector<const void*> pieces)

@@ -21,27 +21,27 @@
 
 namespace zeroshard {
 
-// A communicator of a device, for a DeviceWatch.
+// A device communicator that a DeviceWatch observes.
 struct WatchedComm {
   int rank = 0;
   int64_t timeout_ms = 0;
   PeerWatch peers;
   std::shared_ptr<SharedFailure> failure;
   std::shared_ptr<Divergence> divergence;
-  size_t number = 0;                      // in it
-  std::function<std::string()> why_host;  // why the communicator of the host is broken, or ""
+  size_t number = 0;                      // index of this communicator in `divergence`
+  std::function<std::string()> why_host;  // returns why the host communicator is broken, or ""
 };
 
-// A thread that watches what a rank has given to its device. A script may wait for the device itself, and there hears
-// of no peer. When a collective makes no progress and a peer is gone, has called something else, or the time-out is
-// over, the thread says so in the log and in SharedFailure, which ends what is under way on the device: the script's
-// wait returns, and the rank's next call throws.
+// A thread that watches the work that a rank has given to its device. It is needed because a script that waits for the
+// device itself does not notice a failed peer. If a collective makes no progress and a peer is gone, has called another
+// collective, or the time-out is over, the thread logs it and sets SharedFailure. This aborts the running work of the
+// device, so the script's wait returns and the rank's next call throws.
 //
 // Note [What a thread that watches may do]
-// It takes part in no collective and uses no communicator: it asks works whether they are complete, looks at processes,
-// and reads and writes keys of the store. A rank whose device waits is not blocked itself, so a difference counts only
-// where both ranks have called: a rank that has not called yet may come until the time is over. While the rank's own
-// thread waits in a call of the engine's, that call looks after the device.
+// The thread takes part in no collective and uses no communicator. It asks Works whether they are complete, looks at
+// processes, and reads and writes keys of the store. A rank whose device waits is not blocked itself. So two ranks
+// differ only if both have called; a rank that has not called yet may still do so until the time-out. While the rank's
+// own thread waits in a call of the engine, that call watches the device instead.
 class DeviceWatch {
  public:
   DeviceWatch() = default;
@@ -49,7 +49,7 @@ class DeviceWatch {
   DeviceWatch& operator=(const DeviceWatch&) = delete;
 
   class Subject;
-  // A communicator is watched as long as this lives. Not in a forked child, where it must not be destroyed.
+  // Watches a communicator as long as it lives. It must not be destroyed in a forked child.
   class Watching {
    public:
     Watching(std::shared_ptr<DeviceWatch> watch, WatchedComm comm);
@@ -57,9 +57,9 @@ class DeviceWatch {
     Watching(const Watching&) = delete;
     Watching& operator=(const Watching&) = delete;
 
-    // The rank's thread has given `op` to the device; numbers grow by one.
+    // The rank's thread has given `op` to the device. The numbers of ops grow by one.
     void note(const Op& op, const c10::intrusive_ptr<c10d::Work>& work);
-    // As long as it lives, the rank's own thread looks after the device. Null: nobody else does.
+    // While it lives, the rank's own thread watches the device. With null it does nothing.
     class Attended {
      public:
       explicit Attended(const Watching* watching);
@@ -85,9 +85,9 @@ class DeviceWatch {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::shared_ptr<Subject>> subjects_;
-  bool is_looking_ = false;  // the thread uses subjects without the lock
-  int64_t idle_ms_ = 0;      // since it last heard what other ranks tell; of the thread
-  std::thread thread_;       // as long as there are subjects
+  bool is_looking_ = false;  // the thread is using subjects without the lock
+  int64_t idle_ms_ = 0;      // used by the thread: time since it last read the other ranks' news
+  std::thread thread_;       // runs while there are subjects
 };
 
 }  // namespace zeroshard

@@ -4,22 +4,22 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-// For C++ programs without Python.
+// Creates Gloo process groups, for C++ programs without Python.
 namespace zeroshard {
 
-// The store that MASTER_ADDR and MASTER_PORT name; rank 0 serves it. On a loopback address (also when MASTER_ADDR is
-// unset) it listens only there, unlike c10d's own. Throws ValueError for wrong variables.
+// Creates the store that MASTER_ADDR and MASTER_PORT name; rank 0 serves it. On a loopback address (also if MASTER_ADDR
+// is unset) it listens only there, unlike c10d's own store. Throws ValueError for wrong variables.
 c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t timeout_ms);
 
-// Whether MASTER_ADDR is a loopback address or unset.
+// Returns whether MASTER_ADDR is a loopback address or unset.
 bool meets_on_loopback();
 
-// Returns once a process listens on 127.0.0.1:port, or after `timeout`.
+// Returns when a process listens on 127.0.0.1:port, or after `timeout`.
 void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout);
 
-// A Gloo group over `store`. Connections are made on the interface GLOO_SOCKET_IFNAME if set, on loopback when
-// MASTER_ADDR is a loopback address or unset or LOCAL_WORLD_SIZE says that all ranks are on this host, else on the
-// interface that leads to the host MASTER_ADDR. Throws CommError where no interface does.
+// Creates a Gloo group over `store`. It connects on the interface GLOO_SOCKET_IFNAME if that is set. Otherwise it uses
+// loopback if MASTER_ADDR is a loopback address or unset, or if LOCAL_WORLD_SIZE says that all ranks are on this host.
+// Otherwise it uses the interface that leads to the host MASTER_ADDR. Throws CommError if there is no such interface.
 c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                        int world_size, int64_t timeout_ms = 1'800'000);
 

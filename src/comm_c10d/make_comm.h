@@ -12,14 +12,14 @@ namespace zeroshard {
 
 class Divergence;
 
-// The communicator for `group`, by options.transport: kAuto uses shared memory for CPU ranks of one host, and the group
-// itself otherwise or when shared memory cannot be used. On a device, a Gloo group beside it, or shared memory, is its
-// host(); ranks meet by the group's store. Collective. No group: a world of one. Communicators that one
-// thread uses may share a `divergence` (of the groups' ranks), like options.wait_graph.
+// Creates the communicator for `group` according to options.transport. kAuto uses shared memory for CPU ranks of one
+// host, and the group itself otherwise or if shared memory cannot be used. On a device, host() is a second
+// communicator: a Gloo group or shared memory. Ranks meet in the store of the group. Collective. A null group means a
+// world of one. Communicators that one thread uses may share a `divergence` of their ranks, like options.wait_graph.
 std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device,
                                 const CommOptions& options = {}, std::shared_ptr<Divergence> divergence = nullptr);
 
-// As above, for a group that torch.distributed registered (ProcessGroup.group_name). "": a world of one.
+// The same for a group that torch.distributed registered (ProcessGroup.group_name). "": a world of one.
 std::unique_ptr<Comm> make_comm(const std::string& group_name, at::Device device, const CommOptions& options = {});
 
 }  // namespace zeroshard
