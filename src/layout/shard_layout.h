@@ -5,23 +5,23 @@
 
 namespace zeroshard {
 
-// Half-open range of elements in a flat buffer.
+// A half-open range of elements in a flat buffer.
 struct Range {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
   bool operator==(const Range&) const = default;
 };
 
-// The elements in both ranges; empty {0, 0} when there are none.
+// Returns the elements in both ranges; {0, 0} if there are none.
 Range intersect(Range a, Range b);
 
-// Shards are cut at multiples of this many elements: whole cache lines on every rank. Where LibTorch computes the
-// gradient norm, it sums per block, so that block sums do not depend on the number of ranks.
+// Shards are cut at multiples of this many elements, which are whole cache lines on every rank. LibTorch's operators
+// compute the gradient norm per block, so that the sums of blocks do not depend on the number of ranks.
 inline constexpr int64_t kBlockNumel = 1024;
 
 // Maps parameters to a flat buffer cut into equal shards, one per rank. All padding is at the tail, so the flat
-// position of an element does not depend on world_size and a checkpoint can be read by another number of ranks.
-// Immutable and tensor-free: the planner, the runtime and the checkpoint reader share it.
+// position of an element does not depend on world_size, and another number of ranks can read a checkpoint. Immutable
+// and without tensors, because the planner, the runtime and the checkpoint reader share it.
 class ShardLayout {
  public:
   // Parameters keep the order of `numels`; a numel may be 0. Throws ValueError on a negative numel, a world_size
@@ -37,7 +37,7 @@ class ShardLayout {
   const Range& param(size_t index) const { return params_.at(index); }
   Range shard(int rank) const { return {rank * shard_numel_, (rank + 1) * shard_numel_}; }
 
-  // The elements of parameter `index` that `rank` owns, as flat positions; empty when it owns none.
+  // Returns the elements of parameter `index` that `rank` owns, as flat positions; empty if it owns none.
   Range owned(size_t index, int rank) const { return intersect(param(index), shard(rank)); }
 
  private:

@@ -8,19 +8,19 @@
 
 namespace zeroshard {
 
-// The facts about one parameter that the layout needs. `names` has every name under which a tied parameter is reached.
+// The properties of a parameter that the layout needs. `names` has all names of a tied parameter.
 struct ParamSpec {
   std::vector<std::string> names;
   std::vector<int64_t> shape;
   DType dtype = DType::kFloat32;
   bool requires_grad = true;
-  bool is_matrix = false;  // its optimizer needs whole matrices of it
+  bool is_matrix = false;  // its optimizer updates it as a whole matrix
 
   int64_t numel() const;
   const std::string& name() const { return names.front(); }
 };
 
-// Parameters of a unit that share a flat buffer: all with one (dtype, requires_grad, is_matrix).
+// The parameters of a unit that share a flat buffer. All have the same dtype, requires_grad and is_matrix.
 struct FlatGroup {
   DType dtype;
   bool requires_grad;
