@@ -6,27 +6,28 @@
 #include "plan/memory_limits.h"
 #include "zeroshard/config.h"
 
-// What "auto" as the place of optimizer states or parameters becomes in a run.
+// Replaces "auto" as the place of optimizer states or parameters by a real place.
 namespace zeroshard {
 
 bool has_auto_offload(const Config& config);
 
-// The configurations that `config` may become, without "auto", the fastest first: states and gradients leave first,
-// which move once a step; then parameters, which move in each micro-batch; then states go from the host to files, where
-// the config names a directory for them. Those that an engine refuses are left out, unless it refuses all.
+// Returns the configurations that `config` may become, without "auto", the fastest first. States and gradients are
+// offloaded first, because they move once per step. Then parameters are offloaded, which move in each micro-batch. Then
+// states move from the host to files, if the config names a directory for them. Configurations that an engine refuses
+// are left out, unless it refuses all.
 std::vector<Config> offload_choices(const Config& config, bool on_device, bool may_use_files);
 
 struct OffloadChoice {
-  size_t index = 0;            // in offload_choices()
-  std::string why_not_before;  // the limits that the choice before it passes; "" for the first
+  size_t index = 0;            // index in offload_choices()
+  std::string why_not_before;  // the limits that the previous choice exceeds; "" for the first
   enum class Fit : uint8_t { kYes, kNo, kUnknown } fits = Fit::kUnknown;
 };
-// The first choice that keeps to the limits. Where none does: beside a device the last one, on the CPU the one that
-// needs least.
+// Returns the first choice within the limits. If there is none, returns the last choice for a device, or on the CPU the
+// choice that needs the least.
 OffloadChoice choose_offload(const std::vector<Config>& choices, const MemoryLimits& limits,
                              const std::function<MemoryNeeds(const Config&)>& needs, bool on_device);
 
-// What "auto" became, and why, for a log.
+// Returns what "auto" became and why, for a log.
 std::string describe_choice(const Config& asked, const Config& chosen, const OffloadChoice& choice);
 
 }  // namespace zeroshard

@@ -9,56 +9,57 @@
 #include "plan/state_rules.h"
 #include "zeroshard/plan.h"
 
-// How an optimizer of whole matrices works on parameters that ranks have shards of: each matrix goes to the rank that
-// owns it, is transformed there, and goes back. See docs/design/matrices.md.
+// Plans how an optimizer of whole matrices updates sharded parameters: each matrix is sent to the rank that owns it,
+// transformed there, and sent back. See docs/design/matrices.md.
 namespace zeroshard {
 
-// Each part of a slot begins at a multiple of so many bytes.
+// Each part of a slot begins at a multiple of this many bytes.
 inline constexpr int64_t kMatrixAlignment = 64;
 
-// A stretch of a matrix, which one rank has in its shard.
+// The elements of a matrix in one rank's shard.
 struct MatrixPiece {
-  size_t matrix = 0;  // in MatrixBatch::matrices
+  size_t matrix = 0;  // index in MatrixBatch::matrices
   int rank = 0;
-  Range positions;  // in the flat group
+  Range positions;  // positions in the flat group
 };
 
-// Matrices that travel together. Each rank has a slot of memory for them: the updates of its elements of these groups,
-// one group after another; the pieces that it sends; and the pieces that it gets.
+// Matrices that are exchanged together. Each rank has a slot of memory for them with three parts: the updates of its
+// elements of these groups (one group after another), the pieces that it sends, and the pieces that it receives.
 struct MatrixBatch {
   struct Matrix {
-    size_t group;  // in `groups`
-    size_t param;  // of the group
+    size_t group;  // index in `groups`
+    size_t param;  // index in the group
     MatrixShape shape;
     int owner;
   };
   struct Group {
     size_t unit, group;
-    int64_t first = 0;  // its first element among the updates
-    int64_t numel = 0;  // that a rank updates
+    int64_t first = 0;  // position of its first element among the updates
+    int64_t numel = 0;  // number of elements that a rank updates
   };
   std::vector<Group> groups;
   std::vector<Matrix> matrices;
-  std::vector<MatrixPiece> pieces;  // by rank, then by owner, then by matrix: as a rank sends them
-  std::vector<int64_t> counts;      // of Comm::all_to_all_v
-  int64_t numel = 0;                // of the updates
+  std::vector<MatrixPiece> pieces;  // by rank, then by owner, then by matrix: the order in which a rank sends them
+  std::vector<int64_t> counts;      // counts of Comm::all_to_all_v
+  int64_t numel = 0;                // number of elements of the updates
   int64_t most_sent = 0, most_got = 0;
 
   int64_t slot_bytes(DType dtype) const;
 };
 
-// Elements of a batch for each rank, unless one unit has more.
+// The number of elements of a batch per rank, unless a single unit has more.
 inline constexpr int64_t kMatrixBatchNumel = 1 << 24;
 
-// In the order of the units. A batch ends before the unit with which a rank would have more than `batch_numel`
-// elements.
+// Returns the batches in the order of the units. A batch ends before the unit with which a rank would have more than
+// `batch_numel` elements.
 std::vector<MatrixBatch> matrix_batches(std::span<const UnitLayout> units, PlacementTable table, int world_size,
                                         int64_t batch_numel = kMatrixBatchNumel);
 
-// One slot of a batch whose pieces come, one of the batch that is computed, and one whose updates go back.
+// Returns the ring of slots for batches: one batch is received, one is computed, and one is sent back at the same time.
 RingClass matrix_ring(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
-// What the transformation of one parameter needs beside its pieces: at most this much for the largest.
+// Returns an upper limit of the temporary memory for transforming one parameter (of all parameters: the largest), not
+// counting its pieces.
 int64_t matrix_temporaries(const MatrixShape& shape, DType dtype);
 int64_t matrix_temporaries(std::span<const UnitLayout> units, const PlanOptions& options);
 

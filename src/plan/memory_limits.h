@@ -9,15 +9,15 @@
 #include "memory/ledger.h"
 #include "zeroshard/plan.h"
 
-// What one rank may hold, whether a plan keeps to it, and what would help.
+// Checks a plan against the memory limits of a rank, and finds changes that help.
 namespace zeroshard {
 
 struct MemoryLimit {
   double bytes = 0;
-  std::string source;  // what set it: a key, an option, or words
+  std::string source;  // origin of the limit: a key, an option, or words
 };
 
-// Of one rank. Where the device is the CPU its memory is the host's: then `host` alone is set.
+// The limits of one rank. On the CPU only `host` is set, because the device's memory is the host's.
 struct MemoryLimits {
   std::optional<MemoryLimit> device, host;
 
@@ -26,42 +26,43 @@ struct MemoryLimits {
 
 struct MemoryNeeds {
   double device = 0, host = 0;
-  bool with_activations = false;  // they are among these
+  bool with_activations = false;  // activations are included
 };
-// Where the device is the CPU, all is the host's.
+// On the CPU, all needs are the host's.
 MemoryNeeds memory_needs(const PlannedBytes& planned, bool on_device);
 MemoryNeeds memory_needs(const Bytes& planned, bool on_device);
 
-// What zeroshard.offload.device_memory and host_memory say.
+// Returns the limits from zeroshard.offload.device_memory and host_memory.
 MemoryLimits configured_limits(const OffloadConfig& config, bool on_device);
-// What the host gives each of its `ranks`: the most that there can be. Nothing where that is not known.
+// Returns the largest amount of host memory that each of `ranks` ranks can have. Nothing if it is not known.
 std::optional<MemoryLimit> limit_of_host(const HostMemory& host, int ranks);
 
-// The limits that `needs` pass, in words: "the plan needs 5 bytes of ..., and has 4 (KEY)"; "" if it keeps to them.
+// Returns the limits that `needs` exceed, in words: "the plan needs 5 bytes of ..., and has 4 (KEY)"; "" if there are
+// none.
 std::string passed_limits(const MemoryNeeds& needs, const MemoryLimits& limits, bool on_device);
 
-// A question to the planner.
+// A search for a plan that fits.
 struct FitSearch {
-  PlanOptions options;  // with which it does not fit
+  PlanOptions options;  // the options of a plan that does not fit
   MemoryLimits limits;
   std::function<MemoryNeeds(const PlanOptions&)> needs;
-  bool may_use_files = true;  // states can lie in files
+  bool may_use_files = true;  // states may be placed in files
 };
-// A key of a configuration, and the value it gets, as JSON.
+// A configuration key and its new value, as JSON.
 struct KeyValue {
   std::string path, value;
 };
-// What to change so that a plan fits, and what is planned then: perhaps with more ranks.
+// Changes with which a plan fits, and the changed plan. The plan may have more ranks.
 struct FitChange {
   std::vector<KeyValue> keys;
   PlanOptions options;
 };
-// The first of these that fits: a higher stage, offload, both, or more ranks. Nothing if none does. Every answer was
-// planned.
+// Tries a higher stage, offload, both, and more ranks, in this order. Returns the first change that fits; nothing if
+// none does. Every candidate is planned.
 std::optional<FitChange> smallest_change(const FitSearch& search);
-// In words, for a plan of `world_size` ranks.
+// Describes the change in words, for a plan of `world_size` ranks.
 std::string describe(const FitChange& change, int world_size);
-// The smallest change in a sentence, which says so if nothing fits.
+// Returns the smallest change as a sentence, or says that nothing fits.
 std::string advice_to_fit(const FitSearch& search);
 
 }  // namespace zeroshard

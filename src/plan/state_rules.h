@@ -8,11 +8,11 @@
 #include "placement/placement.h"
 #include "zeroshard/plan.h"
 
-// The bytes that the runtime holds beyond the table of placements: the rings. The engine sizes its buffers with these
-// functions and the planner sums them, so the two cannot drift apart.
+// Computes the bytes that the runtime holds in addition to the table of placements: the rings. The engine sizes its
+// buffers with these functions and the planner adds them up, so the two cannot drift apart.
 namespace zeroshard {
 
-// Slots of one size that units of that size share.
+// Slots of one size. Units of that size share them.
 struct RingClass {
   int64_t slot_bytes = 0;
   int slots = 0;
@@ -21,53 +21,55 @@ struct RingClass {
   int64_t bytes() const { return slot_bytes * slots; }
   bool operator==(const RingClass&) const = default;
 };
-// The slots of each size, as a ring is made of them.
+// Returns the number of slots of each size, as the constructor of a SlotRing takes them.
 std::map<int64_t, int> slots_by_size(std::span<const RingClass> ring);
 
-// How many units of `unit_bytes` are gathered ahead: one, and more for small units, so that ranks need not wait for one
-// another at each unit.
+// Returns how many units of `unit_bytes` are gathered ahead: one, or more for small units, so that ranks need not wait
+// for one another at each unit.
 int prefetch_depth(int64_t unit_bytes, const PlanOptions& options);
-// One slot for the unit that computes, one for the unit before it that may still be read, one per unit prefetched.
+// Counts one slot for the unit that computes, one for the previous unit, which may still be read, and one per
+// prefetched unit.
 int gather_slots(int units, int64_t unit_bytes, const PlanOptions& options);
-// One slot that fills while the other is reduced; small groups have more, as above.
+// Counts one slot that is filled while the other is reduced; small groups have more, for the same reason as above.
 int reduce_slots(int units, int64_t bytes);
 
-// Bytes of a group's gradients as they are packed for the reduction, padding included; 0 for a frozen group. Groups of
-// a unit are reduced on their own, so each takes a slot.
+// Returns the bytes of a group's gradients when they are packed for the reduction, including padding; 0 for a frozen
+// group. Each group of a unit is reduced on its own, so each takes a slot.
 int64_t wire_bytes(const FlatGroup& group, const GroupPlacement& place);
 
 using PlacementTable = std::span<const UnitPlacement>;
-// Size classes, smallest first. Persistent units have a full buffer each, outside the classes but in the same category.
+// The size classes of the rings, smallest first. Each persistent unit has its own full buffer, which is in the same
+// category, but in no class.
 std::vector<RingClass> gather_ring(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementTable table);
-// Where pieces of the peers' gradients arrive: the largest group's wire bytes, twice when reductions overlap. Every
-// stage exchanges gradients and needs it; 0 if the transport needs none or there are no peers.
+// Returns the memory in which pieces of the peers' gradients arrive: the largest group's wire bytes, twice if
+// reductions overlap. Every stage needs it to exchange gradients. 0 if the transport needs none or there are no peers.
 RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
-// Where reduced gradients go to the host: buffers of the device in which they are summed, each as large as the largest
-// group's. While one is copied the next is filled. `units`: the groups whose gradients go.
+// Returns the device buffers in which reduced gradients are summed before they go to the host. Each is as large as the
+// largest group's gradients. The next buffer is filled while one is copied. `units` are the groups whose gradients go.
 RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table);
 
-// Elements of parameters that go to the host, where their optimizer states lie, and back at a time.
+// The number of elements of parameters that are copied at a time to the host, where their optimizer states are, and
+// back.
 inline constexpr int64_t kCopiedNumel = 1 << 22;
-// Where they are of 16 bits: the buffers of host memory through which they go. One is filled, one is in use, one is
-// being sent back.
+// Returns the host buffers through which 16-bit parameters pass: one is filled, one is in use, one is sent back.
 RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table);
-// Bytes on the host: new parameters that wait there for the end of the next step (PlacementOptions::delayed_update).
+// Returns the host bytes of new parameters that wait for the end of the next step (PlacementOptions::delayed_update).
 int64_t pending_parameters(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
-// Where the device updates parameters that have left it: its buffers through which they go. One is filled while the
-// other is sent.
+// Returns the device buffers through which offloaded parameters pass if the device updates them: one is filled while
+// the other is sent.
 RingClass shard_copies(std::span<const UnitLayout> units, PlacementTable table);
 
-// Elements of reduced gradients that come to the host at a time, where the host updates and they stay on a device.
+// The number of elements of reduced gradients that are copied at a time from the device to the host, which updates.
 inline constexpr int64_t kFetchedNumel = 1 << 20;
-// The buffers of host memory through which they come: one is in use while the next is filled.
+// Returns the host buffers for these gradients: one is in use while the next is filled.
 RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table);
 
-// Held on the host from the first asynchronous save on: a copy of what a rank saves. That is its shard of the weights
-// (fp32 if they are trained) and of the optimizer's states, at every stage. Of groups whose states lie in files there
-// is no copy, but of whole fp32 parameters, to which users may write; of parameters in files neither. Buffers of the
-// model are not counted.
+// Returns the host bytes of the copy for asynchronous saves, which is held from the first such save on. It contains the
+// data that a rank saves at every stage: its shard of the weights (fp32 if they are trained) and of the optimizer's
+// states. States in files are not copied, except whole fp32 parameters, because users may write to them. Parameters in
+// files are not copied. Buffers of the model are not counted.
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // Throws ValueError for options that no run can have.

@@ -9,19 +9,19 @@
 
 namespace zeroshard {
 
-// The groups whose optimizer states lie in files, with the elements of which that is so, unit after unit: the master
-// weight of an element comes first, if there is one, then its moments.
+// Returns the groups with optimizer states in files, and how many of their elements are there, unit by unit. An
+// element's master weight comes first, if there is one, then its moments.
 std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
-// The memory through which they are read and written. 0 where no states are in files.
+// Returns the memory through which states in files are read and written; 0 if no states are in files.
 int64_t swap_memory_bytes(std::span<const ChunkGroup> groups, int buffer_count);
 
-// The groups whose parameters lie in files, unit after unit. Their bytes are stored as fp32 values, one for each four.
+// Returns the groups with parameters in files, unit by unit. Their bytes are stored as fp32 values, one per four bytes.
 std::vector<ChunkGroup> parameters_in_file(std::span<const UnitLayout> units,
                                            std::span<const UnitPlacement> placements);
-// The groups whose reduced gradients lie in files, in the same way.
+// Returns the groups with reduced gradients in files, in the same way.
 std::vector<ChunkGroup> gradients_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
-// The chunks of parameters that are in memory at a time: as many as hold options.parameter_buffers of the longest
-// shard, or of options.parameter_buffer_numel elements.
+// Returns how many chunks of parameters are in memory at a time: as many as hold options.parameter_buffers times the
+// longest shard, or shards of options.parameter_buffer_numel elements.
 int parameter_chunks(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements,
                      const PlanOptions& options);
 
