@@ -7,16 +7,17 @@
 
 namespace zeroshard {
 
-// Memory directly from the system. Freed blocks are kept for the next block of their size.
+// Allocates memory directly from the system, and keeps freed blocks for the next block of their size.
 //
-// For large tensors that come and go in every training step. In a heap, small blocks that stay lie between them, and
-// the gaps fit no other tensor. Here, used and kept memory together never exceed the largest amount in use at one time
-// in this step and the last. If a process ends no step for kStepSeconds, a step counts as ended: kept blocks are then
+// It is for large tensors that are allocated and freed in every training step. In a heap, small blocks that stay would
+// lie between them, and the gaps would fit no other tensor. Here, used and kept memory together never exceed the
+// largest amount in use at one time in this step and the last. If a process ends no step for kStepSeconds, a step
+// counts as ended: the next allocation or free then returns kept blocks. Thread-safe.
 // returned when it next takes or frees one. Thread-safe.
 class BlockCache {
  public:
   struct Block {
-    void* start = nullptr;  // of a page; null: the system has no memory
+    void* start = nullptr;  // start of a page; null: the system has no memory
     size_t bytes = 0;       // whole pages, at most 1/8 more than requested
   };
 
@@ -29,18 +30,18 @@ class BlockCache {
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  // At least `bytes` of uninitialised memory. If the system refuses, kept blocks are returned to it first.
+  // Returns at least `bytes` of uninitialised memory. If the system refuses, kept blocks are returned to it first.
   Block take(size_t bytes) noexcept;
   void give_back(Block block) noexcept;
 
-  // A step has ended: blocks that only the step before needed are no longer kept.
+  // Called after a training step. Frees blocks that were not needed since the step before.
   void end_step() noexcept;
   // Returns all blocks that are kept so far.
   void trim() noexcept;
 
   size_t kept_bytes() const;
 
-  // Around fork(), so that a child gets the cache in a consistent state.
+  // Called before and after fork(), so that a child gets the cache in a consistent state.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 
@@ -57,11 +58,11 @@ class BlockCache {
   void release_oldest() noexcept;
 
   mutable std::mutex mutex_;
-  std::multimap<size_t, Kept> kept_;  // by size in bytes
+  std::multimap<size_t, Kept> kept_;  // key: size in bytes
   size_t kept_bytes_ = 0;
   size_t used_bytes_ = 0;
   size_t peak_ = 0;       // highest value of used_bytes_ in this step
-  size_t last_peak_ = 0;  // in the step before
+  size_t last_peak_ = 0;  // peak of the step before
   uint64_t clock_ = 0;
   Clock now_ = nullptr;  // null: the system's clock
   int64_t step_ended_ = 0;

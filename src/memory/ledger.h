@@ -11,18 +11,18 @@
 
 namespace zeroshard {
 
-// The purpose of a byte. The order is the order of printed tables.
+// The purpose of bytes. The order is the order of printed tables.
 enum class Category : uint8_t {
   kParameters,     // full parameters that are never freed (stages 0-2), or shards (stage 3), in the compute dtype
   kGradients,      // reduced gradients (full at stages 0-1, shards at 2-3), and fp32 accumulation
   kMasterWeights,  // fp32 master weights
   kMoments,        // optimizer states
-  kGatherRing,     // buffers behind unsharded parameters (stage 3), and of updated ones that leave the device
+  kGatherRing,     // buffers of unsharded parameters (stage 3), and of updated parameters that are offloaded
   kReduceRing,     // buffers in which gradients wait for their reduction, and exchange scratch
   kPinned,         // host memory through which parameters and gradients pass
   kSwap,           // memory through which states go to a file and back
   kCheckpointStaging,
-  kTemporaries,  // on devices: gradients that wait to be packed, and what operations of a step need for a while
+  kTemporaries,  // on devices: gradients that wait for packing, and short-lived results of a step
 };
 inline constexpr size_t kNumCategories = 10;
 
@@ -40,23 +40,24 @@ struct Bytes {
   bool operator==(const Bytes&) const = default;
 };
 
-// At most `bytes` on some tiers together.
+// A limit of `bytes` for several tiers together.
 struct TierLimit {
   std::vector<Tier> tiers;
   int64_t bytes = 0;
-  std::string source;  // what set it, for messages
+  std::string source;  // the setting behind the limit, for messages
 };
 
-// Counts every byte that zeroshard holds. Planner and runtime fill the same table, and tests compare them. Thread-safe.
+// Counts every byte that zeroshard holds. Planner and runtime fill the same table, and tests compare the two.
+// Thread-safe.
 class Ledger {
  public:
-  // For reserve(). What is held already may be more.
+  // Sets the limits of reserve(). The bytes that are held already may exceed them.
   void set_limits(std::vector<TierLimit> limits);
-  // Whether `bytes` more on `tier` keep to the limits.
+  // Returns whether `bytes` more on `tier` stay within the limits.
   bool has_room(Tier tier, int64_t bytes) const;
-  // To be called before memory is allocated. Throws OutOfMemory where a limit would be passed; then nothing is counted.
+  // Call it before memory is allocated. If a limit would be exceeded, throws OutOfMemory and counts nothing.
   void reserve(Category category, Tier tier, int64_t bytes);
-  // Counts memory that is there, whatever the limits.
+  // Counts memory that is already allocated, whatever the limits.
   void add(Category category, Tier tier, int64_t bytes);
   void remove(Category category, Tier tier, int64_t bytes);
   Bytes current() const;
@@ -72,7 +73,7 @@ class Ledger {
   std::vector<TierLimit> limits_;
 };
 
-// Bytes that were reserved in a ledger, which outlives this, for as long as it lives.
+// Reserves bytes in a ledger for its lifetime. The ledger must outlive it.
 class Reservation {
  public:
   Reservation() = default;
@@ -105,7 +106,7 @@ class Reservation {
   int64_t bytes_ = 0;
 };
 
-// Memory of a device that is held for the lifetime of this, and belongs to somebody else.
+// Counts device memory that somebody else owns, for its lifetime.
 class Temporary {
  public:
   Temporary(Ledger& ledger, int64_t bytes) : ledger_(ledger), bytes_(bytes) {
