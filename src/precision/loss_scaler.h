@@ -8,30 +8,30 @@ namespace zeroshard {
 // The state of a LossScaler in a checkpoint.
 struct LossScalerState {
   double scale = 1;
-  int64_t iteration = 0;       // calls of update
+  int64_t iteration = 0;       // number of update() calls
   int64_t last_overflow = -1;  // the iteration of the last overflow; -1: none yet
-  int hysteresis_left = 1;     // overflows until the scale is halved, at least 1
+  int hysteresis_left = 1;     // number of overflows until the scale is halved, at least 1
   bool operator==(const LossScalerState&) const = default;
 };
 
 // Chooses the factor by which an fp16 loss is multiplied so that small gradients do not vanish. Without fp16 the factor
-// is 1; with a fixed fp16.loss_scale it never changes. A dynamic factor is halved by overflows, once the hysteresis is
-// used up, and doubled after every full window of good steps. It stays at the minimum; the caller bounds how many steps
+// is 1; with a fixed fp16.loss_scale it never changes. A dynamic factor is halved by an overflow when the hysteresis is
+// used up, and doubled after every full window of good steps. At the minimum it stays; the caller limits how many steps
 // in a row are skipped. All ranks must pass the same verdicts.
 class LossScaler {
  public:
-  // Throws ValueError when the configured scale is not positive and finite.
+  // Throws ValueError if the configured scale is not positive and finite.
   explicit LossScaler(const Fp16Config& config);
 
   double scale() const { return state_.scale; }
   bool dynamic() const { return dynamic_; }
 
-  // Call once per step; found_inf: the gradients held inf or NaN and the step is skipped.
+  // Call it once per step. `found_inf`: the gradients had inf or NaN, and the step is skipped.
   void update(bool found_inf);
 
   const LossScalerState& state() const { return state_; }
-  // Throws ValueError for a state that is impossible in this configuration, and keeps the current state. A scaler that
-  // is not dynamic keeps its configured scale.
+  // Throws ValueError for a state that is impossible in this configuration, and keeps the current state then. A scaler
+  // that is not dynamic keeps its configured scale.
   void load(const LossScalerState& state);
 
  private:
