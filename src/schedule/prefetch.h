@@ -5,13 +5,13 @@
 
 namespace zeroshard {
 
-// How far ahead in the order gather_ahead() looks. In a model of many small whole units, thousands of positions have
-// none to gather, and without the limit all of them would be searched for each unit.
+// The number of positions in the order that gather_ahead() looks at. A model of many small whole units has thousands of
+// positions without anything to gather, and without the limit each unit would search all of them.
 inline constexpr size_t kLookAhead = 16;
 
-// Begins the gathers of units ahead of their use, while `current` is needed: of those in `upcoming`, nearest first, up
-// to the `depths[unit]`-th gather. `is_there(unit)`: it is whole, or its gather has begun. `begin(unit)` returns false
-// when there is no memory for it; then nothing that comes later is gathered either.
+// Starts gathers of units ahead of their use, while `current` is needed. It takes the units of `upcoming`, nearest
+// first, up to the `depths[unit]`-th gather. `is_there(unit)` returns whether the unit is whole or its gather has
+// started. `begin(unit)` returns false if there is no memory for it; then no later unit is gathered either.
 template <typename IsThere, typename Begin>
 void gather_ahead(std::span<const size_t> upcoming, size_t current, std::span<const int> depths,
                   const IsThere& is_there, const Begin& begin) {
