@@ -7,17 +7,18 @@
 
 namespace zeroshard {
 
-// A file that grows by whole records. When append() returns, the record is in the file and survives the end of the
-// process; a power failure may lose everything after the last sync(). All functions throw IoError.
+// A file to which whole records are appended. When append() returns, the record is in the file and survives the end of
+// the process. A power failure may lose everything after the last sync(). All functions throw IoError.
 class AppendFile {
  public:
-  // Afterwards `name` has its old contents or `contents`, whatever fails. The change is durable after directory.sync(),
-  // which the caller must call: if that fails, the file is already in place.
+  // Replaces the contents of `name`. Whatever fails, the file afterwards has its old contents or `contents`. The change
+  // is durable after directory.sync(), which the caller must call; if that fails, the new file is already in place.
   static AppendFile replace(Directory& directory, const std::string& name, std::string_view contents);
   // Creates a file that does not exist yet.
   static AppendFile create(Directory& directory, const std::string& name, std::string_view contents);
 
-  // If it throws, the file is unchanged: a part of the record that reached a full disk is cut off again.
+  // Appends a record. If it throws, the file is unchanged: a part of the record that reached a full disk is cut off
+  // again.
   void append(std::string_view record);
   void sync();
 
@@ -28,8 +29,8 @@ class AppendFile {
   Io* io_;
   OpenFd fd_;
   std::string path_;
-  int64_t size_ = 0;   // of the complete records
-  bool torn_ = false;  // the file may continue after them
+  int64_t size_ = 0;   // size of the complete records
+  bool torn_ = false;  // the file may have a partial record after them
 };
 
 }  // namespace zeroshard

@@ -4,7 +4,7 @@
 
 namespace zeroshard {
 
-// CRC-32C (Castagnoli), as iSCSI, ext4 and TFRecord files have it.
+// Returns the CRC-32C (Castagnoli), which iSCSI, ext4 and TFRecord files use.
 uint32_t crc32c(std::string_view bytes);
 
 }  // namespace zeroshard

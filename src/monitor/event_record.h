@@ -5,18 +5,18 @@
 
 #include "zeroshard/metrics.h"
 
-// Records of TensorBoard's event files: messages of the type tensorflow.Event, framed as in a TFRecord file.
+// Writes records of TensorBoard's event files: messages of the type tensorflow.Event, framed as in a TFRecord file.
 namespace zeroshard {
 
-// Length, masked CRC-32C of the length, `data`, masked CRC-32C of `data`; all little-endian.
+// Frames `data`: length, masked CRC-32C of the length, `data`, masked CRC-32C of `data`; all little-endian.
 std::string tfrecord(std::string_view data);
 
-// The first message of a file.
+// Returns the first message of a file.
 std::string version_event(double time);
-// Makes TensorBoard drop `step` and later steps of earlier files. TensorBoard takes the first such message of a run for
-// the beginning of the run and drops nothing, so each file needs one.
+// Returns a message that makes TensorBoard drop `step` and later steps of earlier files. TensorBoard takes the first
+// such message of a run as the beginning of the run and drops nothing, so each file needs one.
 std::string session_start_event(double time, int64_t step);
-// Values as scalars, in single precision.
+// Returns a message with the values as scalars, in single precision.
 std::string scalars_event(double time, int64_t step, const MetricValues& values);
 
 }  // namespace zeroshard

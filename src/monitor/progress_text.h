@@ -12,11 +12,11 @@ struct ProgressState {
   double seconds_left = -1;  // negative: not known
 };
 
-// step 20/500  loss 3.2101  grad_norm 0.930  lr 3.0e-04  12.3k tok/s  eta 1m20s
+// Returns "step 20/500  loss 3.2101  grad_norm 0.930  lr 3.0e-04  12.3k tok/s  eta 1m20s".
 std::string progress_text(const ProgressState& state);
 
-// [====>     ]  40% 20/500  loss 3.2101 ... in at most `columns` columns. If there is no room, the bar first shrinks,
-// then disappears, then the text is cut.
+// Returns "[====>     ]  40% 20/500  loss 3.2101 ..." in at most `columns` columns. If there is no room, the bar first
+// shrinks, then disappears, and then the text is cut.
 std::string progress_bar(const ProgressState& state, size_t columns);
 
 }  // namespace zeroshard

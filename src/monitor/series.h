@@ -7,9 +7,8 @@ namespace zeroshard {
 
 // One metric over a run of any length, in bounded memory, for a plot.
 //
-// Up to kMaxPoints records are kept unchanged. Beyond that, neighbours are merged two by two, repeatedly, and each
-// group keeps its lowest and its highest value: a spike of one step is never lost, and there are at most kMaxPoints
-// points.
+// Up to kMaxPoints records are kept unchanged. After that, neighbours are merged in pairs, repeatedly. Each group keeps
+// its lowest and its highest value, so a spike of one step is never lost. There are at most kMaxPoints points.
 class Series {
  public:
   static constexpr size_t kMaxPoints = 2000;
@@ -20,12 +19,12 @@ class Series {
     bool operator==(const Point&) const = default;
   };
   struct Group {
-    std::optional<Point> lowest, highest;    // of the finite values
-    std::optional<int64_t> not_finite_step;  // the first one where the value was no number
-    std::vector<Point> points() const;       // none, one or two, in the order of their steps
+    std::optional<Point> lowest, highest;    // extremes of the finite values
+    std::optional<int64_t> not_finite_step;  // the first step whose value was not a number
+    std::vector<Point> points() const;       // zero, one or two points, in the order of their steps
   };
 
-  // Steps do not decrease.
+  // Appends a value. Steps must not decrease.
   void add(int64_t step, double value);
   const std::vector<Group>& groups() const { return groups_; }
   bool empty() const { return groups_.empty(); }

@@ -17,25 +17,25 @@ struct MetricsRecord {
   const MetricValues& values;
 };
 
-// One metric file. All functions throw IoError; after an error of record() the file is unchanged.
+// Writes one metric file. All functions throw IoError. After an error of record() the file is unchanged.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
   virtual void record(const MetricsRecord& record) = 0;
   virtual void sync() = 0;
-  virtual const std::string& name() const = 0;  // of the file
+  virtual const std::string& name() const = 0;  // name of the file
 };
 
 // The metrics of a run by name.
 using SeriesByName = std::map<std::string, Series, std::less<>>;
 
-// How a run begins.
+// The inputs with which a sink is created at the start of a run.
 struct MetricsStart {
   Directory& directory;
   std::optional<int64_t> resume_step;
   double time = 0;                                  // seconds since 1970
-  SeriesByName* series = nullptr;                   // filled with the earlier records that a file keeps; may be null
-  std::function<void(const std::string&)> warning;  // called for damage that was found
+  SeriesByName* series = nullptr;                   // receives the earlier records that a file keeps; may be null
+  std::function<void(const std::string&)> warning;  // called for damage in a file
 };
 
 std::unique_ptr<MetricsSink> make_jsonl_sink(const MetricsStart& start);
@@ -46,7 +46,7 @@ std::unique_ptr<MetricsSink> make_event_sink(const MetricsStart& start);
 // all of them. Returns the number.
 int set_aside(Directory& directory, const std::vector<std::string>& names);
 
-// The valid part of a text file when a run resumes: whole lines, without invalid ones.
+// The valid part of a text file when a run resumes: its whole lines, without invalid ones.
 struct KeptLines {
   std::string text;
   int64_t damaged = 0;  // invalid lines that were left out; an unfinished last line does not count
@@ -54,10 +54,11 @@ struct KeptLines {
 enum class LineVerdict { kKeep, kCut, kDamaged };
 KeptLines keep_lines(std::string_view text, const std::function<LineVerdict(std::string_view)>& judge);
 
-// The contents of a file to continue; empty if it is missing.
+// Returns the contents of a file that a run continues; empty if it is missing.
 std::string read_metrics_file(const Directory& directory, const std::string& name);
 
-// Opens a text file of metrics with the contents of `kept`. A damaged file is renamed unchanged, with a warning.
+// Opens a text file of metrics with the contents of `kept`. A damaged file is renamed unchanged, and a warning is
+// given.
 class AppendFile;
 AppendFile go_on_with(const MetricsStart& start, const std::string& name, const KeptLines& kept);
 
