@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Runs a `step` whose failure must not fail its caller: if it throws, logs `text_of(reason)`, if there is memory for
-// the text.
+// Runs a `step` whose failure must not fail its caller. If it throws, logs `text_of(reason)`, provided that there is
+// memory for the text.
 void attempt(const auto& step, const auto& text_of, LogLevel level = LogLevel::kWarning) noexcept {
   try {
     try {
@@ -15,7 +15,7 @@ void attempt(const auto& step, const auto& text_of, LogLevel level = LogLevel::k
     } catch (const std::exception& error) {
       log(level, text_of(std::string(error.what())));
     }
-  } catch (const std::exception&) {  // the text or the line found no memory
+  } catch (const std::exception&) {  // there was no memory for the text or the log line
   }
 }
 

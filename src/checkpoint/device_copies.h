@@ -6,22 +6,22 @@
 
 namespace zeroshard {
 
-// Copies between the host's memory and a device that go on while the host does something else: those that
-// SliceData::begin_read() and begin_write() begin. One thread at a time begins copies.
+// Copies between host memory and a device that run while the host does something else. SliceData::begin_read() and
+// begin_write() start them. One thread at a time starts copies.
 class DeviceCopies {
  public:
-  // Waits on the host until certain copies are complete. Throws what went wrong with the device. From any thread.
+  // Waits on the host until certain copies are complete. Throws errors of the device. Any thread may call it.
   using Wait = std::function<void()>;
 
   virtual ~DeviceCopies() = default;
-  // Exactly `bytes` of the host's memory, which the device can copy to and from by itself where the system allows.
-  // Throws StateError when there is none.
+  // Returns exactly `bytes` of host memory. The device can copy to and from it directly if the system allows. Throws
+  // StateError if there is no memory.
   virtual std::shared_ptr<std::byte> host_memory(int64_t bytes) = 0;
-  // Calls `begin`. The copies that it begins run one after the other, after all that the device was given on the
-  // current stream. With kBeforeLater they run before what the current stream is given later, also when `begin` throws.
+  // Calls `begin`. The copies that it starts run one after another, after the present work of the current stream. With
+  // kBeforeLater they also run before later work of the current stream, even if `begin` throws.
   enum class Order : uint8_t { kBeforeLater, kBesideLater };
   virtual void in_order(const std::function<void()>& begin, Order order) = 0;
-  // For the copies that were begun so far. Within in_order().
+  // Returns a Wait for the copies that were started so far. Call it within in_order().
   virtual Wait mark() = 0;
 };
 

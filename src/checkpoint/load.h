@@ -14,21 +14,21 @@ namespace zeroshard {
 
 struct LoadRequest {
   std::string root;
-  std::optional<std::string> tag;  // unset: the newest
-  // Without a tag: an error when there is no checkpoint, or when one is damaged that may be the newest, instead of a
-  // reason to take the newest whole one.
+  std::optional<std::string> tag;  // unset: the newest checkpoint
+  // Only without a tag. true: it is an error if there is no checkpoint, or if a checkpoint that may be the newest is
+  // damaged. false: the newest whole checkpoint is loaded.
   bool strict = false;
-  // This rank's request: memory to fill, with the elements and the dtype it needs. Throws ValueError if the checkpoint
-  // does not fit this run (other parameters, other shapes). Its exceptions are not treated as damage: no older
-  // checkpoint is taken instead.
+  // Returns this rank's request: memory to fill, with its elements and dtype. Throws ValueError if the checkpoint does
+  // not match this run (other parameters, other shapes). Such an exception does not count as damage, so no older
+  // checkpoint is tried.
   std::function<std::vector<StateSlice>(const Manifest&, const TensorIndex&)> wanted;
-  // Called on every rank right before the wanted memory is overwritten with what the checkpoint `tag` has.
+  // Called on every rank directly before the wanted memory is overwritten with the contents of checkpoint `tag`.
   std::function<void(const std::string& tag)> overwriting = {};
-  std::string options = {};  // the caller's own, as text: all ranks must ask for the same
-  // Fills the slices that are not in the host's memory; may be null where there are none. What it was given by a
-  // checkpoint that turned out to be damaged goes before what it is given later.
+  std::string options = {};  // options of the caller as text, which must be equal on all ranks
+  // Fills the slices that are not in host memory; may be null if there are none. If a checkpoint turns out to be
+  // damaged, the uploads from it run before later uploads.
   Uploader* uploader = nullptr;
-  bool may_be_first = false;  // a directory without any checkpoint is how a run starts, and is not logged
+  bool may_be_first = false;  // the run may be new, so a directory without any checkpoint is not logged
 };
 
 struct LoadedCheckpoint {
@@ -36,12 +36,12 @@ struct LoadedCheckpoint {
   Manifest manifest;
 };
 
-// Fills the memory that `wanted` names, from the newest checkpoint that is whole on every rank; the number of ranks
-// that wrote it does not matter. Reads only the pieces that it needs, each checked before it is used; floating-point
-// values are converted to the dtype asked for. Collective: every rank takes the same checkpoint, or throws. Nothing is
-// returned, and rank 0 logs why, when there is no checkpoint and no tag was given; when there are only damaged ones,
-// that is an error. Throws IoError or ValueError on every rank alike, also when the ranks ask for different things or
-// see different files; when reading has begun, the memory is then partly filled.
+// Fills the memory that `wanted` returns, from the newest checkpoint that is whole on every rank. The number of ranks
+// that wrote it does not matter. Reads only the pieces that it needs, and checks each before it is used. Floating-point
+// values are converted to the wanted dtype. Collective: all ranks load the same checkpoint, or all throw. If there is
+// no checkpoint and no tag was given, returns nothing, and rank 0 logs why. If there are only damaged checkpoints,
+// throws. Throws IoError or ValueError on every rank alike, also if the ranks ask for different things or see different
+// files. If reading had begun, the memory is then partly filled.
 std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

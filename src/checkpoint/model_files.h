@@ -12,28 +12,29 @@
 namespace zeroshard {
 
 // The tensors of a Hugging Face model directory: those of STEM.safetensors, or of the files that
-// STEM.safetensors.index.json names. Links are followed, as the directories of a download cache consist of them.
+// STEM.safetensors.index.json names. Links are followed, because the directories of a download cache consist of links.
 class ModelFiles {
  public:
   struct Tensor {
     SafetensorsEntry entry;
-    size_t file = 0;  // which
+    size_t file = 0;  // index of its file
     int64_t numel() const;
   };
 
-  // Reads the headers alone. Throws IoError or ValueError naming the file, and the tensor where one is concerned: for a
-  // missing, truncated or malformed file, an index and files that do not have the same tensors, and a STEM.safetensors
-  // beside an index of other files: other readers take that one.
+  // Reads only the headers. Throws IoError or ValueError that names the file and, if one is concerned, the tensor.
+  // Reasons are a missing, truncated or malformed file, an index and files with different tensors, and a
+  // STEM.safetensors next to an index of other files, because other readers would take that file.
   explicit ModelFiles(const std::string& directory, const std::string& stem = "model");
 
   const std::string& directory() const { return directory_; }
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
   const Tensor* find(std::string_view name) const;
-  // Elements [begin, end) in row-major order, as `dtype` ("F32", "BF16", "F16", or the file's own). Beside `out` it
-  // needs 4 MiB. Throws ValueError for a dtype that cannot be converted.
+  // Reads elements [begin, end) in row-major order, as `dtype` ("F32", "BF16", "F16", or the file's own dtype). Needs 4
+  // MiB in addition to `out`. Throws ValueError for a dtype that cannot be converted.
   void read(const Tensor& tensor, int64_t begin, int64_t end, std::string_view dtype, void* out) const;
-  std::string name_of(const Tensor& tensor) const;  // for messages: tensor and file
-  // The same for files with the same tensors, wherever they are: paths may differ among hosts.
+  std::string name_of(const Tensor& tensor) const;  // tensor and file, for messages
+  // Returns a text that is equal for files with the same tensors. It does not contain paths, because paths may differ
+  // among hosts.
   std::string identity() const;
 
  private:

@@ -7,11 +7,12 @@
 
 namespace zeroshard {
 
-// The name of a parameter or a buffer without what torch.compile puts into it: "layers.0.weight" for
+// Returns the name of a parameter or buffer without the parts that torch.compile adds: "layers.0.weight" for
 // "_orig_mod.layers.0._orig_mod.weight".
 std::string plain_name(std::string_view name);
 
-// Makes all names plain, but those of a caller's state. Tensors of one kind that would share a name keep their own.
+// Makes all names plain, except those of a caller's state. Tensors of one kind that would get the same name keep their
+// own.
 void make_names_plain(std::vector<TensorRecord>& tensors);
 
 }  // namespace zeroshard

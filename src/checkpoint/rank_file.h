@@ -7,11 +7,11 @@
 
 namespace zeroshard {
 
-// "rank-00012.safetensors"
+// Returns "rank-00012.safetensors".
 std::string rank_file_name(int rank);
 
-// Writes the slices of `request` to a new safetensors file, durably, and describes what lies where with which checksum.
-// Slices without elements are only described. Throws IoError, and what SaveRequest::wait_for_data throws.
+// Writes the slices of `request` durably to a new safetensors file. Returns the place and checksums of each slice.
+// Slices without elements are only described. Throws IoError, and the errors of SaveRequest::wait_for_data.
 RankTable write_rank_file(Directory& directory, const std::string& name, const SaveRequest& request);
 
 }  // namespace zeroshard

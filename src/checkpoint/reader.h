@@ -14,9 +14,9 @@
 
 namespace zeroshard {
 
-// Elements of a tensor of the checkpoint, and where they go, converted to `dtype`.
+// Elements of a tensor of the checkpoint, and the memory to which they are read, converted to `dtype`.
 struct WantedElements {
-  // Not in the host's memory: from the byte `offset` of `data` on.
+  // A target outside host memory: the bytes of `data` from `offset` on.
   struct Elsewhere {
     std::shared_ptr<SliceData> data;
     int64_t offset = 0;
@@ -26,22 +26,23 @@ struct WantedElements {
   Range elements;
   std::string_view dtype;
   void* out = nullptr;
-  Elsewhere elsewhere = {};  // if `out` is null
+  Elsewhere elsewhere = {};  // used if `out` is null
 };
 
-// The checkpoint's own tensors, each byte checked before it is used. Not collective.
+// Reads the tensors of one checkpoint. Each byte is checked before it is used. Not collective.
 class CheckpointReader {
  public:
-  // Throws ValueError or IoError unless the manifest is sound and the files have their sizes.
+  // Throws ValueError or IoError if the manifest is not sound or a file has not its recorded size.
   CheckpointReader(const Directory& root, const std::string& tag);
   const Manifest& manifest() const { return manifest_; }
   const TensorIndex& index() const { return index_; }
 
-  // In the order of the files, in long reads: best all at once. Beside what it fills it needs 32 MiB. Throws IoError
-  // naming file and tensor when a checksum differs. `uploader` takes what goes elsewhere than to the host's memory.
+  // Reads in the order of the files, in long reads, so it is best to request everything at once. Needs 32 MiB in
+  // addition to the memory that it fills. Throws IoError that names file and tensor if a checksum differs. `uploader`
+  // fills the targets outside host memory.
   void read(std::span<const WantedElements> wanted, Uploader* uploader = nullptr);
   void read(const TensorRecord& tensor, Range elements, std::string_view dtype, void* out);
-  // Checks every byte of every file. Returns what is wrong, one line per file or tensor; empty: nothing.
+  // Checks every byte of every file. Returns one line per damaged file or tensor; empty if there is none.
   std::vector<std::string> verify();
 
  private:
@@ -57,8 +58,8 @@ class CheckpointReader {
   Manifest manifest_;
   TensorIndex index_;
   std::string where_;
-  std::vector<bool> header_checked_;  // of each file
-  Uploader* uploader_ = nullptr;      // during read()
+  std::vector<bool> header_checked_;  // by file
+  Uploader* uploader_ = nullptr;      // set during read()
 };
 
 }  // namespace zeroshard

@@ -14,19 +14,19 @@
 
 namespace zeroshard {
 
-// A stretch of one tensor that this rank keeps: one state of one parameter, or a buffer.
+// The elements of one tensor that this rank keeps. The tensor is one state of one parameter, or a buffer.
 struct StateSlice {
   std::string name, kind, dtype;  // dtype as safetensors spells it
   std::vector<std::string> aliases;
-  std::vector<int64_t> shape;  // of the whole tensor
+  std::vector<int64_t> shape;  // shape of the whole tensor
   bool trainable = false;
   int64_t updates = 0;
-  Range elements;                   // of the whole tensor, in row-major order; empty: this rank keeps none
-  std::shared_ptr<SliceData> data;  // may be null where there are no elements
-  int64_t offset = 0;               // of the first element in `data`, in bytes
+  Range elements;                   // positions in the whole tensor, in row-major order; empty: this rank keeps none
+  std::shared_ptr<SliceData> data;  // may be null if there are no elements
+  int64_t offset = 0;               // byte position of the first element in `data`
 
   int64_t bytes() const;
-  // Of the first element; null where it is not in the host's memory.
+  // Returns the address of the first element; null if it is not in host memory.
   std::byte* on_host() const;
 };
 
@@ -34,31 +34,32 @@ struct SaveRequest {
   std::string root, tag;  // the checkpoint becomes root/tag
   int64_t step = 0;
   bool latest = true;
-  int keep = 0;  // afterwards, that many newest checkpoints stay in root; 0: all
+  int keep = 0;  // number of newest checkpoints that stay in root after the save; 0: all
   std::string config_digest;
   std::map<std::string, std::string> versions;
-  std::string state = "{}", rank_state = "{}";  // JSON: of the run (rank 0's counts), of this rank
-  // In the order in which they are written. Together the ranks have every element of a tensor exactly once; rank 0
-  // also names the tensors without elements.
+  std::string state = "{}", rank_state = "{}";  // JSON: state of the run (rank 0's is saved), state of this rank
+  // The slices in the order in which they are written. Together, the slices of all ranks contain every element of a
+  // tensor exactly once. Rank 0 also names the tensors without elements.
   std::vector<StateSlice> slices;
-  // Where rank 0 keeps the directory locked against other processes for longer than this save; null: not longer.
+  // Keeps the directory locked on rank 0 against other processes after this save; null: unlocks it after the save.
   DirectoryLocks* locks = nullptr;
-  // For slices whose data is still on its way: returns when all of it before `end` is there; its error fails the save.
+  // For slices whose data is still being copied: returns when all data before `end` has arrived. An exception fails the
+  // save.
   std::function<void(const void* end)> wait_for_data;
 };
 
-// On rank 0; elsewhere there are no bytes.
+// The size and time of a save. Only rank 0 knows the bytes.
 struct Saved {
-  int64_t bytes = 0;  // of the files of all ranks
+  int64_t bytes = 0;  // sum over the files of all ranks
   double seconds = 0;
 };
 
-// Commits a checkpoint, or leaves no trace of it: every rank writes its slices to one file of a temporary directory and
-// makes them durable; when all have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint of the
-// same tag is replaced in one step. While another process has the directory locked, nothing is done. Collective; `comm`
+// Commits a checkpoint, or leaves no trace of it. Every rank writes its slices durably to one file of a temporary
+// directory. When all ranks have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint with the
+// same tag is replaced in one step. If another process has locked the directory, nothing is done. Collective; `comm`
 // moves host memory and is used by no other thread meanwhile. Throws IoError or ValueError on every rank, naming the
-// rank at fault; earlier checkpoints are then as they were. Slices must not change until it returns, or has called
-// SliceData::end_reading(): after the last slice of the data, also when it cannot write.
+// rank at fault; earlier checkpoints are then unchanged. Slices must not change until the function returns or has
+// called SliceData::end_reading(). It calls that after the last slice of the data, even if it cannot write.
 Saved save_checkpoint(const SaveRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

@@ -6,25 +6,26 @@
 
 namespace zeroshard {
 
-// The place of the bytes of slices that are saved or loaded: host memory, device memory, or elsewhere. Several slices
-// may share one SliceData.
+// Gives access to the bytes of slices that are saved or loaded, in host memory, device memory, or another place.
+// Several slices may share one SliceData.
 class SliceData {
  public:
   virtual ~SliceData() = default;
   // Copy `bytes` from position `offset` on to host memory, or from host memory. The copy is complete on return.
   virtual void read(int64_t offset, int64_t bytes, void* to) const = 0;
   virtual void write(int64_t offset, int64_t bytes, const void* from) = 0;
-  // The same, but memory of a device is copied by its current stream, which has done so when a wait for it returns (see
-  // DeviceCopies). Until then the host's memory must stay as it is.
+  // The same, but the device's current stream copies device memory. The copy is complete when a wait for it returns
+  // (see DeviceCopies). Until then the host memory must not change.
   virtual void begin_read(int64_t offset, int64_t bytes, void* to) const { read(offset, bytes, to); }
-  // Whether those who write to it later wait for begin_read() themselves.
+  // Returns whether later writers wait for begin_read() themselves.
   virtual bool writers_wait() const { return false; }
   virtual void begin_write(int64_t offset, int64_t bytes, const void* from) { write(offset, bytes, from); }
-  // Whether nobody changes it before end_reading(), so that a save in the background reads it where it lies.
+  // Returns whether nobody changes the bytes before end_reading(), so that a background save may read them in their
+  // place.
   virtual bool is_held() const { return false; }
-  // A save has read all that it needs, or reads no more. Any number of times.
+  // A save has read everything that it needs, or stops reading. May be called repeatedly.
   virtual void end_reading() noexcept {}
-  // The address of the first byte if all bytes are in host memory and stay there, else null.
+  // Returns the address of the first byte if all bytes are in host memory and stay there, else null.
   virtual std::byte* on_host() const { return nullptr; }
 };
 

@@ -21,8 +21,8 @@ inline constexpr std::string_view kLatestName = "latest";
 // "latest".
 void check_tag(std::string_view tag);
 
-// A name for a temporary or doomed directory that no other process uses or has used: prefix + tag, process_name(),
-// number.
+// Returns a name for a temporary directory, or one to be deleted, that no other process uses or has used: prefix + tag,
+// process_name(), number.
 std::string private_name(std::string_view prefix, std::string_view tag);
 
 struct FoundCheckpoint {
@@ -30,57 +30,61 @@ struct FoundCheckpoint {
   int64_t step = 0;
   bool latest = true;
   int64_t sequence = 0;
-  bool left_behind = false;  // of a later step than one that was committed after it: the run went back before it
+  // Its step is later than that of a newer commit, because the run went back to an earlier checkpoint.
+  bool left_behind = false;
 };
 
 struct StoreListing {
-  std::vector<FoundCheckpoint> committed;                // newest commit first, those left behind last
-  std::vector<std::pair<std::string, std::string>> bad;  // damaged ones, and why: their manifests cannot be used
-  std::optional<std::string> latest;                     // what the hint says, when it is a valid tag
-  std::string latest_problem;                            // why that is no checkpoint, not even a damaged one; or empty
+  std::vector<FoundCheckpoint> committed;  // newest commit first, those left behind last
+  // Tags of damaged checkpoints, and why their manifests cannot be used.
+  std::vector<std::pair<std::string, std::string>> bad;
+  std::optional<std::string> latest;  // contents of the hint, if it is a valid tag
+  std::string latest_problem;         // why `latest` names no checkpoint, not even a damaged one; or empty
 
-  // The newest of those that count as the newest; null: none does.
+  // Returns the newest checkpoint that counts as latest; null if there is none.
   const FoundCheckpoint* newest() const;
-  // All that cannot be used: tag and why.
+  // Returns the tags of all checkpoints that cannot be used, each with the reason.
   std::vector<std::pair<std::string, std::string>> problems() const;
 };
 
 // Reads and checks the manifest of one checkpoint. Throws ValueError or IoError.
 Manifest read_manifest(const Directory& root, const std::string& tag);
-// Whether a directory is one checkpoint, damaged or not, and not the root of several.
+// Returns whether a directory is one checkpoint, damaged or not, rather than the root of several.
 bool holds_checkpoint(const Directory& directory);
-// Every checkpoint whose manifest is sound. Directories without a manifest, files and links are not mentioned, unless
+// Lists every checkpoint with a sound manifest. Directories without a manifest, files and links are left out, unless
 // the hint names them.
 StoreListing list_store(const Directory& root);
-// Whether nothing has this name any more: a run deletes old checkpoints while others look at them.
+// Returns whether the name does not exist any more. A run may delete old checkpoints while others look at them.
 bool has_vanished(const Directory& root, const std::string& tag);
-// The sequence that the manifest of a checkpoint, damaged or not, begins with; 0: none. Throws IoError.
+// Returns the sequence at the beginning of a checkpoint's manifest, even if the checkpoint is damaged; 0: none. Throws
+// IoError.
 int64_t peek_sequence(const Directory& root, const std::string& tag);
-// The same, but -1 for one that is not there or cannot be read.
+// The same, but returns -1 for a checkpoint that does not exist or cannot be read.
 int64_t sequence_of(const Directory& root, const std::string& tag);
-// Whether a checkpoint that had that sequence_of() was neither deleted nor replaced by another of its tag since. If so,
-// the part that could not be read is damaged.
+// Returns whether a checkpoint whose sequence_of() was `sequence` has been neither deleted nor replaced since. If so,
+// the part of it that could not be read is damaged.
 bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequence);
-// The sequence of the next commit: one more than any checkpoint has. What cannot be read does not count, nor load.
+// Returns the sequence of the next commit: one more than the largest of all checkpoints. A checkpoint that cannot be
+// read does not count, because it cannot be loaded either.
 int64_t next_sequence(const Directory& root);
 
-// Whether a checkpoint `tag` is there, sound or damaged, for a new one to replace. Throws ValueError when anything else
-// has the name.
+// Returns whether a checkpoint `tag` exists, sound or damaged, which a new one would replace. Throws ValueError if the
+// name belongs to anything else.
 bool replaces(const Directory& root, const std::string& tag);
-// Puts the directory `temporary`, whose contents are durable, in the place of `tag`, durably. Returns whether
-// `temporary` is now the checkpoint that was there before. Throws as replaces().
+// Renames the directory `temporary`, whose contents are durable, to `tag`, durably. Returns whether `temporary` is now
+// the previous checkpoint of that tag. Throws like replaces().
 bool commit(Directory& root, const std::string& temporary, const std::string& tag);
 void write_latest(Directory& root, const std::string& tag);
-// Deletes all but the `keep` newest checkpoints, never `except`; 0 keeps all. Checkpoints of later steps than `except`
-// neither count nor are deleted: a run that went back has not come that far yet. Once it has passed their steps, they
-// do not take the place of its own.
+// Deletes all but the `keep` newest checkpoints, but never `except`; 0 keeps all. Checkpoints of later steps than
+// `except` do not count and are not deleted, because a run that went back has not reached these steps again. When the
+// run has passed their steps, they do not take the place of its own checkpoints.
 void retain(Directory& root, int keep, const std::string& except);
-// The same before a save of `step` under the tag `except`: deletes what a process that died has not deleted.
+// The same before a save of `step` with the tag `except`: deletes the checkpoints that a killed process did not delete.
 void retain_before(Directory& root, int keep, int64_t step, const std::string& except);
-// Whether processes of a host of this name that this one cannot see (in another container, or before the host was
-// started again) may be saving to `root`: not while this process has it locked.
+// Says whether invisible processes of a host with this name may be saving to `root`. They may be in another container,
+// or from before the host restarted. They cannot be saving while this process has `root` locked.
 enum class Others { kMayLive, kAreDead };
-// Deletes what processes of this host left behind when they died; of other hosts it cannot be known.
+// Deletes temporary files of dead processes of this host. It cannot know which processes of other hosts are dead.
 void sweep(Directory& root, Others others);
 
 }  // namespace zeroshard

@@ -7,15 +7,16 @@
 
 namespace zeroshard {
 
-// Takes what is loaded to memory that is not the host's.
+// Copies loaded data to memory outside the host.
 class Uploader {
  public:
   virtual ~Uploader() = default;
-  // Of one place().
+  // Returns the largest size of one place().
   virtual int64_t max_bytes() const = 0;
-  // Memory of the host to fill, aligned to 64 bytes.
+  // Returns host memory for the caller to fill, aligned to 64 bytes.
   virtual std::byte* place(int64_t bytes) = 0;
-  // What was filled goes to `to`, from position `offset` on: now or later, and until finish() at the latest.
+  // Copies the filled memory to `to`, from position `offset` on. The copy happens now or later, but before finish()
+  // returns.
   virtual void send(std::shared_ptr<SliceData> to, int64_t offset, int64_t bytes) = 0;
   virtual void finish() = 0;
 };
