@@ -21,13 +21,14 @@ class Background {
     if (thread_.joinable()) thread_.join();
   }
 
-  // Only after wait().
+  // Starts a job. Call it only after wait().
   void start(std::function<void()> job) {
     if (!thread_.joinable()) {
       try {
         thread_ = std::thread([this] { run(); });
       } catch (const std::system_error&) {
-        return keep_error(job);  // the process may not get another thread: this is slower, but the data are written
+        // The process may get no other thread: the job runs here, which is slower, but writes the data.
+        return keep_error(job);
       }
     }
     {
@@ -38,8 +39,8 @@ class Background {
     std::this_thread::yield();  // on a shared core, the device gets its work before the caller continues
   }
 
-  // Waits until the job is done. Throws the job's exception, each time. Calls `while_waiting`, if there is one, some
-  // ten times a second; an exception of that ends the wait, not the job.
+  // Waits until the job is done. Throws the job's exception at every call. Calls `while_waiting`, if there is one,
+  // about ten times a second. An exception from that ends the wait, but not the job.
   void wait(const std::function<void()>& while_waiting = {}) {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return !job_; })) {

@@ -6,19 +6,19 @@
 
 namespace zeroshard {
 
-// Reads one slot of a group's values on a thread of its own, beside one that lends from the store, as long as nobody
-// borrows the group to write. It reads the slot of a whole chunk at a time, past the store's buffers and plan, and
-// keeps that: values that are asked for one after the other are read once.
+// Reads one slot of a group's values on its own thread, while another thread borrows from the store. Nobody may borrow
+// the group to write meanwhile. It reads the slot of a whole chunk at a time, without the store's buffers and plan, and
+// keeps it, so that values requested in order are read once.
 class ChunkReader {
  public:
-  // Runs `call` while nobody else calls the store; passes on what it throws.
+  // Runs `call` while nobody else calls the store. Passes on its exceptions.
   using Alone = std::function<void(const std::function<void()>& call)>;
 
-  // `store` outlives it.
+  // `store` must outlive it.
   ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot);
   // Throws IoError; then the store has failed, too.
   void read(Range range, void* to);
-  // The same where values are bytes of something else: `bytes` counts those of the slot.
+  // The same for groups whose values are the bytes of another dtype: `bytes` counts the bytes of the slot.
   void read_bytes(Range bytes, void* to);
 
  private:
@@ -29,8 +29,8 @@ class ChunkReader {
   Alone alone_;
   size_t group_;
   int slot_;
-  DirectBuffer memory_;          // of the slot of a chunk; null before the first read
-  std::optional<size_t> chunk_;  // whose values it has
+  DirectBuffer memory_;          // holds the slot of a chunk; null before the first read
+  std::optional<size_t> chunk_;  // the chunk in memory_
 };
 
 }  // namespace zeroshard

@@ -19,61 +19,64 @@ namespace zeroshard {
 // Keeps the values of groups of elements in swap files, and lends ranges of them in memory.
 //
 // Note [Chunks on their way]
-// A few buffers hold one chunk each. A chunk that is lent was read ahead, or is read now. What its borrower has written
-// stays in the buffer until another chunk is lent; then it is written behind, while the next chunks are lent. Until the
-// write is done the buffer is neither changed nor given to another chunk. So reads, use and writes overlap, except with
-// a single buffer. Each buffer knows by block what of the chunk it has and what has changed: blocks that nobody borrows
-// are not read.
+// A few buffers hold one chunk each. A lent chunk was read ahead, or is read now. Written values stay in the buffer
+// until another chunk is lent. Then they are written behind, while the next chunks are lent. Until the write is done,
+// the buffer is neither changed nor given to another chunk. So reads, use and writes overlap, except with a single
+// buffer. Each buffer knows for each block whether it has been read and whether it has changed. Blocks that nobody
+// borrows are not read.
 //
-// Only one thread at a time may use it, but for read_file(). Functions throw IoError with the path, also for what was
-// written behind; from then on every call throws the same error, since what the files hold is unknown.
+// Only one thread at a time may use the store, except for read_file(). Functions throw IoError with the path, also for
+// errors of writes behind. After an error every call throws the same error, because the contents of the files are
+// unknown.
 class ChunkStore {
  public:
   struct Options {
     std::vector<std::string> directories;  // one swap file in each; chunks are striped
     int buffer_count = 4;
     int64_t chunk_numel = kChunkNumel;
-    int64_t block_bytes = int64_t{1} << 20;  // of a request
-    int queue_depth = 32;                    // requests under way at most
-    int thread_count = 4;                    // where io_uring is refused
-    bool verify = true;                      // checksums are checked when values are read
-    RingSystem* ring = nullptr;              // null: threads alone
-    // Makes the memory of a buffer, aligned for O_DIRECT. Null: allocate_direct().
+    int64_t block_bytes = int64_t{1} << 20;  // bytes of a request
+    int queue_depth = 32;                    // largest number of running requests
+    int thread_count = 4;                    // used if io_uring is refused
+    bool verify = true;                      // check checksums when values are read
+    RingSystem* ring = nullptr;              // null: only threads
+    // Allocates the memory of a buffer, aligned for O_DIRECT. Null: allocate_direct().
     std::function<std::shared_ptr<std::byte>(int64_t bytes)> allocate = {};
   };
-  // kOverwrite: `use` writes all values, and what was there before is not read.
+  // kOverwrite: `use` writes all values, and the previous values are not read.
   enum class Access : uint8_t { kRead, kModify, kOverwrite };
-  // `values`: by slot, those of the first element of `part`; where one slot is lent, of that alone. The addresses of
-  // 16-bit values are given as those of fp32 ones are. Valid during the call only.
+  // `values` has one address per slot, of the first element of `part`; if one slot is lent, it has only that address.
+  // The addresses of 16-bit values are passed as float*, too. Valid during the call only.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
-  // Reads what was lent after the call that lent it, as a copy to a device does.
+  // Continues to read lent values after the call that lent them, like a copy to a device.
   class Reader {
    public:
     virtual ~Reader() = default;
     virtual bool is_done() = 0;
     virtual void await() = 0;
   };
-  // For tests: makes another queue of the one that the store would use.
+  // For tests: wraps the queue that the store would use.
   using Wrap = std::function<std::unique_ptr<BlockQueue>(std::unique_ptr<BlockQueue>)>;
 
-  // All values are 0. Reserves the files and writes them once, from end to end. Throws IoError where a directory cannot
-  // be used or has too little space, ValueError for options that make no sense, std::bad_alloc. `io` outlives it.
+  // All values are 0 at first. Reserves the files and writes them once, from end to end. Throws IoError if a directory
+  // cannot be used or has too little space, ValueError for options that make no sense, and std::bad_alloc. `io` must
+  // outlive the store.
   ChunkStore(std::span<const ChunkGroup> groups, Options options, Io& io, const Wrap& wrap = {});
-  // Waits for what is under way, and drops the files.
+  // Waits for running requests, and deletes the files.
   ~ChunkStore();
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
 
-  // Calls `use` for consecutive parts that make up `range`. Except with kRead, what `use` has written is kept, also
-  // when it throws; with kOverwrite, the values of that part are then undefined. `use` must not call the store. Of
-  // other slots than `slot`, if that is given, nothing is read or written.
+  // Calls `use` for consecutive parts that make up `range`. Except with kRead, the values that `use` has written are
+  // kept, even if it throws. If it throws with kOverwrite, the values of that part are undefined. `use` must not call
+  // the store. If `slot` is given, other slots are neither read nor written.
   void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
-  // Called by `use`, the one call that it may make: `reader` reads the part until it is done. Before that its values
-  // stay as they are: who borrows them to write waits, and so does who needs the buffer.
+  // The only function that `use` may call: `reader` will read the part until it is done. Before that, the values do not
+  // change: a caller that borrows them to write waits, and so does a caller that needs the buffer.
   void read_on(std::shared_ptr<Reader> reader);
-  // lend() will be called for this, after what was announced before: it is read ahead. Another order costs time alone.
+  // A hint: lend() will be called for this range, after the ranges announced before. The range is read ahead. A
+  // different order costs time only.
   void will_need(size_t group, Range range);
-  // The same for all of `next`, one after another, in place of whatever was announced before.
+  // Replaces all earlier announcements by `next`, in this order.
   struct Announced {
     size_t group = 0;
     Range range;
@@ -82,17 +85,18 @@ class ChunkStore {
   // Returns when everything is written.
   void flush();
 
-  // For a second thread that reads one slot of a chunk while others lend (see ChunkReader), as long as nobody borrows
-  // the chunk to write. Neither changes what is planned or where chunks lie. `to` has room for the slot.
+  // For a second thread that reads one slot of a chunk while others borrow (see ChunkReader). Nobody may borrow the
+  // chunk to write meanwhile. These functions do not change the plan or the buffers. `to` has room for the slot.
   using SlotBlocks = std::bitset<size_t(kChunkNumel / kSumNumel)>;
-  // Copies the blocks that are in a buffer, and returns the others: until somebody writes, the file has these.
+  // Copies the blocks that are in a buffer. Returns the other blocks, whose values are in the file until somebody
+  // writes.
   SlotBlocks copy_buffered(size_t chunk, int slot, std::byte* to);
-  // Reads `blocks` from the file. Beside any other call.
+  // Reads `blocks` from the file. May run at the same time as any other call.
   void read_file(size_t chunk, int slot, const SlotBlocks& blocks, std::byte* to) const;
-  // From now on every call throws `message`, unless it throws another one already.
+  // Makes every later call throw `message`, unless it throws an earlier error already.
   void fail(const std::string& message);
 
-  // A read or a write has failed, and every later call throws IoError.
+  // Returns whether a read or a write has failed. If so, every later call throws IoError.
   bool has_failed() const { return !failure_.empty(); }
   const ChunkLayout& layout() const { return layout_; }
   const Options& options() const { return options_; }
@@ -100,21 +104,21 @@ class ChunkStore {
   const std::vector<SwapFile>& files() const { return files_; }
   int64_t memory_bytes() const { return layout_.totals().memory_bytes(options_.buffer_count); }
   int64_t bytes_read() const { return transfers_->bytes_moved(BlockRequest::Kind::kRead); }
-  // After the files were filled.
+  // Does not count the initial writes that filled the files.
   int64_t bytes_written() const { return transfers_->bytes_moved(BlockRequest::Kind::kWrite) - layout_.total_bytes(); }
 
  private:
-  using Blocks = std::bitset<kMaxSlots * size_t(kChunkNumel / kSumNumel)>;  // of a record: slot after slot
+  using Blocks = std::bitset<kMaxSlots * size_t(kChunkNumel / kSumNumel)>;  // blocks of a record: slot after slot
   struct Buffer {
     std::shared_ptr<std::byte> memory;
     std::optional<size_t> chunk;                   // empty: the buffer is free
-    Blocks there;                                  // blocks that it has, or that are being read
-    Blocks unchecked;                              // of these: read, but not compared with their checksums
-    Blocks changed;                                // not in the file yet
-    bool writing = false;                          // else reading, where its transfers are not done
+    Blocks there;                                  // blocks that the buffer has, or that are being read
+    Blocks unchecked;                              // subset of `there`: read, but not compared with their checksums
+    Blocks changed;                                // blocks that are not in the file yet
+    bool writing = false;                          // direction of its running transfers; false: reading
     std::vector<std::shared_ptr<Reader>> readers;  // some may be done
 
-    // Waits for its readers.
+    // Waits for its readers, then takes another chunk.
     void reset(size_t of_chunk) {
       await_readers();
       chunk = of_chunk;
@@ -131,14 +135,14 @@ class ChunkStore {
   struct Planned {
     size_t chunk = 0;
     Blocks blocks;
-    Blocks overwritten = {};  // of these: they need not be read
+    Blocks overwritten = {};  // subset of `blocks` that need not be read
 
     Blocks to_read() const { return blocks & ~overwritten; }
   };
 
   void make_queue(const Wrap& wrap);
   void fill_files();
-  // Calls `all`; its error is that of every later call.
+  // Calls `all`. If it throws, every later call throws the same error.
   template <typename Call>
   void guarded(const Call& all);
   std::vector<Planned> chunks_of(size_t group, Range range, std::optional<int> slot = std::nullopt,
@@ -155,7 +159,7 @@ class ChunkStore {
   void leave_current();
   void wait_for(Buffer& buffer);
   void check(Buffer& buffer, const Blocks& blocks);
-  // Throws IoError unless `bytes` of `data`, which lie at `offset` of the chunk's record, have the checksum.
+  // Throws IoError unless `bytes` of `data`, at `offset` of the chunk's record, have the checksum.
   void compare(const Chunk& chunk, size_t sum, const std::byte* data, int64_t bytes, int64_t offset) const;
   template <typename Visit>
   void for_each_stretch(const Chunk& chunk, const Blocks& blocks, const Visit& visit) const;
@@ -169,9 +173,9 @@ class ChunkStore {
   std::vector<SwapFile> files_;
   std::vector<uint64_t> sums_;
   std::vector<Buffer> buffers_;
-  std::unique_ptr<TransferQueue> transfers_;  // after what it reads and writes
-  Buffer* current_ = nullptr;                 // of the chunk that was lent last
-  std::deque<Planned> plan_;                  // what will be lent next
+  std::unique_ptr<TransferQueue> transfers_;  // declared after the memory and files that it uses
+  Buffer* current_ = nullptr;                 // buffer of the chunk that was lent last
+  std::deque<Planned> plan_;                  // chunks that will be lent next
   std::string failure_;
 };
 

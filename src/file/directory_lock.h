@@ -10,10 +10,11 @@
 namespace zeroshard {
 
 // Reserves a directory for this process: while such an object lives, no other process gets a lock of the same
-// directory. It is a kernel lock on the file kName in it. The lock ends with the process, however that ends, and forked
-// children do not keep it; on NFS the server holds it. Where a file system has no locks, the text in that file decides:
-// a dead holder on this host is ignored, one on another host is not. A process may have any number of locks of a
-// directory. The last one deletes the file; the file of a killed process does no harm. Thread-safe.
+// directory. It is a kernel lock on the file kName in the directory. The lock ends with the process, however the
+// process ends, and forked children do not keep it. On NFS the server holds it. If a file system has no locks, the text
+// in that file decides: a dead holder on this host is ignored, a holder on another host is not. A process may have any
+// number of locks of a directory. The last one deletes the file. The file of a killed process does no harm.
+// Thread-safe.
 class DirectoryLock {
  public:
   static constexpr std::string_view kName = ".lock";
@@ -26,13 +27,16 @@ class DirectoryLock {
   DirectoryLock& operator=(DirectoryLock&&) = delete;
 
   const std::string& path() const;
-  // False where the file system has no locks: another process may have taken the directory at the same time.
+  // Returns false if the file system has no locks, because another process may then have locked the directory at the
+  // same time.
   bool is_sure() const;
-  // Whether this lock still protects the directory: not if the directory or its file kName was deleted and made anew.
+  // Returns whether this lock still protects the directory. It does not if the directory or its file kName was deleted
+  // and made anew.
   bool keeps(const Directory& directory) const;
-  // For users in one process that must not mix: one has the turn until it drops the returned lock; the next waits.
-  // Throws StateError, followed by `advice`, if another lock of this process had a turn since this one's last; turns of
-  // users who `share`, because they leave one another's files alone, do not count among themselves.
+  // For users in one process that must not interleave: one user has the turn until it drops the returned lock, and the
+  // next one waits. Throws StateError, followed by `advice`, if another lock of this process had a turn since this
+  // lock's last turn. Turns of users who `share` do not count among themselves, because they do not touch one another's
+  // files.
   std::unique_lock<std::mutex> take_turn(std::string_view advice, bool share = false);
 
  private:
@@ -40,7 +44,7 @@ class DirectoryLock {
   friend class HeldLocks;
 
   std::shared_ptr<Held> held_;
-  int64_t turn_ = 0;  // this lock's last turn; 0: none yet
+  int64_t turn_ = 0;  // number of this lock's last turn; 0: none yet
 };
 
 // The directories that one user has locked, unlocked on destruction.

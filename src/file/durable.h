@@ -7,12 +7,12 @@
 
 #include "file/io.h"
 
-// Files that are whole or absent after a crash. All functions throw IoError that names the path.
+// Writes files that are whole or absent after a crash. All functions throw IoError that names the path.
 namespace zeroshard {
 
 // An open directory. Names are relative to it and may have several components, but never lead out of it: "..", absolute
-// names and symbolic links on the way are refused. Changes are durable only after sync(). The Io says who may read what
-// is created.
+// names and symbolic links on the way are refused. Changes are durable only after sync(). The Io decides who may read
+// created files.
 class Directory {
  public:
   // Opens `path`; if it is missing, creates it with its parents, durably.
@@ -25,9 +25,9 @@ class Directory {
   Io& io() const { return *io_; }
   int fd() const { return fd_.get(); }
 
-  void create_directory(const std::string& name);  // an error if it exists
+  void create_directory(const std::string& name);  // throws if it exists
   Directory open_directory(const std::string& name) const;
-  OpenFd create_file(const std::string& name);      // for writing; an error if it exists
+  OpenFd create_file(const std::string& name);      // for writing; throws if it exists
   OpenFd open_file(const std::string& name) const;  // for reading; only a regular file
 
   std::vector<std::string> list() const;  // sorted; files, directories and everything else
@@ -52,26 +52,29 @@ class Directory {
   std::string path_;
 };
 
-// Writes one new file from start to end. A second thread writes to the disk, past the page cache where the file system
-// allows, while the caller fills the next buffer; it holds two buffers of kBufferBytes, less for a smaller file.
+// Writes one new file from start to end. A second thread writes to the disk while the caller fills the next buffer. It
+// bypasses the page cache if the file system allows. The writer has two buffers of kBufferBytes, or smaller ones for a
+// smaller file.
 class FileWriter {
  public:
   static constexpr int64_t kBufferBytes = int64_t{8} << 20;
 
-  // Reserves `expected_bytes`, so that a full disk is noticed here. The file still ends where append() stopped.
+  // Reserves `expected_bytes`, so that a full disk is noticed here. The file still ends at the end of the appended
+  // data.
   FileWriter(Directory& directory, const std::string& name, int64_t expected_bytes);
-  // Without finish(), closes the file and leaves it as it is.
+  // Without finish(), closes the file and leaves its contents incomplete.
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
-  // Copies the data. Also throws errors from the background.
+  // Copies the data. Also throws errors of earlier writes in the background.
   void append(const void* data, int64_t bytes);
-  // The same for memory that does not change before finish() or destruction. Stretches that begin at a multiple of 4096
-  // in memory and in the file, and continue in memory from call to call, are written directly.
+  // The same for memory that does not change before finish() or destruction. Data is written directly, without a copy,
+  // if it begins at a multiple of 4096 in memory and in the file, and continues in memory from call to call.
   void append_stable(const void* data, int64_t bytes);
-  // Writes the rest, makes the file durable (its name needs Directory::sync()) and closes it. After an error of this
-  // function or of append() the file is unusable: the system may have dropped pages that it could not write.
+  // Writes the remaining data, makes the file durable (its name needs Directory::sync()) and closes it. After an error
+  // of this function or of append() the file is unusable, because the system may have dropped pages that it could not
+  // write.
   void finish();
 
  private:
@@ -86,7 +89,7 @@ class FileReader {
 
   int64_t size() const { return size_; }
   const std::string& path() const { return path_; }
-  // Exactly `bytes` bytes, from any thread.
+  // Reads exactly `bytes` bytes. Any thread may call it.
   void read(int64_t offset, void* data, int64_t bytes) const;
 
  private:
@@ -96,17 +99,17 @@ class FileReader {
   int64_t size_ = 0;
 };
 
-// A name beside `name` that no process uses or has used: .tmp-NAME.HOST.PID-RANDOM.N, see process_name().
+// Returns a name next to `name` that no process uses or has used: .tmp-NAME.HOST.PID-RANDOM.N, see process_name().
 std::string temporary_name(std::string_view name);
 
-// The temporary name of a file that is about to be renamed to `name`. Throws IoError if `name` is there and is not a
-// regular file: a rename would put a file in the place of a link, a device or a FIFO.
+// Returns the temporary name of a file that will be renamed to `name`. Throws IoError if `name` exists and is not a
+// regular file, because a rename would replace a link, a device or a FIFO by a file.
 std::string temporary_for(const Directory& directory, const std::string& name);
 
 // Replaces or creates `name`, durably: after a crash it has the old or the new contents.
 void write_small_file(Directory& directory, const std::string& name, std::string_view contents);
 
-// Throws IoError when the file has more than `max_bytes`.
+// Throws IoError if the file has more than `max_bytes`.
 std::string read_small_file(const Directory& directory, const std::string& name, int64_t max_bytes);
 
 }  // namespace zeroshard

@@ -5,25 +5,25 @@
 
 namespace zeroshard {
 
-// Which stretches of a file are free: those that are given back are joined, so that what is taken and given back again
-// and again needs no more space than it needed at once.
+// Tracks the free ranges of a file. Neighbouring free ranges are joined, so that repeatedly taking and returning space
+// needs no more space than was in use at one time.
 class FreeSpace {
  public:
-  // The start of `bytes` that are free, as near to the start of the file as there are some; from now on they are not.
-  // Nothing where no free stretch is that long.
+  // Takes `bytes` from the first free range that is long enough, and returns their start. Returns nothing if no range
+  // is long enough.
   std::optional<int64_t> take(int64_t bytes);
-  // What was taken, as a whole.
+  // Returns a range that was taken, as a whole.
   void give_back(int64_t offset, int64_t bytes);
-  // The file now ends there.
+  // Sets a new end of the file. The added range is free.
   void extend(int64_t end);
 
   int64_t end() const { return end_; }
-  // Where the free stretch at the end of the file begins; the end where there is none.
+  // Returns the start of the free range at the end of the file; the end if there is none.
   int64_t begin_of_tail() const;
   int64_t free_bytes() const;
 
  private:
-  std::map<int64_t, int64_t> stretches_;  // bytes, by where they begin; no two touch
+  std::map<int64_t, int64_t> stretches_;  // maps the start of each free range to its bytes; no two ranges touch
   int64_t end_ = 0;
 };
 

@@ -17,24 +17,26 @@ struct FileStatus {
   uint64_t device = 0, inode = 0;  // together they identify the file, whatever its name
 };
 
-// The system calls for files, so that tests can make any of them fail. Each makes the call of its name once and returns
-// its result or -errno. Retrying, continuing and throwing is up to the callers (Directory, FileWriter, FileReader). Any
-// number of threads may call it.
+// The system calls for files, as an interface so that tests can make any of them fail. Each function makes the system
+// call of its name once and returns its result or -errno. The callers (Directory, FileWriter, FileReader) retry,
+// continue and throw. Any number of threads may call it.
 //
-// Names passed to *_at functions are relative and stay below the directory: a name that is absolute, contains "..", or
-// crosses a symbolic link is refused (-EXDEV or -ELOOP). Everything is closed on exec.
+// Names passed to *_at functions are relative and stay below the directory. A name that is absolute, contains "..", or
+// crosses a symbolic link is refused (-EXDEV or -ELOOP). All descriptors are closed on exec.
 class Io {
  public:
   virtual ~Io() = default;
 
-  virtual int open_dir(const std::string& path) = 0;  // any path, links are followed: the user chose it
+  virtual int open_dir(const std::string& path) = 0;  // any path; links are followed, because the user chose it
   virtual int open_dir_at(int dir, const std::string& name) = 0;
-  virtual int open_at(int dir, const std::string& name) = 0;    // for reading; a regular file, else -EINVAL at once
-  virtual int create_at(int dir, const std::string& name) = 0;  // for writing; -EEXIST when it is there
-  // For reading and writing; created if it is missing. A regular file, else -EINVAL at once.
+  // For reading; -EINVAL at once if it is not a regular file.
+  virtual int open_at(int dir, const std::string& name) = 0;
+  virtual int create_at(int dir, const std::string& name) = 0;  // for writing; -EEXIST if it exists
+  // Opens for reading and writing, and creates the file if it is missing. Returns -EINVAL at once if it is not a
+  // regular file.
   virtual int open_or_create_at(int dir, const std::string& name) = 0;
-  // For reading and writing; for this user alone, without a name: the file ends with its descriptor. -EOPNOTSUPP: the
-  // file system has none.
+  // Creates a file without a name for reading and writing, only for this user. The file is deleted when its descriptor
+  // is closed. Returns -EOPNOTSUPP if the file system does not support this.
   virtual int create_unnamed(int dir) = 0;
   virtual int mkdir(const std::string& path) = 0;
   virtual int mkdir_at(int dir, const std::string& name) = 0;
@@ -42,38 +44,40 @@ class Io {
 
   virtual int64_t pread(int fd, void* data, size_t bytes, int64_t offset) = 0;
   virtual int64_t pwrite(int fd, const void* data, size_t bytes, int64_t offset) = 0;
-  virtual int fallocate(int fd, int64_t bytes) = 0;  // from the start; the file then has that size
+  virtual int fallocate(int fd, int64_t bytes) = 0;  // reserves space from the start; the file then has that size
   virtual int ftruncate(int fd, int64_t bytes) = 0;
   virtual int fdatasync(int fd) = 0;
   virtual int fsync(int fd) = 0;
-  // Locks the file for this descriptor, without waiting: -EAGAIN while another descriptor has the lock. It ends when
-  // the descriptor is closed, also by the process's death. -ENOLCK, -ENOSYS or -EOPNOTSUPP: there are no locks.
+  // Locks the file for this descriptor without waiting. Returns -EAGAIN while another descriptor has the lock. The lock
+  // ends when the descriptor is closed, also by the process's death. -ENOLCK, -ENOSYS or -EOPNOTSUPP: there are no
+  // locks.
   virtual int lock(int fd) = 0;
-  virtual int set_direct(int fd, bool direct) = 0;  // O_DIRECT on or off; -EINVAL where the file system has none
+  // Sets O_DIRECT on or off; -EINVAL if the file system does not support it.
+  virtual int set_direct(int fd, bool direct) = 0;
   virtual int advise_sequential(int fd) = 0;
 
   virtual int fstat(int fd, FileStatus& status) = 0;
-  virtual int stat_at(int dir, const std::string& name, FileStatus& status) = 0;  // of a link itself
-  virtual int64_t free_bytes(int fd) = 0;                                         // of the file system, for this user
-  virtual bool is_in_memory(int fd) = 0;                                          // of the file system: a tmpfs
-  virtual int list(int dir, std::vector<std::string>& names) = 0;                 // without "." and ".."
+  virtual int stat_at(int dir, const std::string& name, FileStatus& status) = 0;  // of the link itself if it is one
+  virtual int64_t free_bytes(int fd) = 0;                          // free space of the file system, for this user
+  virtual bool is_in_memory(int fd) = 0;                           // whether the file system is a tmpfs
+  virtual int list(int dir, std::vector<std::string>& names) = 0;  // without "." and ".."
   virtual int rename_at(int dir, const std::string& from, const std::string& to) = 0;  // replaces a file `to`
   virtual int exchange_at(int dir, const std::string& one, const std::string& other) = 0;
   virtual int unlink_at(int dir, const std::string& name) = 0;  // -EISDIR for a directory
   virtual int rmdir_at(int dir, const std::string& name) = 0;
 };
 
-// The operating system's own. What it creates is private: files have mode 0600, directories 0700.
+// The Io of the operating system. It creates private files (mode 0600) and directories (0700).
 Io& posix_io();
-// The same for what is meant for others, too: the umask says who may read what it creates.
+// The same for files that others may read, too: the umask decides who may.
 Io& shared_posix_io();
 
-// How names are confined to their directory: by the kernel (openat2), or component by component. posix_io() uses the
-// latter if the kernel has no openat2.
+// Says how names are confined to their directory: by the kernel (openat2), or component by component. posix_io() uses
+// the latter if the kernel has no openat2.
 enum class Confinement { kKernel, kByComponent };
 std::unique_ptr<Io> make_posix_io(Confinement confinement);
 
-// Repeats the call while a signal interrupts it; not for ever.
+// Repeats the call while a signal interrupts it, but not forever.
 template <typename Call>
 auto retry_interrupted(const Call& call) {
   constexpr int kMaxTries = 1000;
@@ -82,7 +86,7 @@ auto retry_interrupted(const Call& call) {
   return result;
 }
 
-// An open file descriptor of an Io; closed on destruction.
+// An open file descriptor of an Io. It is closed on destruction.
 class OpenFd {
  public:
   OpenFd() = default;
@@ -100,7 +104,7 @@ class OpenFd {
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
-  // Returns 0 or -errno; the descriptor is gone either way.
+  // Returns 0 or -errno. The descriptor is closed in both cases.
   int close() noexcept { return fd_ < 0 ? 0 : io_->close(std::exchange(fd_, -1)); }
 
  private:

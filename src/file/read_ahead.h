@@ -14,9 +14,9 @@
 
 namespace zeroshard {
 
-// Reads stretches of files one after the other. While the caller works on one, a second thread reads the next, past the
-// page cache if the file system allows. It holds two buffers of the longest stretch and only one open file, so pass the
-// stretches of a file together.
+// Reads ranges of files one after another. While the caller works on one, a second thread reads the next. It bypasses
+// the page cache if the file system allows. It has two buffers of the longest range and only one open file, so pass the
+// ranges of a file together.
 class ReadAhead {
  public:
   struct Stretch {
@@ -26,8 +26,8 @@ class ReadAhead {
   // `directory` and the names must outlive it.
   ReadAhead(const Directory& directory, std::vector<Stretch> stretches);
 
-  // The next stretch's bytes, valid until the next call. Throws IoError when it cannot be read whole; later stretches
-  // can still be read.
+  // Returns the bytes of the next range, valid until the next call. Throws IoError if the range cannot be read
+  // completely; later ranges can still be read.
   std::span<const std::byte> next();
 
  private:
@@ -42,14 +42,14 @@ class ReadAhead {
 
   const Directory& directory_;
   std::vector<Stretch> stretches_;
-  int64_t capacity_ = 0;  // of a slot
+  int64_t capacity_ = 0;  // size of a slot
   std::array<Slot, 2> slots_;
   size_t taken_ = 0;
-  // Used by the thread while it has a job.
+  // The thread uses the following members while it has a job.
   std::string open_name_;
   OpenFd fd_;
   bool direct_ = false;
-  Background background_;  // last: its thread ends before the members that it uses
+  Background background_;  // the last member, because its thread must end before the members that it uses
 };
 
 }  // namespace zeroshard

@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// Of requests to swap files.
+// The sizes of requests to swap files.
 struct RequestSizes {
   int64_t block_bytes = 0;
   int queue_depth = 0;
@@ -18,18 +18,18 @@ struct RequestSizes {
 
 struct RequestSizesOptions {
   std::string cache;                                              // a directory, created if missing
-  RequestSizes usual;                                             // kept unless others are clearly faster
-  int thread_count = 4;                                           // where io_uring is refused
-  RingSystem* ring = nullptr;                                     // null: threads alone
-  std::chrono::milliseconds patience = std::chrono::seconds(15);  // with another process that measures
+  RequestSizes usual;                                             // used unless other sizes are clearly faster
+  int thread_count = 4;                                           // used if io_uring is refused
+  RingSystem* ring = nullptr;                                     // null: only threads
+  std::chrono::milliseconds patience = std::chrono::seconds(15);  // longest wait for another process that measures
 };
 
-// $XDG_CACHE_HOME/zeroshard, else $HOME/.cache/zeroshard; "": neither is set.
+// Returns $XDG_CACHE_HOME/zeroshard, else $HOME/.cache/zeroshard; "" if neither is set.
 std::string cache_directory();
 
-// The sizes that suit the disk of `directory`. They are measured once for each disk until the machine starts anew, in
-// about two seconds (ten at 30 MB/s), and kept in the cache for all processes of this user, on any machine: one
-// measures, the others wait for it. Throws IoError where `directory` or the cache cannot be used, or another process
+// Returns the sizes that suit the disk of `directory`. They are measured once per disk until the machine restarts, in
+// about two seconds (ten at 30 MB/s). The cache keeps them for all processes of this user on any machine: one process
+// measures, the others wait for it. Throws IoError if `directory` or the cache cannot be used, or if another process
 // takes too long.
 RequestSizes measured_sizes(const std::string& directory, const RequestSizesOptions& options, Io& io);
 

@@ -7,50 +7,52 @@
 #include <vector>
 
 // The header of a safetensors file: 8 bytes of length (little-endian), JSON of that length, then the tensors' bytes.
-// Torch-free. Files are untrusted: every claim of a file is checked before memory is allocated according to it.
+// Does not use torch. Files are untrusted: every number in a file is checked before memory is allocated according to
+// it.
 namespace zeroshard {
 
 class FileReader;
 
 struct SafetensorsEntry {
   std::string name;
-  std::string dtype;  // as the format spells it: "F32", "BF16", ...
+  std::string dtype;  // dtype in the format's spelling: "F32", "BF16", ...
   std::vector<int64_t> shape;
-  int64_t begin = 0, end = 0;  // bytes, from SafetensorsHeader::data_begin
+  int64_t begin = 0, end = 0;  // byte positions, counted from SafetensorsHeader::data_begin
 
   bool operator==(const SafetensorsEntry&) const = default;
 };
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;  // by position in the file
+  std::vector<SafetensorsEntry> entries;  // sorted by position in the file
   std::map<std::string, std::string> metadata;
-  int64_t data_begin = 0;  // bytes, from the start of the file
+  int64_t data_begin = 0;  // byte position, counted from the start of the file
 };
 
-// Limits of the reader: tighter than the format in names and counts, so that memory stays within a few times the
-// header.
+// Limits of the reader. They are tighter than the format in names and counts, so that memory stays within a few times
+// the size of the header.
 inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
-inline constexpr int64_t kMaxSafetensorsEntries = 1'000'000;  // tensors, and metadata
+inline constexpr int64_t kMaxSafetensorsEntries = 1'000'000;  // limit for tensors, and for metadata
 inline constexpr int kMaxSafetensorsDepth = 16;
 inline constexpr int kMaxSafetensorsDims = 1024;
 
-// Bits of one element; 0 for a dtype that the format does not have.
+// Returns the bits of one element; 0 for a dtype that the format does not have.
 int safetensors_dtype_bits(std::string_view dtype);
 
-// The length of the JSON, from the first 8 bytes of a file. Throws ValueError naming `source` if the file or the limit
-// is smaller.
+// Returns the length of the JSON from the first 8 bytes of a file. Throws ValueError that names `source` if the file or
+// the limit is smaller.
 int64_t safetensors_header_bytes(std::string_view first_bytes, int64_t file_size, const std::string& source);
 
-// Checks and reads the JSON of a file of `file_size` bytes. The tensors, by offset, must fill the rest of the file
-// without gap or overlap, each with exactly the bytes of its shape. Throws ValueError naming `source`, the tensor and
-// the reason otherwise, and for duplicate keys, text that is not UTF-8, and more than the limits above.
+// Checks and parses the JSON of a file of `file_size` bytes. The tensors, by offset, must fill the rest of the file
+// without gap or overlap, and each must have exactly the bytes of its shape. Otherwise throws ValueError that names
+// `source`, the tensor and the reason. Also throws for duplicate keys, text that is not UTF-8, and values above the
+// limits.
 SafetensorsHeader parse_safetensors_header(std::string_view header_json, int64_t file_size, const std::string& source);
 
-// Throws ValueError as above, or IoError.
+// Throws the same ValueError, or IoError.
 SafetensorsHeader read_safetensors_header(const FileReader& file);
 
-// The bytes before the data, padded so that the data starts at a multiple of `alignment` (a power of two, at least 8).
-// Throws ValueError for input that parse_safetensors_header() would refuse.
+// Returns the bytes before the data, padded so that the data starts at a multiple of `alignment` (a power of two, at
+// least 8). Throws ValueError for input that parse_safetensors_header() would refuse.
 std::string make_safetensors_header(std::span<const SafetensorsEntry> entries,
                                     const std::map<std::string, std::string>& metadata, int64_t alignment = 64);
 

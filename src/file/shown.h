@@ -4,7 +4,8 @@
 
 namespace zeroshard {
 
-// Foreign text for a message: of bounded length, without control characters, not cut inside a UTF-8 character.
+// Returns foreign text for a message: with a limited length, without control characters, and not cut inside a UTF-8
+// character.
 inline std::string shown(std::string_view text) {
   constexpr size_t kMaxBytes = 160;
   size_t end = text.size();

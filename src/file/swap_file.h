@@ -9,16 +9,16 @@
 
 namespace zeroshard {
 
-// An open file for memory that is swapped out: mode 0600, without a name, closed on exec. It is gone when its
+// An open file for swapped-out memory. It has mode 0600 and no name, and is closed on exec. It is deleted when its
 // descriptor is closed, also by the process's death.
 class SwapFile {
  public:
-  // In the directory `path`, which must exist. Reserves `bytes`, so that a full disk is noticed here. Throws IoError
-  // with path, bytes needed and free.
+  // Creates the file in the existing directory `path`. Reserves `bytes`, so that a full disk is noticed here. Throws
+  // IoError with the path, the bytes needed and the bytes free.
   SwapFile(Io& io, const std::string& path, int64_t bytes);
-  // Reserves `bytes` in all; what is in the file stays. Throws IoError as above; then nothing has changed.
+  // Reserves `bytes` in all and keeps the contents. Throws the same IoError, and then nothing has changed.
   void grow(int64_t bytes);
-  // The space is free at once, also while a forked child or a ring that the kernel takes down still has the file open.
+  // Frees the space at once, even if a forked child, or a ring that the kernel is closing, still has the file open.
   ~SwapFile();
   SwapFile(SwapFile&&) = default;
   SwapFile& operator=(SwapFile&&) = delete;
@@ -26,11 +26,11 @@ class SwapFile {
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }  // for messages
   int64_t bytes() const { return bytes_; }
-  bool direct() const { return direct_; }        // past the page cache
-  bool in_memory() const { return in_memory_; }  // the file system is a tmpfs: nothing leaves memory
+  bool direct() const { return direct_; }        // the page cache is bypassed
+  bool in_memory() const { return in_memory_; }  // the file system is a tmpfs, so nothing leaves memory
 
  private:
-  ProcessMark process_;  // the file of a forked child's copy is its parent's
+  ProcessMark process_;  // a forked child must not touch the file of its parent
   Io* io_;
   std::string path_;
   int64_t bytes_ = 0;

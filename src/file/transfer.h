@@ -5,19 +5,20 @@
 
 namespace zeroshard {
 
-// Writes all of it: continues after short writes and interruptions. Throws IoError.
+// Writes all bytes: continues after short writes and interruptions. Throws IoError.
 void write_all(Io& io, int fd, std::string_view path, const void* data, int64_t bytes, int64_t offset);
 
-// If the file system does not accept this access with O_DIRECT, turns that off for the descriptor, and `direct` too.
+// The same with O_DIRECT. If the file system does not accept this access, turns O_DIRECT off for the descriptor and
+// clears `direct`.
 void write_all_direct(Io& io, int fd, std::string_view path, const void* data, int64_t bytes, int64_t offset,
                       bool& direct);
 
-// Reads at least `needed` and at most `bytes` bytes from `offset`: continues after short reads and interruptions, and
-// turns off O_DIRECT as above. Throws IoError, also when the file ends too early.
+// Reads at least `needed` and at most `bytes` bytes from `offset`. Continues after short reads and interruptions, and
+// turns off O_DIRECT like write_all_direct(). Throws IoError, also if the file ends too early.
 void read_at_least(Io& io, int fd, std::string_view path, void* data, int64_t needed, int64_t bytes, int64_t offset,
                    bool& direct);
 
-// Details for the message when the file system is full; empty for any other error.
+// Returns details for the message if the file system is full; empty for any other error.
 std::string space_details(Io& io, int fd, int64_t result, int64_t needed_bytes);
 
 }  // namespace zeroshard

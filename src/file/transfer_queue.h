@@ -9,20 +9,21 @@
 
 namespace zeroshard {
 
-// A stretch of a file that is read into memory or written from it.
+// A range of a file that is read into memory or written from it.
 struct Transfer {
   BlockRequest::Kind kind = BlockRequest::Kind::kRead;
   size_t file = 0;
-  std::byte* data = nullptr;  // aligned, as `bytes` and `offset` are, to kDirectAlignment
+  std::byte* data = nullptr;  // aligned to kDirectAlignment, like `bytes` and `offset`
   int64_t bytes = 0, offset = 0;
-  size_t owner = 0;         // whom the caller waits for: below `num_owners`
-  int64_t block_bytes = 0;  // of a request, aligned as `bytes`; 0: the queue's
+  size_t owner = 0;         // number for which the caller waits; below `num_owners`
+  int64_t block_bytes = 0;  // size of a request, aligned like `bytes`; 0: the queue's size
 };
 
-// Transfers of any length, cut into blocks that go to a BlockQueue, at most `depth` at a time. Continues after short
-// results and repeats interrupted requests. Those for which the system has no room wait until another is done, or for
-// a moment where none is under way. Where a file does not accept an access with O_DIRECT, turns that off. Only
-// one thread may use it. Functions throw IoError with path and position; after the first error nothing new is started.
+// Transfers of any length. Each is cut into blocks that go to a BlockQueue, at most `depth` at a time. Continues after
+// short results and repeats interrupted requests. If the system has no room for a request, the request waits until
+// another one is done, or for a moment if none is running. If a file does not accept an access with O_DIRECT, turns
+// O_DIRECT off. Only one thread may use it. Functions throw IoError with path and position. After the first error
+// nothing new is started.
 class TransferQueue {
  public:
   struct File {
@@ -31,27 +32,27 @@ class TransferQueue {
     bool direct = false;
     std::function<std::string(int64_t offset)> what_is_at = {};  // for messages; may be empty
   };
-  // `queue` was made for these files, in this order, with this depth. `io` outlives it.
+  // `queue` must have been made for these files, in this order, with this depth. `io` must outlive it.
   TransferQueue(std::unique_ptr<BlockQueue> queue, Io& io, std::vector<File> files, size_t num_owners, int depth,
                 int64_t block_bytes);
-  // Waits for what is under way.
+  // Waits for running requests.
   ~TransferQueue();
   TransferQueue(const TransferQueue&) = delete;
   TransferQueue& operator=(const TransferQueue&) = delete;
 
   std::string_view name() const { return queue_->name(); }
-  // Does not wait. The memory belongs to the transfer until its owner is idle().
+  // Starts a transfer without waiting. The memory belongs to the transfer until its owner is idle().
   void begin(const Transfer& transfer);
   bool is_idle(size_t owner) const { return pending_[owner] == 0; }
   bool is_idle() const { return waiting_.empty() && running_ == 0; }
-  // Takes the results that are there, and starts what has waited for them. With `wait`, for one at least.
+  // Takes the available results, and starts blocks that waited for them. With `wait`, waits for at least one result.
   void advance(bool wait);
   int64_t bytes_moved(BlockRequest::Kind kind) const { return moved_[size_t(kind)]; }
 
  private:
   struct Block {
-    Transfer rest;  // what of the block is still to be moved
-    int tries = 0;  // in a row that have moved nothing
+    Transfer rest;  // remaining part of the block
+    int tries = 0;  // tries in a row that have moved nothing
   };
   void start_waiting();
   void take(const BlockResult& result);
