@@ -7,7 +7,7 @@
 
 namespace zeroshard {
 
-// RFC 4648, with padding.
+// Encodes by RFC 4648, with padding.
 std::string to_base64(std::span<const std::byte> bytes);
 // Throws ValueError for text that is not base64.
 std::vector<std::byte> from_base64(std::string_view text);

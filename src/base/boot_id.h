@@ -3,7 +3,8 @@
 
 namespace zeroshard {
 
-// The same for all processes of a machine until it starts anew, and for no other machine. "": unknown.
+// Returns an id that all processes of a machine share until the machine restarts, and that no other machine has. "":
+// unknown.
 std::string boot_id();
 
 }  // namespace zeroshard

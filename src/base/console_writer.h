@@ -6,19 +6,19 @@
 
 namespace zeroshard {
 
-// Writes to a terminal, pipe or file from a thread of its own, so that a stopped reader never stops the caller. For
-// use by one thread; create it after the last fork.
+// Writes to a terminal, pipe or file from its own thread, so that a stopped reader never stops the caller. Used by one
+// thread. Create it after the last fork.
 //
 // Note [Slow consoles]: while the reader makes progress, however slowly, nothing is lost. full() asks the caller to
-// stop reading from the ranks, which then wait in their own writes, as they would without a launcher. A reader that
-// takes nothing for `patience` (a terminal halted with Ctrl-S, a pager left open) must not halt a training run: from
-// then on lines are dropped and counted until it reads again.
+// stop reading from the ranks. The ranks then wait in their own writes, as they would without a launcher. A reader that
+// takes nothing for `patience` (a terminal halted with Ctrl-S, a pager left open) must not halt a training run. After
+// that time, lines are dropped and counted until the reader reads again.
 class ConsoleWriter {
  public:
   using Seconds = std::chrono::duration<double>;
 
   ConsoleWriter(int fd, Seconds patience);
-  ~ConsoleWriter();  // does not wait: what is still queued is lost unless drain() was called
+  ~ConsoleWriter();  // does not wait; queued lines are lost unless drain() was called
   ConsoleWriter(const ConsoleWriter&) = delete;
 
   void write(std::string_view lines);
@@ -29,7 +29,7 @@ class ConsoleWriter {
 
  private:
   struct State;
-  // Shared with the thread, which may be inside write(2) for ever and outlive this object.
+  // Shared with the thread, which may hang inside write(2) and outlive this object.
   std::shared_ptr<State> state_;
 };
 

@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// This host's name, as gethostname() has it.
+// Returns this host's name from gethostname().
 std::string host_name();
 
 }  // namespace zeroshard

@@ -9,7 +9,7 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 // Lines below ZEROSHARD_LOG_LEVEL (debug, info, warning, error; default info) are dropped. Thread-safe.
 void log(LogLevel level, std::string_view message);
 
-// The rank printed in each line; -1 (the default) prints none.
+// Sets the rank that each line shows; -1 (the default) shows none.
 void set_log_rank(int rank);
 
 }  // namespace zeroshard

@@ -5,7 +5,7 @@
 
 namespace zeroshard {
 
-// An allocation failed; the message says what it was for. Python sees a MemoryError.
+// Thrown if an allocation fails. The message says what the memory was for. Python gets a MemoryError.
 class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(const std::string& message) : message_(message) {}

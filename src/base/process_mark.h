@@ -5,14 +5,15 @@
 
 namespace zeroshard {
 
-// The process that made an object which no forked child may use. The child has a copy of the object, but the
+// Remembers which process made an object that no forked child may use. The child has a copy of the object, but the
 // connections and the shared memory behind it belong to its parent.
 class ProcessMark {
  public:
   ProcessMark();
-  // Whether this process made the object. Two loads, no system call: cheap enough for every collective.
+  // Returns whether this process made the object. It takes two loads and no system call, so every collective can afford
+  // it.
   bool is_own() const noexcept { return forks_ == forks_before_this_process; }
-  // "process 12 is a fork of rank 1 (process 10), whose <what> this is". Call it only where is_own() is false.
+  // Returns "process 12 is a fork of rank 1 (process 10), whose <what> this is". Call it only if is_own() is false.
   std::string refusal(int rank, std::string_view what) const;
 
  private:

@@ -2,9 +2,9 @@
 
 namespace zeroshard {
 
-// Opens those of the descriptors 0 to 2 that are closed on /dev/null, as in a daemon or after `>&-`. Otherwise the next
-// files, pipes or sockets get these numbers, and what is printed or logged is written into them. To be called before
-// the first of them is opened.
+// Opens /dev/null on each of the descriptors 0 to 2 that is closed, as in a daemon or after `>&-`. Otherwise the next
+// files, pipes or sockets would get these numbers, and printed or logged text would be written into them. Call it
+// before the first file is opened.
 void open_standard_streams();
 
 }  // namespace zeroshard

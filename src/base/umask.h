@@ -3,8 +3,8 @@
 
 namespace zeroshard {
 
-// A sentence for errors of permissions: where the umask takes those of this user from what the process creates, files
-// and directories of its own cannot be opened. Empty for every usual umask.
+// Returns a sentence for permission errors if the umask takes permissions of this user away, because then this process
+// cannot open files and directories that it has created itself. Empty for every usual umask.
 std::string advice_on_umask();
 
 }  // namespace zeroshard

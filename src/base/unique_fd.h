@@ -35,10 +35,10 @@ struct Pipe {
   UniqueFd read_end, write_end;  // both close on exec
 };
 
-// Throws Error when the process has no descriptors left.
+// Throws Error if the process has no descriptors left.
 Pipe make_pipe();
 
-// Throws Error "what: reason", the reason from errno.
+// Throws Error "what: reason", with the reason of errno.
 [[noreturn]] void throw_errno(const char* what);
 
 }  // namespace zeroshard

@@ -7,16 +7,16 @@
 
 namespace zeroshard {
 
-// Keeps writers from what another thread still reads. Whoever is about to write waits until nobody reads. Readers
-// begin only where no writer is at work: this is no lock.
+// Makes writers wait while another thread reads. A writer waits until nobody reads. Readers may only begin while no
+// writer is active, so this is not a lock.
 class WriteHold {
  public:
   struct End {
     void operator()(WriteHold* hold) const noexcept { hold->end(); }
   };
-  // As long as it lives, writers wait. It may end on any thread; the hold outlives it.
+  // While it lives, writers wait. It may be destroyed on any thread. The hold must outlive it.
   using Reading = std::unique_ptr<WriteHold, End>;
-  // Called by a writer that waits, some ten times a second. An exception of it ends the wait.
+  // A waiting writer calls it about ten times a second. An exception from it ends the wait.
   using WhileWaiting = std::function<void()>;
 
   explicit WriteHold(WhileWaiting while_waiting = {}) : while_waiting_(std::move(while_waiting)) {}
@@ -24,7 +24,7 @@ class WriteHold {
   WriteHold& operator=(const WriteHold&) = delete;
 
   Reading read();
-  // Before writing: returns when nobody reads. Throws what WhileWaiting throws.
+  // Call it before writing: it returns when nobody reads. Throws what WhileWaiting throws.
   void await_readers();
 
  private:
