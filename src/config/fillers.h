@@ -3,8 +3,8 @@
 
 namespace zeroshard {
 
-// Who gives a key that is "auto" its value before zeroshard sees it, and from what: "transformers' Trainer fills it in:
-// learning_rate". "" for a key that none of them knows.
+// Returns which program replaces "auto" for a key before zeroshard sees it, and from which setting: "transformers'
+// Trainer fills it in: learning_rate". "" if no program does.
 std::string filler_of(const std::string& path);
 
 }  // namespace zeroshard

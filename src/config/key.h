@@ -15,27 +15,27 @@ namespace zeroshard {
 struct Bool {};
 struct Integer {
   int64_t min = std::numeric_limits<int64_t>::min(), max = std::numeric_limits<int64_t>::max();
-  bool truncate = false;  // fractions are cut: bucket sizes are often computed as 0.9 h h
+  bool truncate = false;  // fractions are cut, because bucket sizes are often computed as 0.9 h h
 };
 struct Number {
   double min = -std::numeric_limits<double>::max(), max = std::numeric_limits<double>::max();
   bool above_min = false;  // min itself is not allowed
   bool below_max = false;
   bool infinite = false;   // Infinity is allowed
-  bool per_group = false;  // a list with one for each param group is allowed
+  bool per_group = false;  // a list with one value per param group is allowed
 };
 struct Choice {
   std::vector<std::string> names;  // compared without case
   std::string hint = "";           // added to the error for another value
 };
-struct Only {  // false, or another single value: the one that has no effect
+struct Only {  // false, or another single value that has no effect
   Json value;
 };
 struct Betas {};  // two numbers in [0, 1)
 struct Text {};
 struct Strings {};
 struct Paths {};       // a string or a list of strings, none of them empty
-struct Amount {};      // of memory: bytes, or a text with a unit
+struct Amount {};      // amount of memory: bytes, or a text with a unit
 struct Placements {};  // [{"units": pattern, "parameters": "replicated" or "sharded"}]
 struct Anything {};
 struct NothingEnabled {};  // an object without "enabled": true at any depth
@@ -49,10 +49,10 @@ inline Integer size_in_elements() {
   return {.min = 0, .truncate = true};
 }
 
-// How "auto" is resolved.
+// The rule by which "auto" is resolved.
 enum class Auto : uint8_t {
-  kDefault,               // as if the key were not given
-  kDefaultTold,           // the same, and the run tells it: few want this default
+  kDefault,               // like a key that is not given
+  kDefaultTold,           // the same, and the run logs it, because the default may surprise
   kRefuse,                // only the caller of zeroshard can know the value
   kHiddenSquaredTimes09,  // 0.9 h h
   kTenHidden,             // 10 h
@@ -62,8 +62,8 @@ struct Key {
   enum class Effect : uint8_t {
     kYes,
     kNone,  // understood; `help` says why it has no effect here
-    // `allowed` are the values that switch the feature off, or that ask for what is so anyway: these are applied, too.
-    // `help` names the missing feature.
+    // `allowed` are the values that switch the feature off, or that request the existing behaviour; these values are
+    // applied. `help` names the missing feature.
     kUnsupported,
   };
   using Apply = std::function<void(Config&, const Json&)>;
@@ -81,7 +81,8 @@ struct Key {
 
 std::string describe(const Allowed& allowed);
 
-// `value` in its canonical form (3.0 as 3, "FP16" as "fp16"). Throws ConfigError with path, value and allowed values.
+// Returns `value` in its canonical form (3.0 as 3, "FP16" as "fp16"). Throws ConfigError with path, value and allowed
+// values.
 Json check_value(const Key& key, const Json& value);
 
 [[noreturn]] void fail_value(const std::string& path, const Json& value, const std::string& problem);
@@ -93,17 +94,17 @@ inline Key unsupported(std::string path, Allowed neutral, Json default_value, st
   return {std::move(path), std::move(neutral), std::move(default_value), std::move(what), Key::Effect::kUnsupported};
 }
 
-// Assigns to a member of Config.
+// Assigns `value` to a member of Config.
 template <auto Member>
 void set(Config& config, const Json& value) {
   config.*Member = value.get<std::remove_cvref_t<decltype(config.*Member)>>();
 }
 
-// 0 and 1 as the truth values that they stand for, as DeepSpeed takes them; any other value as it is.
+// Converts 0 and 1 to false and true, like DeepSpeed. Returns other values unchanged.
 Json truth(const Json& value);
 
 std::string lower(std::string text);
-// fp32, fp16 or bf16, as spelled in the table's choices.
+// Returns fp32, fp16 or bf16 for its name in the table's choices.
 DType to_dtype(const Json& name);
 
 }  // namespace zeroshard

@@ -8,20 +8,21 @@
 // The table of known keys, one function per area. Defaults are those of DeepSpeed's code, not of its documentation.
 namespace zeroshard {
 
-std::vector<Key> training_keys();        // batch, precision, gradients, optimizer.type, scheduler.type
-std::vector<Key> zero_keys();            // zero_optimization
-std::vector<Key> metrics_keys();         // tensorboard, csv_monitor, wandb
-std::vector<Key> own_keys();             // zeroshard
-std::vector<Key> keys_of_other_parts();  // understood, but for features that zeroshard lacks or implements otherwise
-std::vector<Key> always_known_keys();    // all of the above
+std::vector<Key> training_keys();  // batch, precision, gradients, optimizer.type, scheduler.type
+std::vector<Key> zero_keys();      // zero_optimization
+std::vector<Key> metrics_keys();   // tensorboard, csv_monitor, wandb
+std::vector<Key> own_keys();       // zeroshard
+// Understood, but zeroshard lacks their features or implements them differently.
+std::vector<Key> keys_of_other_parts();
+std::vector<Key> always_known_keys();  // all of the above
 
-// "Adam", "AdamW", ...; in the order of OptimizerConfig::Type.
+// Returns "Adam", "AdamW", ..., in the order of OptimizerConfig::Type.
 std::span<const std::string_view> optimizer_names();
-// Types of DeepSpeed that zeroshard does not have.
+// Returns the types of DeepSpeed that zeroshard does not have.
 std::span<const std::string_view> unsupported_optimizer_names();
 std::vector<Key> optimizer_keys(OptimizerConfig::Type type);
 
-// "WarmupLR", ...; in the order of SchedulerConfig's alternatives.
+// Returns "WarmupLR", ..., in the order of SchedulerConfig's alternatives.
 std::span<const std::string_view> scheduler_names();
 SchedulerConfig make_scheduler(size_t index);
 std::vector<Key> scheduler_keys(size_t index);

@@ -3,12 +3,12 @@
 
 #include "zeroshard/config.h"
 
-// Which offload a run can have: the one place that engine, planner, dry run and explanations ask.
+// Says which offload a run may have. Engine, planner, dry run and explanations all ask this function.
 namespace zeroshard {
 
-// Why ranks on a GPU or the like (`on_device`), or on the CPU, refuse the offload of `config`; "" where they take it.
-// An optimizer of the caller's, named `external_optimizer`, needs its states in memory; "": there is none. "auto" is
-// refused where all that it may become is.
+// Returns why ranks on a GPU or another accelerator (`on_device`), or on the CPU, refuse the offload of `config`; "" if
+// they accept it. An external optimizer, named `external_optimizer` ("" if there is none), needs its states in memory.
+// "auto" is refused if every possible resolution of it is refused.
 std::string refused_offload(const Config& config, bool on_device, const std::string& external_optimizer = "");
 
 }  // namespace zeroshard

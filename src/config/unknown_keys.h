@@ -6,18 +6,19 @@
 
 namespace zeroshard {
 
-// Keys of a file that nothing reads, to be told together, with the nearest known one of each.
+// Collects keys of a file that nothing reads, so that one message names all of them, each with the nearest known key.
 class UnknownKeys {
  public:
-  // `known` are full paths. `allowed` is empty, or " allowed here: a, b": told with this key.
+  // `known` are full paths. `allowed` is empty, or " allowed here: a, b", which the message adds to this key.
   void note(const std::string& path, const Json& value, const std::vector<std::string>& known,
             const std::string& allowed = "");
 
-  // Throws one ConfigError that names all that were noted, if there are any. `list` says where all known ones are.
+  // Throws one ConfigError that names all collected keys, if there are any. `list` says where all known keys are
+  // listed.
   void refuse(const std::string& list) const;
-  // A line for each: the key, its value, and the nearest known key.
+  // Returns a line for each key: the key, its value, and the nearest known key.
   std::vector<std::string> lines() const;
-  // What to add to an error: those that look like a known key. They may be the cause.
+  // Returns a hint for an error: the keys that look like a known key, because one of them may be the cause.
   std::string advice() const;
 
  private:
@@ -25,7 +26,7 @@ class UnknownKeys {
     std::string given, nearest, allowed;  // "stge = 3", " did you mean 'stage'?", " allowed here: ..."
   };
   std::vector<UnknownKey> first_;
-  size_t count_ = 0;  // a hostile file has thousands
+  size_t count_ = 0;  // first_ is limited, because a hostile file has thousands of keys
 };
 
 }  // namespace zeroshard
