@@ -50,8 +50,8 @@ Unit::~Unit() {
   if (slot_) ring_.release(slot_);
 }
 
-// Orders whoever uses the memory next after those who do. On the host a gather ahead that nobody waited for is left: a
-// peer may never come.
+// Makes later users of the memory wait for its present users. On the CPU, a gather ahead that nobody waited for is
+// abandoned, because a peer may never come.
 void Unit::leave_memory() noexcept {
   try {
     if (const Unsharding* const pending = std::get_if<Unsharding>(&state_); pending && !device_.is_cpu()) {
@@ -59,17 +59,17 @@ void Unit::leave_memory() noexcept {
       slot_->uses().share();
     }
     if (slot_) slot_->uses().end();
-  } catch (const std::exception&) {  // the device or a rank has failed: nobody uses the memory again
+  } catch (const std::exception&) {  // the device or a rank has failed, so nobody uses the memory again
   }
 }
 
-// Copies rank 0's values into the shards (or the replica) and the master weights, one group at a time, so that
-// initialisation needs one full group beyond what stays.
+// Copies rank 0's values into the shards (or the replica) and the master weights. It works on one group at a time, so
+// that initialisation needs only one full group of additional memory.
 void Unit::load(UnitSource& source) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     const at::ScalarType target = to_scalar_type(group.dtype);
-    // Frozen values have no master weights, and may be no numbers: packed 4-bit weights are called bf16.
+    // Frozen values have no master weights, and they may not be numbers: packed 4-bit weights are stored as bf16.
     const at::ScalarType type = group.requires_grad ? at::kFloat : target;
     at::Tensor staging = at::zeros({group.layout.padded_numel()}, at::TensorOptions().dtype(type).device(device_));
     for (size_t i = 0; i < group.params.size(); ++i) {
@@ -86,7 +86,7 @@ void Unit::load(UnitSource& source) {
   }
 }
 
-// Writes what this rank keeps, a piece at a time: needs memory for one piece on the host beyond what stays.
+// Writes the values that this rank keeps, piece by piece, so that it needs only one piece of additional host memory.
 void Unit::read(const UnitSource& source) {
   at::Tensor piece = at::empty({kPieceNumel}, at::kFloat);
   for (ShardedGroup& group : groups_) {
@@ -134,8 +134,8 @@ void Unit::start_gather(char* memory) {
   state_ = std::move(pending);
 }
 
-// A shard that lies elsewhere comes to its place in `full`, by the stream of gathers, and the gather goes on from
-// there.
+// Returns the shard as the input of a gather. An offloaded shard is first copied to its place in `full`, on the stream
+// of gathers, and gathered from there.
 const void* Unit::shard_for_gather(size_t g, const Span& full) {
   ShardedGroup& group = groups_[g];
   if (group.is_resident()) return group.my_shard().const_data_ptr();
@@ -207,7 +207,7 @@ void Unit::take_part() {
   }
   wait();
   gathers_.after_current_stream();
-  start_gather(std::get<Unsharded>(state_).memory);  // over the same values
+  start_gather(std::get<Unsharded>(state_).memory);  // gathers the same values in place
   wait();
 }
 
@@ -226,8 +226,7 @@ char* Unit::group_memory(char* base, size_t group) const {
   return base;
 }
 
-// The groups of a replicated unit lie one after another, as in a slot of the ring. A group without elements has no
-// address.
+// The groups of a replicated unit are contiguous, like in a slot of the ring. A group without elements has no address.
 char* Unit::replicated_memory() const {
   for (const ShardedGroup& group : groups_)
     if (group.kept().size() > 0) return static_cast<char*>(group.kept_parameters().data_ptr());
@@ -251,7 +250,7 @@ void Unit::start_refresh() {
   if (placement_ != Placement::kReplicated) return reshard();
   if (comm_.world_size() == 1) return;
   const NamedRange named("refresh", layout_.name);
-  // Not on the current stream: it would wait for the unit's parameters, where they come from the host.
+  // Not on the current stream, because that would wait for the unit's parameters if they come from the host.
   gathers_.side.follow();
   const SideStream::Scope scope(gathers_.side);
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
@@ -318,7 +317,7 @@ void Unit::write_back(int root) {
     const Range mine = groups_[g].mine();
     groups_[g].write_parameters(mine, whole.slice(0, mine.begin, mine.end));
   }
-  gathers_.after_current_stream();  // others may be gathered ahead in the same pass
+  gathers_.after_current_stream();  // other units may be gathered ahead in the same pass
 }
 
 }  // namespace zeroshard

@@ -43,12 +43,12 @@ UnitParam::UnitParam(const ParamSpec& spec, std::vector<at::Tensor> tensors, at:
 UnitParam::~UnitParam() {
   if (!view_.defined()) return;
   end_hold({});
-  take_memory(view_.storage());  // tensors of the user's may live longer than the memory
+  take_memory(view_.storage());  // tensors of the user may outlive the memory
   try {
     set_message(view_.storage(), concat("parameter '", name_,
                                         "' has no values any more: the engine that had it is gone, and did not return "
                                         "it (Engine::return_unit)"));
-  } catch (const std::bad_alloc&) {  // it says that it is sharded
+  } catch (const std::bad_alloc&) {  // the message then says that the parameter is sharded
   }
 }
 
@@ -82,7 +82,7 @@ void UnitParam::begin_hold() {
   point_at_storage(storage);
   for (const at::Tensor& tensor : tensors_) {
     const c10::VariableVersion& version = own.versions.emplace_back(tensor.unsafeGetTensorImpl()->version_counter());
-    if (version.enabled())  // made in inference mode it has none
+    if (version.enabled())  // a tensor made in inference mode has no version counter
       tensor.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(version.current_version()));
   }
   own_ = std::move(own);
@@ -118,7 +118,7 @@ bool UnitParam::is_elsewhere(const at::Tensor& tensor) const {
          tensor.strides() != view_.strides();
 }
 
-// torch moves a storage as it is into memory that processes share (share_memory_).
+// share_memory_() moves the memory of the storage to shared memory without changing the storage.
 bool UnitParam::has_other_memory() const {
   return memory_ != nullptr && view_.storage().data_ptr().get() != memory_;
 }
@@ -133,13 +133,14 @@ bool UnitParam::prepare_take_back() {
   try {
     for (at::Tensor& tensor : tensors_) {
       if (!is_elsewhere(tensor)) continue;
-      // The memory may be another parameter's, which may be taken back before (two that were exchanged).
+      // The memory may belong to another parameter, which may be taken back first (two parameters that were exchanged).
+      // So the values are copied.
       if (is_swapped(tensor)) tensor.set_data(tensor.detach().clone());
       if (tensor.sizes() != view_.sizes()) return false;
       if (first && !at::equal(*first, tensor)) return false;
       first = &tensor;
     }
-  } catch (const c10::Error&) {  // what it points at is sharded, or on no device that there is
+  } catch (const c10::Error&) {  // the tensor's memory is sharded, or on a device that does not exist
     return false;
   }
   return true;
@@ -157,7 +158,7 @@ void UnitParam::take_back(bool values) {
   for (const at::Tensor& tensor : tensors_) {
     if (!values || !is_elsewhere(tensor)) continue;
     view_.copy_(tensor.detach());
-    break;  // tied ones have the same
+    break;  // tied tensors have the same values
   }
   point_back();
 }
@@ -168,13 +169,13 @@ void UnitParam::point_back() {
 }
 
 void UnitParam::give_back(const at::Tensor& values) {
-  for (at::Tensor& tensor : tensors_) {  // several that are tied share the memory
+  for (at::Tensor& tensor : tensors_) {  // tied tensors share the memory
     if (!is_elsewhere(tensor))
       tensor.set_data(values.view(tensor.scalar_type()).view(view_.sizes()));
     else if (is_swapped(tensor))
       tensor.set_data(tensor.detach().clone());
   }
-  // Views that users have kept share it, too.
+  // Views that users have kept share the memory, too.
   leave_memory(view_.storage(), values.data_ptr(), values);
   if (own_) leave_memory(own_->storage, values.data_ptr(), values);
   own_.reset();
