@@ -17,7 +17,7 @@ void GradientFetch::will_need(const at::Tensor& grads, Range range) {
   begin_pieces();
 }
 
-// As far as slots are free.
+// Starts to copy announced pieces while slots are free.
 void GradientFetch::begin_pieces() {
   while (!wanted_.empty() && under_way_.size() < mover_.num_slots()) {
     const at::Tensor grads = wanted_.front().grads;
@@ -31,7 +31,7 @@ void GradientFetch::begin_pieces() {
   }
 }
 
-// The piece that begins at, or has, the first element of the range. What was not announced is fetched now.
+// Returns the piece that contains the first element of the range. If the range was not announced, fetches it now.
 const GradientFetch::Piece& GradientFetch::arrived(const at::Tensor& grads, Range range) {
   const auto is_next = [&] {
     if (under_way_.empty()) return false;

@@ -8,7 +8,7 @@
 namespace zeroshard {
 namespace {
 
-// What some units need of each allocation.
+// The bytes that some units need of each allocation.
 struct Sizes {
   int64_t parameter_bytes = 0, master_bytes = 0;
   int64_t host_parameter_bytes = 0;
@@ -38,13 +38,13 @@ Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement>
 
 }  // namespace
 
-// Of the device, for the states of some units.
+// Device memory for the states of some units.
 struct Groups::StateMemory {
   Carver masters;
   std::vector<Carver> moments;  // by slot
 
-  // Those of a group that lie on the device. `master`: the parameters, where they are their own master weights beside
-  // others on the host.
+  // Cuts the states of a group that are on the device. `master` are the parameters, if they are their own master
+  // weights although other elements' master weights are on the host.
   StateTensors cut(const ShardLayout& layout, const GroupPlacement& place, const at::Tensor& master = {}) {
     StateTensors tensors{master, {}};
     const auto take = [&](Carver& from, const Held& held) {
@@ -160,7 +160,7 @@ std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupP
 Groups::~Groups() {
   try {
     await_copies();
-  } catch (const std::exception&) {  // the device has failed, and copies nothing more
+  } catch (const std::exception&) {  // the device has failed, so it copies nothing any more
   }
 }
 

@@ -103,7 +103,8 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   const Range both = intersect(positions, kept_);
   if (both.size() == 0) return;
   at::Tensor from = values.slice(0, both.begin - positions.begin, both.end - positions.begin);
-  if (!is_resident()) from = from.cpu();  // as it is: a conversion on the device would need memory there
+  // Copied without conversion, because a conversion on the device would need memory there.
+  if (!is_resident()) from = from.cpu();
   if (parameters_->in_memory()) {
     if (WriteHold* const hold = states_ ? states_->hold() : nullptr) hold->await_readers();
     await_copies();
@@ -114,7 +115,7 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   });
 }
 
-// fp32 parameters are their own master weights: who writes them reads them first.
+// fp32 parameters are their own master weights, so code that writes them reads them first.
 ShardedGroup::Access ShardedGroup::access_to_parameters(Ways ways) const {
   if (!ways.writes) return Access::kRead;
   return ways.reads || !has_master() ? Access::kModify : Access::kOverwrite;
@@ -148,7 +149,7 @@ void ShardedGroup::lend(Range range, Access access, Ways ways, const Use& use) {
 }
 
 void ShardedGroup::lend_master(Range range, Access access, Ways ways, const MasterUse& use) {
-  // fp32 parameters are read into their master weights.
+  // Before their master weights are lent, fp32 parameters are read into them.
   if (access != Access::kRead || (ways.reads && flat().dtype == DType::kFloat32)) forget_parameters();
   const auto lend_one = [this](Range part, Access of_states, const Array::Borrower& borrower) {
     states_->lend_one(part, kMasterWeights, of_states, [&](Range lent, const at::Tensor& master) {
@@ -156,7 +157,7 @@ void ShardedGroup::lend_master(Range range, Access access, Ways ways, const Mast
     });
   };
   lend_updated(range, access, ways, lend_one, [&](Range part, const StateTensors& states, const at::Tensor& params) {
-    if (states.master.defined()) use(part, states.master, params);  // else the parameters are the master weights
+    if (states.master.defined()) use(part, states.master, params);  // otherwise the parameters are the master weights
   });
 }
 
@@ -169,7 +170,8 @@ void ShardedGroup::lend_updated(Range range, Access access, Ways ways, const Len
     return;
   }
   await_readers_of_parameters(ways);
-  if (first.size() > 0) await_copies();  // before those of the rest begin, which are of the other elements
+  // Before copies of the elements of `rest` begin: these elements are different ones.
+  if (first.size() > 0) await_copies();
   if (rest.size() > 0) lend_to_device(rest, access, ways, lend_states, use);
   if (first.size() == 0) return;
   lend_states(first, access, [&](Range lent, const StateTensors& states) {
@@ -180,7 +182,7 @@ void ShardedGroup::lend_updated(Range range, Access access, Ways ways, const Len
 }
 
 void ShardedGroup::lend_rest(Range rest, Access access, const LendStates& lend_states, const Use& use) {
-  const at::Tensor own = updated_memory();  // the copies are of the other elements
+  const at::Tensor own = updated_memory();  // no need to wait: pending copies are of other elements
   lend_states(rest, access, [&](Range part, const StateTensors& lent) {
     StateTensors states = lent;
     if (flat().dtype == DType::kFloat32) states.master = at::Tensor();
@@ -206,7 +208,7 @@ void ShardedGroup::lend_to_host(Range range, Access access, Ways ways, const Len
     if (!ways.writes) return;
     written_until(mover.record());
     if (are_masters) states_->read_until(mover.record());
-  } catch (...) {  // whoever comes next must not meet copies that nobody knows of
+  } catch (...) {  // later callers must not find copies that nobody waits for
     mover.wait();
     throw;
   }
@@ -226,7 +228,7 @@ void ShardedGroup::lend_to_device(Range range, Access access, Ways ways, const L
       lend_parameters(lent, ways, [&](Range part, const at::Tensor& away) {
         for (int64_t at = part.begin; at < part.end; at += mover.piece_numel()) {
           const Range piece{at, std::min(at + mover.piece_numel(), part.end)};
-          // To files the host waits for each piece, whose buffer is needed for the next.
+          // If the parameters are in a file, the host waits for each piece, because the next piece needs its buffer.
           mover.lend_on_device(away.slice(0, piece.begin - part.begin, piece.end - part.begin), ways,
                                /*waits=*/!in_memory, [&](const at::Tensor& params) {
                                  use(piece, states.slice(piece.begin - lent.begin, piece.end - lent.begin), params);
@@ -235,7 +237,7 @@ void ShardedGroup::lend_to_device(Range range, Access access, Ways ways, const L
       });
     });
     if (ways.writes && in_memory) written_until(mover.record());
-  } catch (...) {  // as in lend_to_host()
+  } catch (...) {  // for the same reason as in lend_to_host()
     mover.wait();
     throw;
   }
@@ -254,7 +256,7 @@ bool ShardedGroup::was_written() const {
 void ShardedGroup::remember_parameters() {
   if (!checksum_) return;
   const Mover& mover = *options_.to_host;
-  mover.follow();  // the device may have updated a part
+  mover.follow();  // the device may have updated some elements
   const SideStream::Scope scope(mover.stream());
   checksum_->remember(updated_memory());
   written_until(mover.record());
