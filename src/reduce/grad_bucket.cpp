@@ -31,7 +31,7 @@ GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacemen
       has_grad_(group_.params.size(), false) {
   if (options.exit) number_ = options.exit->add_bucket();
   if (!full_.defined()) return;
-  uses_.share();  // the current stream has been given its zeros
+  uses_.share();  // the current stream zeroes it
   uses_.end();
 }
 
@@ -44,11 +44,12 @@ void GradBucket::begin(SlotRing::Slot* slot) {
   const at::ScalarType wire = to_scalar_type(place_.wire_dtype);
   at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
   if (reduced_ && place_.reduces_in_place()) {
-    // A second reduction in one step, as for a late gradient: its gradients are packed where the first result lies.
+    // This is a second reduction in one step, as for a late gradient. Its gradients are packed in the place of the
+    // first result, so that result is moved.
     uses(slot).take();
     kept_ = shard().clone();
   } else {
-    uses(slot).share();  // where nothing is added, the launch comes after what read the last result all the same
+    uses(slot).share();  // no take() needed: the launch runs after all readers of the last result anyway
   }
   state_ = Filling{std::move(buffer), slot, std::vector<bool>(group_.params.size(), false)};
 }
@@ -56,7 +57,7 @@ void GradBucket::begin(SlotRing::Slot* slot) {
 void GradBucket::add(size_t index, const at::Tensor& grad) {
   Filling& filling = std::get<Filling>(state_);
   if (lets_wait(filling, index, grad)) {
-    uses(filling.slot).share();  // the stream that computes it
+    uses(filling.slot).share();  // the stream that computes the gradient
     const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
     filling.counted.emplace_back(*options_.ledger, bytes);
     filling.waiting.push_back(placed(index, grad));
@@ -75,7 +76,8 @@ math::Packed GradBucket::placed(size_t index, const at::Tensor& grad) const {
   return {grad, group_.layout.param(index).begin};
 }
 
-// Gradients that wait keep their memory. Large ones are worth a launch of their own.
+// Returns whether this gradient waits for packing. Waiting gradients keep their memory. Large gradients are packed at
+// once, because they are worth their own launch.
 bool GradBucket::lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const {
   const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
   if (filling.filled[index] || filling.waiting_bytes + bytes > kWaitingBytes) return false;
@@ -120,7 +122,8 @@ void GradBucket::launch(Span scratch, bool with_local) {
     const Range range = group_.layout.param(i);
     if (!filling.filled[i]) filling.buffer.slice(0, range.begin, range.end).zero_();
   }
-  // The ring lends buffers to units of other layouts; nobody writes to the padding of the bucket's own.
+  // A ring lends a buffer to units of other layouts, so its padding must be zeroed. Nobody writes to the padding of the
+  // bucket's own buffer.
   if (filling.slot && group_.layout.numel() < padded) filling.buffer.slice(0, group_.layout.numel(), padded).zero_();
   if (local_used_ && with_local) {
     local_uses_.take();
@@ -159,7 +162,7 @@ at::Tensor GradBucket::shard() const {
   return part(shard_range());
 }
 
-// Waits for the ranks' pieces of this rank's gradients.
+// Waits for all ranks' pieces of the gradients of this rank's shard.
 std::vector<const void*> GradBucket::arrived_pieces(InFlight& in_flight) const {
   if (in_flight.exchange) {
     in_flight.exchange->wait();
@@ -171,7 +174,7 @@ std::vector<const void*> GradBucket::arrived_pieces(InFlight& in_flight) const {
   return {in_flight.buffer.slice(0, mine.begin, mine.end).const_data_ptr()};
 }
 
-// Part by part, where the gradients lie in files.
+// Sums the pieces. If the gradients are in files, it sums part by part.
 void GradBucket::sum(InFlight& in_flight) {
   const at::Tensor elsewhere = options_.exit ? options_.exit->begin(*grads_, reduced_) : kept_;
   const std::vector<const void*> pieces = arrived_pieces(in_flight);
@@ -287,7 +290,7 @@ void GradBucket::replace(size_t index, const at::Tensor& values) {
 }
 
 void GradBucket::drop(size_t index) {
-  const bool is_under_way = is_filling() || is_in_flight();  // without gradients: a pass has ended its unit before them
+  const bool is_under_way = is_filling() || is_in_flight();  // a pass may have ended the unit before any gradients
   if (reduced_ && is_under_way) {
     if (!options_.device.is_cpu() || !grads_->in_memory())
       throw StateError(

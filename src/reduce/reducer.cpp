@@ -13,7 +13,7 @@
 namespace zeroshard {
 namespace {
 
-// More than a unit's backward has ends in a pass; a larger number of late() stands for an earlier end.
+// Larger than the number of ends of a unit's backward in a pass. In late(), a larger number means an earlier end.
 constexpr int64_t kMaxEnds = int64_t{1} << 30;
 
 template <typename Visit>
@@ -31,7 +31,8 @@ void for_each_trainable(std::span<const UnitLayout> units, std::span<const UnitP
 Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options,
                  Comm& comm, Ledger& ledger)
     : options_(std::move(options)), comm_(comm), ledger_(ledger), stream_(options_.device) {
-  // Transports that share memory reduce as we do, and only an exchange says when its input may change again.
+  // Transports that share memory reduce in the same way as this class, and only an exchange says when its input may
+  // change again.
   options_.native = options_.native && comm.exchange_needs_scratch();
   options_.ledger = &ledger;
   if (options_.exit_buffers.slots > 0) {
@@ -41,7 +42,8 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
   make_buckets(units, placements);
   if (!options_.ring.empty()) {
     ring_.emplace(slots_by_size(options_.ring), [this](int64_t bytes) {
-      // The ring is allocated by all ranks together; a slot beyond it (SlotRing::acquire) by this rank alone.
+      // All ranks allocate the ring together. A slot beyond the ring (SlotRing::acquire) is allocated by this rank
+      // alone.
       if (ring_) return FlatBuffer(bytes, options_.device, ledger_, Category::kReduceRing, &comm_);
       return FlatBuffer(comm_, bytes, options_.device, ledger_, Category::kReduceRing, "reduce ring");
     });
@@ -55,13 +57,13 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
   set_order(std::move(order));
 }
 
-// On the host an exchange that nobody waited for is left: a peer may never come.
+// On the CPU, exchanges that nobody waited for are abandoned, because a peer may never come.
 Reducer::~Reducer() {
   if (options_.device.is_cpu()) return;
   try {
     const SideStream::Scope scope(stream_);
     for (const size_t index : in_flight_) buckets_[index].await_exchange();
-  } catch (const std::exception&) {  // the device or a rank has failed: nobody uses the memory again
+  } catch (const std::exception&) {  // the device or a rank has failed, so nobody uses the memory again
   }
 }
 
@@ -115,9 +117,11 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
 }
 
 void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm) {
-  // A pass that brought no gradients (torch.autograd.grad of an output) may have launched units in the order that is.
+  // A pass without gradients (torch.autograd.grad of an output) may have launched units in the present order. Then the
+  // order is kept.
   if (!sync || basis_ != Basis::kUnits || next_ != 0 || !completed_.empty()) return;
-  // A unit's last gradients come from its first use. Unused units come last: otherwise all others would wait for them.
+  // A unit's last gradients come from its first use. Unused units come last, because otherwise all others would wait
+  // for them.
   std::vector<size_t> order;
   std::vector<bool> used(num_units(), false);
   const auto append = [&](size_t unit) {
@@ -153,7 +157,7 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   if (empty_[index]) {
     empty_[index] = false;
     ready_at_[index] = ends_[index] + 1;
-    if (basis_ != Basis::kBackward) {  // later passes launch it where its gradients came
+    if (basis_ != Basis::kBackward) {  // later passes launch the bucket at the place where its gradients came
       std::erase(completed_, index);
       completed_.push_back(index);
     }
@@ -161,8 +165,9 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   if (bucket.is_complete()) mark_ready(index);
 }
 
-// The bucket in state Filling, with whatever was in the way finished first. A late gradient does not wait for the peers
-// that read the bucket's last slot: one whose backward failed reads it when it launches the next, after another gather.
+// Returns the bucket in state Filling, after finishing its earlier reduction. A late gradient does not wait for peers
+// that still read the bucket's last slot, because a peer whose backward failed reads it only when it launches the next
+// bucket, after another gather.
 GradBucket& Reducer::filling(size_t index) {
   GradBucket& bucket = buckets_[index];
   while (bucket.is_in_flight()) finish_oldest();  // a late gradient: it gets a second reduction
@@ -182,7 +187,7 @@ SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
     } else if (std::any_of(in_flight_.begin(), in_flight_.end(), same_class)) {
       finish_oldest();
     } else {
-      return ring_->acquire(bytes);  // every slot waits for a gradient or for its turn
+      return ring_->acquire(bytes);  // every slot is being filled or waits for its launch
     }
   }
 }
@@ -209,7 +214,7 @@ void Reducer::mark_ready(size_t index) {
 void Reducer::launch_ready() {
   while (next_ < order_.size() && ready_[order_[next_]]) {
     launch(order_[next_], /*with_local=*/!empty_[order_[next_]]);
-    ++next_;  // not before: a launch that fails is tried again by launch_all(), as other ranks wait for it
+    ++next_;  // not earlier: if a launch fails, launch_all() tries it again, because other ranks wait for it
     finish_overlapped();
   }
 }
@@ -221,7 +226,7 @@ void Reducer::launch(size_t index, bool with_local) {
   if (!scratch_.empty()) {
     scratch = {scratch_[launches_ % scratch_.size()].data(), bucket.group().layout.padded_numel(), bucket.wire_dtype()};
   }
-  bucket.pack();  // on the stream that made the gradients: another one would keep their memory for longer
+  bucket.pack();  // on the stream that made the gradients, because another stream would keep their memory for longer
   {
     const SideStream::Scope scope(stream_);
     bucket.launch(scratch, with_local);
@@ -249,7 +254,7 @@ void Reducer::launch_all(bool sync) {
   if (!sync) return;
   for (const size_t index : order_) {
     if (ready_[index]) continue;
-    filling(index);  // a bucket without any gradient takes part too: other ranks may have some
+    filling(index);  // a bucket without gradients takes part, because other ranks may have some
     mark_ready(index);
   }
   launch_ready();
