@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// In doubles, because products of large sizes pass 2^63.
+// Computed in doubles, because products of large sizes exceed 2^63.
 double work_of(const MatrixShape& shape) {
   return double(shape.numel()) * double(std::min(shape.rows, shape.cols));
 }
