@@ -10,24 +10,25 @@
 namespace zeroshard {
 namespace {
 
-// A world of one has a shard of all: to gather from another tier, if nothing else.
+// Returns whether parameters have shards. A world of one has one if its parameters are on another tier, because it
+// gathers from there.
 bool has_shards(const PlacementOptions& options) {
   const bool from_tier = options.stage == 3 && options.parameter_tier != Tier::kDevice;
   return options.world_size > 1 || options.shard_one_rank || from_tier;
 }
 
-// Stages 2 and 3 keep shards of the gradients, and pass them through the reduce ring.
+// Stages 2 and 3 keep shards of the gradients, and pack gradients in the reduce ring.
 bool shards_gradients(const PlacementOptions& options) {
   return options.stage >= 2 && has_shards(options);
 }
 
-// Where parameters are that do not go to files.
+// Returns the tier of parameters that are not in files.
 Tier in_memory(const PlacementOptions& options) {
   return options.on_device ? Tier::kHost : Tier::kDevice;
 }
 
-// Of a gathered unit's shards. fp32 parameters that a device updates, or a part of them, are the master weights of
-// their states, which would need as much memory there.
+// Returns the tier of a gathered unit's shards. If a device updates some or all fp32 parameters, they stay there,
+// because they are the master weights of the states and would need the same memory there anyway.
 Tier tier_of_parameters(DType dtype, bool requires_grad, bool device_updates, const PlacementOptions& options) {
   const bool are_masters = requires_grad && dtype == DType::kFloat32;
   if (are_masters && device_updates) return Tier::kDevice;
@@ -41,7 +42,7 @@ std::vector<std::string> names_of(std::span<const UnitLayout> units) {
   return names;
 }
 
-// Of the parameters that would lie in files, in the order of the units, as many as may stay.
+// Moves parameters from files back to memory, in the order of the units, as far as parameters_in_memory allows.
 void keep_in_memory(std::span<const UnitLayout> units, const PlacementOptions& options,
                     std::vector<UnitPlacement>& table) {
   int64_t left = options.parameters_in_memory;
@@ -128,8 +129,8 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const double state_share = state_tier == Tier::kDevice ? 1 : options.state_share;
   place.parameters = {parameters == Placement::kReplicated ? Extent::kWhole : Extent::kShard, dtype};
   place.host_updates = requires_grad && (state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device));
-  const bool device_updates = options.on_device && (!place.host_updates || state_share < 1);  // a part, or all
-  // Small units have their shards where they stay gathered.
+  const bool device_updates = options.on_device && (!place.host_updates || state_share < 1);  // some or all elements
+  // The shards of small units stay on the device, because their gathered parameters do.
   const bool is_gathered = options.stage == 3 && parameters == Placement::kSharded;
   if (is_gathered) place.parameters.tier = tier_of_parameters(dtype, requires_grad, device_updates, options);
   if (!requires_grad) return place;
@@ -138,20 +139,20 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   place.wire_dtype = options.wire_dtype.value_or(dtype);
   const bool accumulates = options.grad_accumulation_steps > 1;
   place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);
-  // Stages 0 and 1, and a world of one, keep every gradient as it goes on the wire and reduce in place. Reduced
-  // gradients need memory of their own when they have another dtype, or when later micro-batches would overwrite them.
-  // Gradients that leave the device once they are reduced have no whole place there.
+  // Stages 0 and 1, and a world of one, keep all gradients in the wire dtype and reduce in place. Reduced gradients
+  // need their own memory if they have another dtype, or if later micro-batches would overwrite them. Gradients that
+  // leave the device after their reduction have no packed buffer of their own there.
   const bool passes_ring = shards_gradients(options) || gradient_tier != Tier::kDevice;
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
   place.sends_parameters = device_updates && place.parameters.tier != Tier::kDevice;
-  // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie on a device.
+  // fp32 parameters are their own master weights, unless they are on a device and updated on the host.
   if (dtype != DType::kFloat32 || place.updates_on_host()) {
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
     place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;
   }
-  // The device's own kernels keep fp32.
+  // The device's own kernels only support fp32 moments.
   const DType moment_dtype = device_updates ? DType::kFloat32 : options.moment_dtype;
   if (options.optimizer_slots > 0)
     place.moments = {place.updated, moment_dtype, options.optimizer_slots, state_tier, state_share};
