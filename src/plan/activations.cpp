@@ -10,23 +10,23 @@
 
 // Note [Activations]
 // The coefficients were found by counting the storages that autograd saves (torch.autograd.graph.saved_tensors_hooks)
-// of transformers' classes while one size at a time changed; tests/python/test_activations.py counts them again. `e` is
-// the size of an element of the dtype of compute. Norms compute in fp32, and so do logits and loss.
+// for transformers' classes while one size at a time changed. tests/python/test_activations.py counts them again. `e`
+// is the element size of the compute dtype. Norms, logits and loss are computed in fp32.
 namespace zeroshard {
 namespace {
 
 struct Counted {
-  double inner = 0;                  // of a layer: the inner activations of an MLP that tiles leave out, per token
-  double layer = 0, layer_once = 0;  // bytes of a decoder layer: per token, and besides
-  double ends = 0, ends_once = 0;    // of what is before and after them
-  double logits = 0;                 // per token, with the loss and its gradients
+  double inner = 0;                  // inner activations of a layer's MLP per token, which tiles avoid
+  double layer = 0, layer_once = 0;  // bytes of a decoder layer: per token, and per batch
+  double ends = 0, ends_once = 0;    // bytes before and after the layers: per token, and per batch
+  double logits = 0;                 // bytes per token, including the loss and its gradients
 };
 
-// `length`: how many keys a token attends to, where scores are stored.
+// `length` is the number of keys that a token attends to, for models that store scores.
 Counted llama_like(const ModelShapes& model, double e, double length, double ranks) {
   const LayerSizes& sizes = model.sizes;
   const double h = double(model.hidden_size), i = double(sizes.intermediate), heads = double(sizes.heads);
-  // Ranks of a sequence group have a key-value head each.
+  // Each rank of a sequence group has at least one key-value head.
   const double q = heads * double(sizes.head_dim),
                kv = std::max(double(sizes.kv_heads), ranks) * double(sizes.head_dim);
   const double norm = 4;  // the fp32 factor of a norm
@@ -37,11 +37,11 @@ Counted llama_like(const ModelShapes& model, double e, double length, double ran
     counted.layer += (4 + e) * (q + kv) + norm * double(sizes.heads + sizes.kv_heads);
   if (sizes.experts > 0) {
     const double chosen = double(sizes.experts_per_token);
-    counted.inner = 0;  // its experts are not tiled
+    counted.inner = 0;  // experts are not tiled
     counted.layer = (8 + 4 * e + 2 * e * chosen) * h + 4 * e * i * chosen + 2 * e * (q + kv) + 4 * heads + 2 * norm +
                     4.125 * double(sizes.experts) + 40 * chosen + 4;
   }
-  counted.ends = (4 + 2 * e) * h + norm + 16;                   // and the tokens with their labels
+  counted.ends = (4 + 2 * e) * h + norm + 16;                   // includes the tokens and their labels
   counted.ends_once = 2 * e * double(sizes.head_dim) * length;  // angles of the rotary embedding
   counted.logits = 12 * double(sizes.vocab);
   if (model.model_type == "gemma2") {  // four norms, scores of attention in fp32, capped logits
@@ -56,7 +56,7 @@ Counted llama_like(const ModelShapes& model, double e, double length, double ran
 Counted gpt2(const ModelShapes& model, double e) {
   const double h = double(model.hidden_size), i = double(model.sizes.intermediate);
   Counted counted;
-  counted.inner = 5 * e * i + e * h;  // with the mask of its dropout
+  counted.inner = 5 * e * i + e * h;  // includes the mask of its dropout
   counted.layer = 9 * e * h + counted.inner + 4 * double(model.sizes.heads) + 4 * e;
   counted.ends = 3 * e * h + 2 * e + 24;
   counted.logits = 12 * double(model.sizes.vocab);
@@ -72,7 +72,7 @@ void check_sequence_parallel(const ModelShapes& model, const ActivationOptions& 
 
 constexpr double kLogitBytesOfTile = 256 * 1024 * 1024;
 
-// One in each block of HostActivations, and the two that a RecordStore reads.
+// One input in each block of HostActivations, and two that a RecordStore reads.
 constexpr double kInputsOnTheWay = 5;
 
 }  // namespace
@@ -107,7 +107,8 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   const int64_t parts = options.tiled && counted.inner > 0 ? mlp_tiles(options.piece_length(), model.hidden_size) : 1;
   if (parts > 1) counted.layer -= counted.inner;
   if (options.tiled) counted.logits /= double(loss_tiles(int64_t(tokens), model.sizes.vocab));
-  // What attention returns is kept for its heads and, once more, as the piece that the next projection takes.
+  // Each rank keeps the output of attention for its own heads, and also the piece of the sequence that the next
+  // projection gets.
   const double queries = double(model.sizes.heads) * double(model.sizes.head_dim);
   const double exchanged = options.sequence_parallel > 1 ? e * queries * tokens : 0;
   const double layer = counted.layer * tokens + counted.layer_once + exchanged;
@@ -115,14 +116,14 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   planned.ends = counted.ends * tokens + counted.ends_once / double(options.sequence_parallel);
   planned.at_most = counted.logits * tokens;
   planned.layers = num_layers * layer;
-  // The gradients of an MLP come on top: at most one of its size at a time.
+  // The gradients of an MLP are added: at most one tensor of its size exists at a time.
   const double inner_grads = e * double(model.sizes.intermediate) * tokens;
   const double of_tile = parts > 1 ? (counted.inner * tokens + inner_grads) / double(parts) : 0;
   planned.at_most = std::max(planned.at_most, of_tile);
   if (options.checkpointing) {
     const double input = e * double(model.hidden_size) * tokens;
     const bool stay = options.checkpoints == Tier::kDevice;
-    // Those that leave: the input that is used, and the next one, which is brought back meanwhile.
+    // If inputs are offloaded, the device has the input in use and the next one, which is being copied back.
     planned.layers = (stay ? num_layers : std::min(num_layers, 2.0)) * input;
     if (!stay) planned.elsewhere = num_layers * input;
     if (options.on_device && options.checkpoints == Tier::kFile)

@@ -30,7 +30,7 @@ std::string_view value_of(OffloadConfig::Gradients gradients) {
                                          : "\"device\"";
 }
 
-// The keys that lead from one to the other, in the order in which people read them.
+// Returns the keys that change one plan into the other, in the order in which people read them.
 std::vector<KeyValue> keys_between(const PlanOptions& from, const PlanOptions& to) {
   std::vector<KeyValue> keys;
   const auto add = [&](const char* path, std::string value) { keys.push_back({path, std::move(value)}); };
@@ -46,7 +46,7 @@ std::vector<KeyValue> keys_between(const PlanOptions& from, const PlanOptions& t
   return keys;
 }
 
-// States go to the tier, as many as the ratio says, and all of them.
+// Adds changes that put states on `tier`: first with the configured ratio, then with all states.
 void add_with_states_on(Tier tier, const PlanOptions& from, std::vector<PlanOptions>& changes) {
   const auto add = [&](double share) {
     changes.push_back(from);
@@ -58,7 +58,7 @@ void add_with_states_on(Tier tier, const PlanOptions& from, std::vector<PlanOpti
   if (from.state_share < 1) add(1);
 }
 
-// The fastest first, as offload_choices() has them: to the host, then to files.
+// Returns changes that offload states, the fastest first: to the host, then to files, like offload_choices().
 std::vector<PlanOptions> offloads_of_state(const FitSearch& search, const PlanOptions& from) {
   std::vector<PlanOptions> changes;
   if (from.stage == 0) return changes;
@@ -91,7 +91,8 @@ PlanOptions with_gradients(OffloadConfig::Gradients gradients, PlanOptions optio
   return options;
 }
 
-// Where gradients are to stay on the device, each is followed by the same with gradients that leave it, too.
+// If gradients are configured to stay on the device, each change is followed by the same change with offloaded
+// gradients.
 std::vector<PlanOptions> offloads_of_gradients(const FitSearch& search, const PlanOptions& from) {
   using Gradients = OffloadConfig::Gradients;
   std::vector<PlanOptions> changes = offloads_of_state(search, from);
@@ -106,7 +107,8 @@ std::vector<PlanOptions> offloads_of_gradients(const FitSearch& search, const Pl
   return all;
 }
 
-// Beside states in files gradients can be there, too: they go last, as each micro-batch writes them.
+// If states are in files, gradients may be there, too. These changes come last, because each micro-batch writes
+// gradients.
 std::vector<PlanOptions> offloads(const FitSearch& search, const PlanOptions& from) {
   std::vector<PlanOptions> changes = offloads_of_gradients(search, from), to_files;
   if (!search.may_use_files || from.stage == 0) return changes;
@@ -121,7 +123,8 @@ std::vector<PlanOptions> offloads(const FitSearch& search, const PlanOptions& fr
   return changes;
 }
 
-// A higher stage, offload, then both. A rank alone has nobody to share with: there a stage only allows offload.
+// Returns changes of keys: a higher stage, offload, then both. A single rank cannot share with others, so a stage only
+// allows offload there.
 std::vector<PlanOptions> changes_of_keys(const FitSearch& search) {
   std::vector<PlanOptions> changes, more;
   for (int stage = search.options.stage + 1; stage <= 3; ++stage) {
@@ -206,7 +209,7 @@ std::optional<FitChange> smallest_change(const FitSearch& search) {
   std::vector<PlanOptions> on_more{search.options};
   on_more.insert(on_more.end(), changes.begin(), changes.end());
   for (PlanOptions& change : on_more) {
-    if (change.stage == 0) continue;  // every rank holds all
+    if (change.stage == 0) continue;  // at stage 0 every rank holds everything
     const std::optional<int> ranks = ranks_that_fit(search, change);
     if (!ranks) continue;
     change.world_size = *ranks;

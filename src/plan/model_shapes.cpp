@@ -8,22 +8,22 @@
 #include "base/shown_text.h"
 #include "zeroshard/plan.h"
 
-// Parameter names, shapes and order as transformers 5 builds them for causal language models.
+// Lists parameter names, shapes and order as transformers 5 builds them for causal language models.
 namespace zeroshard {
 namespace {
 
 using Json = nlohmann::json;
 
-// Defaults of transformers for absent fields, and the differences of the families from Llama.
+// The defaults of transformers for absent fields, and the differences of model families from Llama.
 struct Family {
   std::string_view model_type;
   int64_t vocab, hidden, intermediate, layers, heads;
   int64_t kv_heads;  // 0: as many as heads
   int64_t head_dim;  // 0: hidden / heads
   bool tied = false;
-  bool qkv_bias = false;        // always, on q, k and v alone
-  bool attention_bias = false;  // reads "attention_bias", for q, k, v and o
-  bool mlp_bias = false;        // reads "mlp_bias"
+  bool qkv_bias = false;        // always present, only on q, k and v
+  bool attention_bias = false;  // the model reads "attention_bias", for q, k, v and o
+  bool mlp_bias = false;        // the model reads "mlp_bias"
   bool qk_norm = false;
   bool feedforward_norms = false;
   bool experts = false;
@@ -97,7 +97,8 @@ class Fields {
  public:
   Fields(const Json& json, const std::string& source) : json_(json), source_(source) {}
 
-  // A whole number from 1 to `max`; the fallback, and a note of it, when absent. Fallback 0: the caller derives it.
+  // Returns a whole number from 1 to `max`. If the field is absent, returns the fallback and notes it. Fallback 0 means
+  // that the caller derives the value.
   int64_t size(const char* key, int64_t fallback, int64_t max = kMaxSize) {
     const auto field = json_.find(key);
     if (field == json_.end()) {
@@ -110,7 +111,7 @@ class Fields {
     return field->get<int64_t>();
   }
 
-  // As size(), but may be absent or null: then 0.
+  // Like size(), but the field may be null, which gives 0.
   int64_t optional_size(const char* key, int64_t fallback) {
     const auto field = json_.find(key);
     return field != json_.end() && field->is_null() ? 0 : size(key, fallback);
@@ -152,7 +153,7 @@ class UnitBuilder {
     weight(module, {out, in});
     if (bias) add(module + ".bias", {out});
   }
-  // GPT-2's Conv1D keeps its weight transposed.
+  // The weight of GPT-2's Conv1D is transposed.
   void conv1d(const std::string& module, int64_t in, int64_t out) {
     weight(module, {in, out});
     add(module + ".bias", {out});
@@ -201,7 +202,7 @@ UnitShapes llama_layer(const Family& family, const LlamaDims& dims, int64_t inde
   return unit.build();
 }
 
-// A module outside of the layers is a unit of its own.
+// A module outside of the layers is its own unit.
 UnitShapes module_unit(const std::string& module, std::vector<int64_t> shape, bool has_bias = false) {
   UnitBuilder unit(module);
   unit.add("weight", shape);
@@ -236,7 +237,7 @@ ModelShapes llama_like(const Family& family, Fields& fields) {
     dims.head_dim = dims.hidden / dims.heads;
   }
   if (family.experts) {
-    // transformers also takes the alias.
+    // transformers accepts both names of this field.
     dims.experts = fields.size(fields.has("num_experts") ? "num_experts" : "num_local_experts", 8);
   }
   const bool attention_bias = family.attention_bias && fields.flag("attention_bias", false);
@@ -267,7 +268,7 @@ UnitShapes gpt2_layer(int64_t hidden, int64_t inner, int64_t index) {
 }
 
 ModelShapes gpt2(Fields& fields) {
-  // transformers takes either name of a field.
+  // transformers accepts both names of a field.
   const auto size = [&](const char* key, const char* alias, int64_t fallback, int64_t max = kMaxSize) {
     return fields.size(fields.has(alias) ? alias : key, fallback, max);
   };
@@ -292,7 +293,7 @@ ModelShapes gpt2(Fields& fields) {
   return model;
 }
 
-// Sizes are bounded one by one; their products are bounded here, before anything multiplies them in int64.
+// Each size is limited on its own. This function limits their products before anything multiplies them in int64.
 void check_count(const ModelShapes& model, const std::string& source) {
   double count = 0;
   for (const UnitShapes& unit : model.units) {

@@ -13,7 +13,8 @@
 namespace zeroshard {
 namespace {
 
-// Without padding. One division at the end: correctly rounded, and exact whenever the result is.
+// Returns bytes without padding. The single division at the end makes the result correctly rounded, and exact whenever
+// that is possible.
 double ideal_bytes(const Held& held, int64_t numel, int world_size) {
   const double whole = double(held.element_bytes()) * double(numel);
   return held.extent == Extent::kShard ? whole / double(world_size) : whole;
@@ -32,7 +33,7 @@ int optimizer_slots(const OptimizerConfig& config) {
     case OptimizerConfig::Type::kSgd:
       return config.momentum != 0 ? 1 : 0;
     case OptimizerConfig::Type::kMuon:
-      return 2;  // of AdamW, for what is no matrix
+      return 2;  // AdamW needs 2, for parameters that are not matrices
   }
   return 0;
 }
@@ -77,7 +78,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
     options.matrix_dtype = config.optimizer->ns_gram ? DType::kFloat32 : DType::kBFloat16;
   options.moment_dtype = config.offload.moment_dtype;
   options.delayed_update = config.offload.delayed_update && on_device;
-  // A step may have several micro-batches if the caller ends it.
+  // If the caller ends steps, a step may have several micro-batches.
   options.grad_accumulation_steps =
       std::max<int64_t>(config.grad_accumulation_steps, config.managed_accumulation ? 1 : 2);
   options.overlap = config.overlap_comm;
@@ -192,7 +193,7 @@ PlannedUnit describe(const UnitLayout& unit, const UnitPlacement& placement) {
 
 }  // namespace
 
-// All parameters of a planned model have one dtype and are trained: a unit has one group.
+// All parameters of a planned model have one dtype and are trained, so a unit has one group.
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options) {
   check_plan_options(options);
   const std::vector<UnitLayout> units = make_unit_layouts(model, options);

@@ -6,20 +6,20 @@
 #include "placement/placement.h"
 
 // Note [Step time]
-// A token costs 2 operations per parameter of a matrix in the forward pass, and 4 h L more for attention over L keys
-// with h = heads x head_dim in each layer, masked ones counted as those who publish utilisations do; twice as much in
-// the backward pass. The update of an element reads and writes its master weight and moments, reads its gradient, and
-// writes the parameter where that is of 16 bits. Copies to and from the device go on while it computes. Swap files are
-// read and written while the update runs, and the update begins when backward has ended: what the buffers hold is read
-// before, which counts for nothing in a model worth offloading.
+// In the forward pass, a token costs 2 operations per parameter of a matrix, and 4 h L more for attention over L keys
+// in each layer, with h = heads x head_dim. Masked keys count, as in published utilisations. The backward pass costs
+// twice as much. The update of an element reads and writes its master weight and moments, reads its gradient, and
+// writes the parameter if that has 16 bits. Copies to and from the device overlap compute. Swap files are read and
+// written during the update, which begins after backward. The buffers are filled earlier, but they are negligible in a
+// model that is worth offloading.
 namespace zeroshard {
 namespace {
 
-// Parameters that a token is multiplied with.
+// Returns the number of parameters that a token is multiplied with.
 double active_params(const ModelShapes& model) {
   const LayerSizes& sizes = model.sizes;
   double sum = 0;
-  for (size_t u = 1; u < model.units.size(); ++u) {  // without embeddings, which are looked up
+  for (size_t u = 1; u < model.units.size(); ++u) {  // without embeddings, because they are looked up
     if (model.units[u].name.ends_with(".wpe")) continue;
     for (const ParamShape& param : model.units[u].params) sum += double(param.numel());
   }
@@ -61,23 +61,23 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
       place_group(options.compute_dtype, /*requires_grad=*/true, Placement::kSharded, options).parameters.tier;
   const bool have_left = parameters != Tier::kDevice;
   if (options.on_device && have_left) bytes.to_device = 2 * updated * e * batches;  // for forward and for backward
-  if (options.on_device) {  // what the device updates takes no time
+  if (options.on_device) {  // the update on the device takes no time
     const double all = updated;
     updated *= options.state_tier == Tier::kDevice ? 0 : options.state_share;
     if (have_left) bytes.to_host = (all - updated) * e;
     if (updated == 0) return bytes;
   }
-  const double states = 4 + double(place.moments.element_bytes());  // the master weight comes first
+  const double states = 4 + double(place.moments.element_bytes());  // 4 bytes of the master weight, then the moments
   bytes.memory = updated * (2 * states + gradient + (is_wide ? 0 : e));
   if (!options.on_device) return bytes;
   if (options.gradient_tier != Tier::kDevice) {
     bytes.to_host += updated * gradient * batches;
-    bytes.to_device += updated * gradient * (batches - 1);  // sums over micro-batches are made on the device
+    bytes.to_device += updated * gradient * (batches - 1);  // the device sums over micro-batches
   } else {
-    bytes.to_host += updated * gradient;  // once, for the update
+    bytes.to_host += updated * gradient;  // once per step, for the update
   }
   if (!have_left) {
-    bytes.to_host += updated * e;  // what users may have written
+    bytes.to_host += updated * e;  // includes parameters, because users may have written them
     bytes.to_device += updated * e;
   }
   return bytes;
@@ -102,13 +102,14 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   step.forward = forward_flops(model, activations) * batches / rates.flops;
   step.backward = step.forward * (activations.checkpointing ? 3 : 2);
   step.update = seconds(bytes.memory, rates.host, "host");
-  // Inputs of checkpointed layers that leave the device go and come back.
+  // Offloaded inputs of checkpointed layers are copied to the host and back.
   const double left = activations.on_device ? plan_activations(model, activations).elsewhere * batches : 0;
   step.link = seconds(std::max(bytes.to_host, bytes.to_device) + left, rates.link, "link");
-  const bool own_masters = options.compute_dtype == DType::kFloat32;  // who writes them reads them first
+  // Code that writes its own master weights reads them first.
+  const bool own_masters = options.compute_dtype == DType::kFloat32;
   const double parameters = planned.file.parameters;
-  // Parameters are read for forward and for backward; inputs of checkpointed layers are written, and read. Gradients
-  // are written in each backward, and all but the first add to what they read.
+  // Parameters are read for forward and for backward. Inputs of checkpointed layers are written once and read once.
+  // Gradients are written in each backward. Each backward except the first also reads them, because it adds to them.
   const double inputs = options.activations_in_files ? plan_activations(model, activations).elsewhere : 0;
   const double gradients = planned.file.gradients;
   step.reads = seconds(2 * batches * (parameters + inputs) + (2 * batches - 1) * gradients, rates.disk, "disk");
