@@ -12,7 +12,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kBytes = size_t{64} << 20;
 
-// Two blocks, of which each is copied onto the other.
+// Copies two blocks onto each other in turn.
 double bytes_copied(std::vector<char>& memory, Clock::time_point end) {
   double bytes = 0;
   do {

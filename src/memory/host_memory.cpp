@@ -29,7 +29,7 @@ std::optional<int64_t> number_in(std::string_view text) {
   return error == std::errc{} ? std::optional(number) : std::nullopt;
 }
 
-// The number in the line that begins with `name` and a space or a colon.
+// Returns the number in the line that begins with `name` and a space or a colon.
 std::optional<int64_t> field(const std::string& text, const std::string& name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -45,7 +45,7 @@ struct CgroupFiles {
   std::string folder, limit, used, cache;
 };
 
-// Of the controller "memory" in version 1, or of version 2, whose line has no controller.
+// Finds the files of the controller "memory" in version 1, or of version 2, whose line has no controller.
 std::optional<CgroupFiles> find_cgroup(const std::string& root, std::string& path) {
   std::istringstream lines(text_of(root + "/proc/self/cgroup"));
   std::optional<CgroupFiles> found;
@@ -66,7 +66,8 @@ std::optional<CgroupFiles> find_cgroup(const std::string& root, std::string& pat
   return found;
 }
 
-// Each group may have a limit. In a container the path may be the host's, of which only the root is there.
+// Each control group on the path may have a limit. In a container the path may be the host's, of which only the root
+// exists there.
 void read_cgroups(const std::string& root, HostMemory& memory) {
   std::string path;
   const std::optional<CgroupFiles> files = find_cgroup(root, path);
@@ -74,7 +75,7 @@ void read_cgroups(const std::string& root, HostMemory& memory) {
   for (;; path.resize(path.rfind('/'))) {
     while (path.ends_with('/')) path.pop_back();
     const std::string folder = concat(files->folder, path, "/");
-    const std::optional<int64_t> limit = number_in(text_of(folder + files->limit));  // "max" is none
+    const std::optional<int64_t> limit = number_in(text_of(folder + files->limit));  // "max" means no limit
     const bool counts = limit && (memory.total == 0 || *limit < memory.total);
     if (counts && *limit < memory.cgroup_limit.value_or(std::numeric_limits<int64_t>::max())) {
       memory.cgroup_limit = limit;
