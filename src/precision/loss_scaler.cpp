@@ -8,7 +8,7 @@
 namespace zeroshard {
 namespace {
 
-// The scale is multiplied into fp32 values, so it must stay finite there.
+// The largest scale. fp32 values are multiplied by the scale, so it must be finite in fp32.
 const double kMaxScale = std::ldexp(1.0, 127);
 
 double initial_scale(const Fp16Config& config) {
