@@ -26,18 +26,18 @@ Span span_of(const at::Tensor& tensor) {
   return {tensor.data_ptr(), tensor.numel(), to_dtype(tensor.scalar_type())};
 }
 
-// The input is temporary memory, so nobody may still read it when this returns.
+// Waits for the output and for the readers of the input, because the input is temporary memory.
 void finish(const std::unique_ptr<Work>& work) {
   work->wait();
   work->drain();
 }
 
-// [.., S * n, ..] at `split` -> [S, .., n, ..]: what each rank gets.
+// [.., S * n, ..] at `split` -> [S, .., n, ..]: one piece for each rank.
 at::Tensor pieces_of(const at::Tensor& tensor, int64_t split, int64_t ranks) {
   return tensor.unflatten(split, {ranks, tensor.size(split) / ranks}).movedim(split, 0);
 }
 
-// One all-to-all. `tensors` have one dtype.
+// Runs one all-to-all. All `tensors` have one dtype.
 std::vector<at::Tensor> exchange_alike(Comm& comm, const std::vector<at::Tensor>& tensors, int64_t split,
                                        int64_t join) {
   const int64_t ranks = comm.world_size();
@@ -64,7 +64,7 @@ std::vector<at::Tensor> exchange_alike(Comm& comm, const std::vector<at::Tensor>
   return joined;
 }
 
-// As many all-to-alls as there are dtypes: with autocast, queries and keys may have another one than values.
+// Runs one all-to-all per dtype. With autocast, queries and keys may have another dtype than values.
 std::vector<at::Tensor> exchange_all(Comm& comm, const std::vector<at::Tensor>& tensors, int64_t split, int64_t join) {
   std::vector<at::Tensor> result(tensors.size());
   for (size_t first = 0; first < tensors.size(); ++first) {
@@ -82,7 +82,7 @@ std::vector<at::Tensor> exchange_all(Comm& comm, const std::vector<at::Tensor>& 
   return result;
 }
 
-// The gradient of a head is the sum over its `copies` neighbours at dimension 1, in their order.
+// Returns the gradient of each head: the sum over its `copies`, which are neighbours in dimension 1, in their order.
 at::Tensor sum_of_copies(const at::Tensor& grads, int64_t copies) {
   if (copies == 1) return grads;
   const at::Tensor each = grads.unflatten(1, {grads.size(1) / copies, copies});
@@ -109,7 +109,7 @@ class HeadExchange : public torch::autograd::Function<HeadExchange> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto held = context->saved_data["comm"].toCapsule();
     std::vector<at::Tensor> back = exchange_all(*static_cast<Held&>(*held).comm, grads, 2, 1);
-    variable_list result{at::Tensor()};  // of `comm`
+    variable_list result{at::Tensor()};  // the gradient of `comm`
     for (size_t i = 0; i < back.size(); ++i)
       result.push_back(sum_of_copies(back[i], context->saved_data[key(i)].toInt()));
     return result;
@@ -136,7 +136,7 @@ class GroupMean : public torch::autograd::Function<GroupMean> {
     const at::Tensor all = at::empty({ranks, 2}, mine.options());
     finish(comm->all_gather(span_of(all), span_of(mine), kRows));
     const at::Tensor losses = all.select(1, 0), counts = all.select(1, 1), total = counts.sum().clamp_min(1);
-    // A mean over nothing is not a number.
+    // A rank with a count of 0 may have NaN as its loss, so its loss counts as 0.
     const at::Tensor mean = (at::where(counts > 0, losses, at::zeros_like(losses)) * counts).sum() / total;
     context->save_for_backward({counts.select(0, comm->rank()) * static_cast<double>(ranks) / total});
     return mean.to(loss.scalar_type()).reshape(loss.sizes());
