@@ -16,7 +16,7 @@
 namespace zeroshard {
 namespace {
 
-// Where the files lie, and the key that says it.
+// The directories of the files, and the configuration key that sets them.
 struct Directories {
   const std::vector<std::string>& paths;
   std::string_view key;

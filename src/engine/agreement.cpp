@@ -10,14 +10,14 @@
 namespace zeroshard {
 namespace {
 
-// Every rank's `mine`, in rank order; all have the same length.
+// Returns `mine` of every rank, in rank order. All texts have the same length.
 std::vector<std::string> all_gather_text(Comm& comm, const std::string& mine) {
   const auto size = int64_t(mine.size());
   const auto received = comm.allocate(size * comm.world_size(), "agreement");
   comm.all_gather({received->data(), received->bytes(), DType::kOther1}, {mine.data(), size, DType::kOther1},
                   "agreement")
       ->wait();
-  comm.barrier("agreement");  // `mine` must stay as it is until every rank has read it
+  comm.barrier("agreement");  // `mine` must not change until every rank has read it
   const char* const data = static_cast<const char*>(received->data());
   std::vector<std::string> texts;
   for (int rank = 0; rank < comm.world_size(); ++rank) texts.emplace_back(data + rank * size, size_t(size));

@@ -19,7 +19,8 @@ void tell_offload_param(const Config& config, std::span<const UnitLayout> units,
                         std::span<const UnitPlacement> placements) {
   int64_t stay = 0, leave = 0;
   for (size_t u = 0; u < units.size(); ++u) {
-    if (placements[u].parameters != Placement::kSharded) continue;  // small units stay, and those of a rule
+    // Small units and those of a rule stay on the device anyway.
+    if (placements[u].parameters != Placement::kSharded) continue;
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const bool stays = placements[u].groups[g].parameters.tier == Tier::kDevice;
       (stays ? stay : leave) += units[u].groups[g].layout.numel();

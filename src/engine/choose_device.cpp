@@ -26,13 +26,13 @@ int count_of(c10::DeviceType type) {
   return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::VirtualGuardImpl(type).deviceCount() : 0;
 }
 
-// What hides GPUs, if it is set.
+// Returns the variable that hides GPUs, if it is set.
 std::string shown_devices() {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   return visible != nullptr ? concat(" (CUDA_VISIBLE_DEVICES='", visible, "')") : "";
 }
 
-// One call's name, with errors that say where it was given.
+// The device name of one call. Its errors say where the name was given.
 class Choice {
  public:
   Choice(const std::string& name, const std::string& place, const RankEnvironment& ranks)
@@ -53,7 +53,7 @@ class Choice {
     std::optional<c10::Device> device;
     try {
       device.emplace(name_);
-    } catch (const c10::Error&) {  // no name of a device
+    } catch (const c10::Error&) {  // not the name of a device
     }
     if (!device || (!device->is_cpu() && !at::accelerator::isAccelerator(device->type())))
       refuse("it must be auto, cpu, cuda, or cuda:N with the number of one GPU");

@@ -15,7 +15,7 @@ std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp
 }
 
 void compare_histories(std::span<Comm* const> comms, std::string_view tag) {
-  std::vector<int64_t> words;  // each once as it is and once negated: the maxima agree exactly when all are alike
+  std::vector<int64_t> words;  // each history and its negation: all are equal exactly if both maxima agree
   std::vector<Comm*> compared;
   for (Comm* const comm : comms) {
     const auto history = comm->history();
@@ -57,7 +57,7 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
     kHash,
     kHashSquare
   };
-  constexpr int64_t kHashes = int64_t{1} << 24;  // so that the squares of many ranks can be added
+  constexpr int64_t kHashes = int64_t{1} << 24;  // small enough to add the squares of many ranks
   ExactSum carried;                              // normalised, so that limbs of many ranks can be added
   carried.add(squares);
   std::vector<int64_t> words(carried.limbs().begin(), carried.limbs().end());
@@ -76,7 +76,7 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
   consensus.signals = {words[kSaveFailed] > 0, words[kStop] > 0, words[kWrote] > 0, words[kAssigned] > 0};
   consensus.some_have_gradients = words[kHaveGradients] > 0;
   consensus.all_have_gradients = words[kHaveGradients] == comm.world_size();
-  // Numbers are all alike exactly when their mean square is the square of their mean.
+  // Numbers are all equal exactly if their mean square is the square of their mean.
   const auto sum = static_cast<__int128>(words[kHash]);
   consensus.same_hash = sum * sum == static_cast<__int128>(words[kHashSquare]) * comm.world_size();
   return consensus;
@@ -98,7 +98,7 @@ std::string find_non_finite(Comm& comm, std::span<ShardedGroup* const> groups, c
     }
     return kNone;
   };
-  // Negated, so that the maximum over ranks is the first.
+  // Negated, so that the maximum over ranks is the first parameter.
   const int64_t agreed = all_reduce(comm, {first_here()}, ReduceOp::kMax, kTag)[0];
   if (agreed == kNone) return "";
   return groups[size_t(-agreed / kGroupStride)]->param(size_t(-agreed % kGroupStride)).name();

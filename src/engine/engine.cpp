@@ -21,7 +21,7 @@
 namespace zeroshard {
 namespace {
 
-// Each with as many digits as tell it from its neighbours.
+// Returns the settings as text, each with enough digits to distinguish it from its neighbours.
 NamedValues settings_of(const std::vector<ParamGroupOptions>& groups) {
   NamedValues settings;
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -43,7 +43,7 @@ void Engine::Impl::check_caller() const {
         "the handler of a signal called the engine while it waits for other ranks or for a checkpoint. Let the handler "
         "note the signal, or call request_stop(), and act on it between steps");
   if (options.device.is_cpu()) return;
-  gather_comm.check();  // the thread that watches the device may have found out that a rank is gone
+  gather_comm.check();  // the thread that watches the device may have noticed that a rank is gone
   reduce_comm.check();
 }
 
@@ -65,8 +65,8 @@ void Engine::Impl::report_skip(double scale) {
                           "learning rate, look for inf or NaN in the data, or train in bf16"));
 }
 
-// Hashes what must be the same on all ranks at a step: which parameters require a gradient, of which the user has
-// dropped it, and the groups' settings.
+// Hashes the values that must be the same on all ranks at a step: which parameters require a gradient, whose gradients
+// the user has dropped, and the groups' settings.
 uint32_t Engine::Impl::hash_of_step(const std::vector<ParamGroupOptions>& groups) const {
   uint64_t hash = 0;
   const auto add = [&](uint64_t value) { hash = (hash ^ (hash >> 29)) * 0x9E3779B97F4A7C15ULL + value; };
@@ -77,7 +77,7 @@ uint32_t Engine::Impl::hash_of_step(const std::vector<ParamGroupOptions>& groups
   return uint32_t((hash ^ (hash >> 29)) * 0x9E3779B97F4A7C15ULL >> 32);
 }
 
-// After the consensus, which has the same on all ranks.
+// Call it after the consensus, whose results are the same on all ranks.
 void Engine::Impl::check_step(const std::vector<ParamGroupOptions>& groups) {
   if (!consensus.same_hash) {
     NamedValues now;
@@ -106,7 +106,7 @@ void Engine::Impl::check_step(const std::vector<ParamGroupOptions>& groups) {
                           ". Every rank calls backward and zero_grad as often as the others"));
 }
 
-// Before the update: afterwards, stages 1 and 2 have overwritten what other ranks own.
+// Call it before the update, because the update of stages 1 and 2 overwrites elements that other ranks own.
 void Engine::Impl::compare_replicas() {
   const int every = options.config.check_replicas_every;
   if (every == 0 || ++uncompared_steps < every) return;
@@ -125,7 +125,7 @@ void Engine::Impl::compare_replicas() {
 
 namespace {
 
-// Without an observer of their own, steps are told to the world's.
+// If the options have no observer, the world's observer is told about steps.
 EngineOptions observed(EngineOptions options, const World& world) {
   if (!options.observer) options.observer = world.observer();
   return options;
@@ -142,10 +142,11 @@ Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, std::un
                                    world_->reduce(), world_->checkpoint())) {}
 
 Engine::~Engine() {
-  // A forked child has neither the threads nor the peers that parts of the engine end with: the child's end frees all.
+  // A forked child has neither the threads nor the peers that the destructors of the engine need. The memory is freed
+  // when the child ends.
   if (impl_ && !impl_->process.is_own()) static_cast<void>(impl_.release());
   const auto observer = impl_ ? impl_->options.observer : nullptr;
-  impl_.reset();  // may wait for a save that is under way
+  impl_.reset();  // may wait for a running save
   if (observer) observer->engine_ended();
 }
 
@@ -158,12 +159,12 @@ void Engine::begin_forward(bool training) {
   if (impl_->has_lent_shards) impl_->gathers.after_current_stream();
   impl_->executor->begin_pass(training);
   impl_->ended_before_gradients.clear();
-  if (!training) end_cpu_memory_step();  // evaluation has no other end
+  if (!training) end_cpu_memory_step();  // an evaluation has no step that could end the memory step
 }
 
 std::shared_ptr<KeptTensor> Engine::keep(const at::Tensor& tensor) {
   if (!impl_->activations) return nullptr;
-  // Views of parameters stay: updates and gathers write to them, which no version tells.
+  // Views of parameters stay, because updates and gathers write to them without a change of their version.
   if (is_swapped(tensor)) {
     for (size_t u = 0; u < impl_->executor->size(); ++u)
       if (impl_->executor->unit(u).owns(tensor)) return nullptr;
@@ -178,14 +179,14 @@ bool Engine::keeps_tensors() const {
 void Engine::pre_forward(size_t unit) {
   impl_->check_caller();
   const WithoutTransforms plain_tensors;
-  impl_->renew_hooks(unit);  // of a module that is called without the engine
+  impl_->renew_hooks(unit);  // needed if the module was cast without the engine
   impl_->executor->pre_forward(unit, zeroshard::in_backward());
 }
 
 bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   impl_->check_caller();
   for (const at::Tensor& output : outputs) {
-    if (!output.requires_grad() || output.is_leaf()) continue;  // a parameter: nothing was computed from others
+    if (!output.requires_grad() || output.is_leaf()) continue;  // it is a parameter: nothing was computed
     // The graph may outlive the engine.
     impl_->backward_hooks.add(output, [impl = impl_.get(), alive = std::weak_ptr(impl_->in_use), unit,
                                        publishes = impl_->publishes](int64_t tensor) {
@@ -194,7 +195,7 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   }
   const WithoutTransforms plain_tensors;
   const Unit& own = impl_->executor->unit(unit);
-  // What comes and goes with the unit's memory.
+  // Returns true if an output lies in memory that is freed when the unit is resharded.
   const bool is_own = own.placement() == Placement::kSharded &&
                       std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
   if (!is_own) impl_->executor->post_forward(unit, zeroshard::in_backward());
@@ -225,15 +226,15 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
   impl.check_no_change_begun("step()");
   impl.discard_failed_pass();
   impl.take_dropped();
-  const bool is_unsynced = impl.progress.is_unsynced();  // gradients of a pass under no_sync still have to travel
+  const bool is_unsynced = impl.progress.is_unsynced();  // gradients of a pass under no_sync are not reduced yet
   if (is_unsynced) begin_backward();
-  // Note [Backward passes that are none of the engine's]
+  // See Note [Backward passes that are none of the engine's].
   const bool has_other = impl.has_other_pass && impl.progress.is_unapplied();
-  // Else loss.backward() was called instead of backward(loss).
+  // Open gradients mean that loss.backward() was called instead of backward(loss).
   const bool ends_pass = is_unsynced || impl.progress.has_open_gradients();
   if (ends_pass || (has_other && impl.executor->is_in_backward())) {
     end_backward();
-  } else if (has_other) {  // a forward has come since, which has ended the units
+  } else if (has_other) {  // a later forward has ended the units
     impl.end_launched();
   }
   impl.executor->end_gathers_ahead();
@@ -252,14 +253,14 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
   if (impl.consensus.signals.wrote) impl.check_late_writes();
   impl.compare_replicas();
   impl.take_writes(impl.consensus.signals.wrote);
-  // What users wrote before the first delayed update counts, and what they write after it is found.
+  // Writes of users before the first delayed update count, and later writes will be detected.
   if (impl.delayed && !impl.has_pending_update()) {
     impl.take_writes_to_groups();
     impl.remember_open_parameters();
   }
   if (!impl.options.external_optimizer.empty()) {
     impl.take_writes_to_groups();
-    impl.groups->await_copies();  // the optimizer writes to states without asking
+    impl.groups->await_copies();  // the external optimizer writes to states directly
   }
   StepResult result;
   result.loss_scale = loss_scale();
@@ -269,7 +270,7 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
   result.grad_norm =
       result.applied ? std::sqrt(impl.consensus.squares) / result.loss_scale : std::numeric_limits<double>::quiet_NaN();
   const double clip = impl.options.config.gradient_clipping;
-  // torch.nn.utils.clip_grad_norm_: the norm is compared in fp32, with this epsilon.
+  // Like torch.nn.utils.clip_grad_norm_, compares the norm in fp32 with this epsilon.
   const float coefficient = clip > 0 ? float(clip) / (float(result.grad_norm) + 1e-6F) : 1;
   impl.grad_scale = std::min(coefficient, 1.0F) / float(result.loss_scale);
   return result;
@@ -287,7 +288,7 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
     return impl.consensus.has_grad[group.number()];
   };
   const auto update = [&](ShardedGroup& group) {
-    if (group.flat().is_matrix) return;  // updated before
+    if (group.flat().is_matrix) return;  // already updated
     impl.optimizer.update(group, gradients(group), groups, has_grad(group), impl.grad_scale);
   };
   if (impl.delayed) {
@@ -301,7 +302,7 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
       if (impl.matrices) impl.matrices->update({gradients, groups, has_grad, impl.grad_scale});
       impl.update_all(update);
     });
-  } catch (...) {  // the next gradients must not meet copies of these
+  } catch (...) {  // copies of these gradients must end before the next gradients arrive
     if (fetch) fetch->end();
     throw;
   }
@@ -317,14 +318,15 @@ std::vector<OptimizerSlice> Engine::slices() {
   std::vector<OptimizerSlice> result;
   impl.await_update();
   for (const ShardedGroup* const group : impl.groups->trained()) {
-    if (!impl.options.external_optimizer.empty()) group->forget_parameters();  // it may write to the master weights
+    // The external optimizer may write to the master weights.
+    if (!impl.options.external_optimizer.empty()) group->forget_parameters();
     for (const ParamSlice& slice : zeroshard::slices(*group)) {
       const ParamSpec& param = group->param(slice.index);
       OptimizerSlice out{
           param.name(), group->param_group(slice.index), slice.master, false, {}, slice.moments, param.shape,
           slice.begin};
       out.has_grad = !impl.consensus.has_grad.empty() && impl.consensus.has_grad[group->number()][slice.index];
-      // Where the optimizer updates, and converted there: a device may have no memory to spare.
+      // Copied to the place of the update and converted there, because a device may have no memory to spare.
       if (out.has_grad) {
         const at::Tensor grad = impl.bucket_of(*group).part(group->state_range(slice.index));
         out.grad = grad.to(slice.master.device()).to(at::kFloat).mul(impl.grad_scale);
@@ -373,7 +375,7 @@ void Engine::publish_master_weights() {
   impl.check_whole();
   impl.check_no_change_begun("a method of the optimizer that writes weights");
   impl.executor->end_gathers_ahead();
-  impl.gather_comm.barrier("weights that the optimizer has written");  // nobody reads parameters any more
+  impl.gather_comm.barrier("weights that the optimizer has written");  // afterwards nobody reads parameters any more
   for (ShardedGroup* const group : impl.groups->trained()) group->forget_parameters();
   impl.refresh([](ShardedGroup& group) { group.publish_master(); });
   impl.watch->forget_readings();
@@ -398,7 +400,7 @@ void Engine::Impl::update_all(const Update& update) {
 
 void Engine::Impl::finish_step(const StepResult& result, const std::function<void()>& apply) {
   check_caller();
-  // A step that no backward came before says nothing of overflows.
+  // A step without a backward says nothing about overflows.
   if (progress.is_unapplied()) scaler.update(!result.applied);
   if (result.applied) apply();
   if (result.applied && !delayed) tell_autograd_of_update();
@@ -415,7 +417,7 @@ void Engine::Impl::finish_step(const StepResult& result, const std::function<voi
   if (!result.applied) report_skip(result.loss_scale);
 }
 
-// With delayed updates, perhaps of more than the pending one writes.
+// With delayed updates it may name more parameters than the pending update writes.
 void Engine::Impl::tell_autograd_of_update() {
   for (size_t u = 0; u < layouts.size(); ++u) {
     for (const ShardedGroup& group : groups->of_unit(u)) {
@@ -456,7 +458,7 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
   impl_->check_caller();
   ZS_CHECK(modify_rank < impl_->gather_comm.world_size(), "modify_rank is ", modify_rank, ", but there are ",
            impl_->gather_comm.world_size(), " ranks");
-  if (!impl_->in_use) return;  // returned in the meantime
+  if (!impl_->in_use) return;  // return_unit() was called in the meantime
   std::vector<std::string> written;
   const std::string refused = modify_rank >= 0 ? impl_->take_moved(units, modify_rank) : "";
   for (const size_t u : units) {
@@ -497,14 +499,14 @@ void Engine::Impl::refresh(const Update& update) {
     return std::any_of(unit.groups.begin(), unit.groups.end(),
                        [](const GroupPlacement& group) { return group.updates_whole(); });
   };
-  if (std::any_of(placements.begin(), placements.end(), updates_all)) {  // so does every other rank
+  if (std::any_of(placements.begin(), placements.end(), updates_all)) {  // the same on every other rank
     for (size_t unit = 0; unit < layouts.size(); ++unit) update_unit(unit);
     return;
   }
   executor->refresh(reducer->order_of_forward(), update_unit);
   gathers.after_current_stream();
   if (parameter_swap) read_parameters_ahead(reducer->order_of_forward());
-  // From here on users may write to what they see; peers that read it directly must have done so.
+  // After this point users may write to replicated parameters, so peers that read them directly must have finished.
   const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
   if (options.device.is_cpu() && std::any_of(placements.begin(), placements.end(), is_replicated))
     gather_comm.barrier("updated parameters");
@@ -516,7 +518,7 @@ void Engine::Impl::fail_on_all_ranks(const std::string& text) noexcept {
 }
 
 void Engine::Impl::while_a_save_reads() {
-  // Nobody interrupts the thread of a late update.
+  // The thread of a delayed update cannot be interrupted.
   if (delayed && delayed->is_on_thread()) return reduce_comm.check();
   check_while_waiting("it waited for a checkpoint to be read");
 }
@@ -529,7 +531,7 @@ void Engine::Impl::check_while_waiting(std::string_view waited) {
   reduce_comm.check();  // another rank may have failed
   try {
     check_interrupt();
-  } catch (const std::exception&) {  // others wait for this rank
+  } catch (const std::exception&) {  // the other ranks wait for this one
     fail_on_all_ranks(concat("rank ", reduce_comm.rank(), " was interrupted while ", waited));
     throw;
   }
@@ -538,7 +540,7 @@ void Engine::Impl::check_while_waiting(std::string_view waited) {
 void Engine::Impl::retire() {
   if (!in_use) return;
   in_use.reset();
-  async_saver.reset();  // waits for what it writes
+  async_saver.reset();  // waits for a running save
   save_locks = DirectoryLocks();
   hooks.clear();
   stand_ins.end();

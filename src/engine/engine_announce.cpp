@@ -5,7 +5,7 @@
 #include "engine/impl.h"
 #include "schedule/prefetch.h"
 
-// Tells what lies elsewhere what the engine will ask for next, so that it comes while others compute.
+// Starts to prefetch the state that the engine needs next, so that the transfer overlaps computation.
 namespace zeroshard {
 
 void Engine::Impl::announce_update() {
@@ -16,7 +16,7 @@ void Engine::Impl::announce_update() {
       if (!group.is_trained()) continue;
       for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()])) {
         group.states().will_need(range);
-        if (group.has_master()) continue;  // the parameters are overwritten
+        if (group.has_master()) continue;  // master weights overwrite the parameters, so these are not read
         if (const auto place = group.parameters().place_in_files(range)) parameters.push_back(*place);
       }
     }

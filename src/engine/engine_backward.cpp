@@ -6,13 +6,13 @@
 #include "base/log.h"
 #include "engine/impl.h"
 
-// A backward pass ends on all ranks alike: it counts, or where it failed on one rank it is discarded by all.
+// Ends a backward pass in the same way on all ranks: it counts, or if it failed on one rank, all ranks discard it.
 namespace zeroshard {
 namespace {
 
 constexpr int64_t kReasonBytes = 512;
 
-// `reason` of rank `root`, on every rank.
+// Returns the `reason` of rank `root` on every rank.
 std::string share_reason(Comm& comm, int root, const std::string& reason) {
   std::string text = reason.substr(0, kReasonBytes - 1);
   text.resize(kReasonBytes, 0);
@@ -20,7 +20,7 @@ std::string share_reason(Comm& comm, int root, const std::string& reason) {
   return text.c_str();
 }
 
-// `failure`: what end_pass() has returned.
+// `failure` is the result of end_pass().
 void throw_discarded(const std::string& failure) {
   if (failure.empty()) return;
   throw StateError(
@@ -30,8 +30,8 @@ void throw_discarded(const std::string& failure) {
 
 }  // namespace
 
-// `failure`: why this rank's pass failed; empty if it did not. Returns the failure of the first rank that has one, with
-// its number, on every rank. In that case all gradients since the last step are discarded.
+// `failure` says why this rank's pass failed; empty if it did not. Returns the failure of the first rank that has one,
+// with its number, on every rank. In that case all gradients since the last step are discarded.
 std::string Engine::Impl::end_pass(const std::string& failure) {
   try {
     executor->end_backward();
@@ -55,7 +55,7 @@ std::string Engine::Impl::end_reductions(const std::string& failure) {
   if (words[0] > 0) {
     const int rank = world_size - int(words[0]);
     const std::string reason = share_reason(reduce_comm, rank, failure);
-    reducer->launch_all(true);  // what is under way in spite of no_sync
+    reducer->launch_all(true);  // also takes part in reductions that began in spite of no_sync
     executor->forget_pass();
     discard();
     return concat("rank ", rank, ": ", reason);
@@ -138,7 +138,7 @@ void Engine::Impl::begin_plain_pass() {
                             ": call engine.backward(loss), or engine.scale(loss).backward()"));
   plain_divisor = is_scaled ? 1 : double(progress.counts().batch.accumulation);
   hide_gradients();
-  const auto pass = std::make_shared<char>();  // goes with the pass, also where that fails
+  const auto pass = std::make_shared<char>();  // destroyed with the pass, even if the pass fails
   plain_pass = pass;
   call_at_end_of_backward([this, alive = std::weak_ptr(in_use), pass] {
     if (!alive.expired()) end_plain_pass();
@@ -188,7 +188,7 @@ void Engine::Impl::take_dropped() {
     reducer->drop(unit, param);
     dropped.push_back(concat(layouts[unit].params[param].name(), " behind pass ", passes, " of the step"));
   }
-  std::ranges::sort(dropped);  // ranks that dropped the same one after another, and at once, agree
+  std::ranges::sort(dropped);  // ranks that dropped the same ones in another order agree
 }
 
 void Engine::Impl::hide_gradients() {
@@ -204,7 +204,7 @@ void Engine::Impl::discard() {
   reducer->discard();
   has_other_pass = false;
   last_grad_scale.reset();
-  drop_assigned_gradients();  // where a hook of the user's threw, one has stayed
+  drop_assigned_gradients();  // a gradient remains there if a hook of the user threw
   dropped.clear();
   passes = 0;
   progress.discard();
@@ -212,9 +212,11 @@ void Engine::Impl::discard() {
 
 void Engine::begin_backward(bool sync) {
   impl_->check_whole();
-  // Other ranks may not reach what they wait for within a pass that reduces nothing.
+  // Within a pass that reduces nothing, other ranks may never reach the collectives that they wait for. So those end
+  // here.
   if (!sync && impl_->progress.has_open_gradients()) impl_->end_launched();
-  // A late update waits for a save that reads its states, and gradients for that update: here a wait is interrupted.
+  // A late update waits for a save that reads its states, and gradients wait for that update. This wait can be
+  // interrupted.
   if (impl_->swap && impl_->async_saver && impl_->async_saver->busy()) impl_->await_update();
   impl_->discard_failed_pass();
   if (!impl_->progress.has_open_gradients()) impl_->hide_gradients();
@@ -225,7 +227,7 @@ void Engine::begin_backward(bool sync) {
   impl_->backward_io_error.clear();
   impl_->executor->begin_backward();
   if (impl_->activations) impl_->activations->begin_backward();
-  // Gradients of a loss.backward() before this one are under way in the order that there is.
+  // If gradients of an earlier loss.backward() are being reduced, the present order is kept.
   if (!impl_->progress.has_open_gradients()) {
     impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->gather_comm);
     if (sync) impl_->read_gradients_ahead();
@@ -252,7 +254,7 @@ void Engine::fail_backward(const std::string& reason) noexcept {
   }
   try {
     impl_->end_pass(reason.empty() ? "an error without a text" : reason);
-  } catch (const std::exception& error) {  // from here on every call says so, here and on ranks that wait for this one
+  } catch (const std::exception& error) {  // from now on every call fails with this text, on all ranks
     const std::string text = concat("the failed backward could not be discarded: ", error.what());
     impl_->fail_on_all_ranks(text);
     log(LogLevel::kWarning, text);
@@ -266,7 +268,7 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss) const {
 at::Tensor Engine::scale(const at::Tensor& loss) {
   at::Tensor scaled = loss * loss_scale();
   const int64_t micro_batches = impl_->progress.counts().batch.accumulation;
-  // Before the gradient comes into the model, where it may be fp16.
+  // The division happens before the gradient enters the model, because it may be fp16 there.
   mark_scaled_loss(scaled, [micro_batches](const at::Tensor& grad) {
     return micro_batches > 1 ? grad / double(micro_batches) : grad;
   });
@@ -277,7 +279,7 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) con
   ZS_CHECK(micro_batches >= 1, "micro_batches must be positive, got ", micro_batches);
   at::Tensor scaled = micro_batches > 1 ? loss / double(micro_batches) : loss;
   if (loss_scale() != 1) scaled = scaled * loss_scale();
-  // The backward of this loss may pass through models of other engines, which must not scale their gradients again.
+  // The backward of this loss may pass through models of other engines, which must not scale the gradients again.
   if (!scaled.is_same(loss)) mark_scaled_loss(scaled, [](const at::Tensor& grad) { return grad; });
   return scaled;
 }

@@ -98,7 +98,8 @@ NamedValues describe(const std::vector<std::pair<std::string, at::Tensor>>& buff
   return values;
 }
 
-// Rank 0's values on every rank. Where they are there already nothing is written: not every buffer can be.
+// Copies rank 0's values to every rank. Buffers with the same values are not written, because some buffers cannot be
+// written.
 void share_buffers(Comm& comm, const std::vector<std::pair<std::string, at::Tensor>>& buffers) {
   if (comm.world_size() == 1) return;
   const at::NoGradGuard no_grad;
@@ -110,14 +111,14 @@ void share_buffers(Comm& comm, const std::vector<std::pair<std::string, at::Tens
   }
 }
 
-// glibc keeps what initialisation frees between blocks that stay: over all units, as much as the whole model. It looks
-// through the whole heap to give that back: not after each of many small units.
+// glibc keeps memory that initialisation frees if it lies between blocks that stay. Over all units, that may be as much
+// as the whole model. Returning it scans the whole heap, so it is not done after each of many small units.
 constexpr int64_t kReturnBytes = 4 << 20;
 
 void return_free_memory() {
 #ifdef __GLIBC__
-  // One thread at a time: where another malloc is in use (jemalloc, a sanitizer's), this call is the first that glibc's
-  // own sees, and it sets itself up without a lock.
+  // One thread at a time: if another malloc is used (jemalloc, a sanitizer's), this call is the first one to glibc's
+  // own malloc, which initialises itself without a lock.
   static std::mutex mutex;
   const std::scoped_lock lock(mutex);
   malloc_trim(0);
@@ -134,7 +135,7 @@ ReduceOptions reduce_options(const EngineOptions& options, int world_size) {
   return reduce;
 }
 
-// Two engines would take each other's gradients.
+// Throws if a parameter belongs to another engine, because the two engines would take each other's gradients.
 void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tensor>>& params) {
   for (size_t i = 0; i < params.size(); ++i) {
     if (std::none_of(params[i].begin(), params[i].end(), is_swapped)) continue;
@@ -144,8 +145,8 @@ void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tens
   }
 }
 
-// Without param groups, the optimizer is the configuration's; Muon has one for the matrices of `units` and one for the
-// rest. A device without an index is the current one.
+// Without param groups, uses the optimizer of the configuration. Muon has one group for the matrices of `units` and one
+// for the other parameters. A device without an index becomes the current one.
 EngineOptions completed(EngineOptions options, std::vector<UnitDefinition>& units) {
   options.device = with_index(options.device);
   if (!options.param_groups.empty()) return options;
@@ -187,13 +188,13 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   const RankLimits limits = read_limits(options, reduce);
   const auto plan_of = [&](const Config& of) {
     PlanOptions made = plan_options(of, options.device, reduce, moments);
-    made.masters_in_memory = !options.external_optimizer.empty();  // it writes to them
+    made.masters_in_memory = !options.external_optimizer.empty();  // the external optimizer writes to master weights
     made.matrix_dtype = matrix_dtype(options);
     return made;
   };
   const std::optional<OptimizerConfig> configured = config.optimizer;
   if (!config.optimizer) options.config.optimizer.emplace();
-  options.config.optimizer->type = options.optimizer;  // the rules of offload ask for the one that runs
+  options.config.optimizer->type = options.optimizer;  // the rules of offload look at the optimizer that runs
   options.config = choose_offload(options, layouts, limits, plan_of, reduce);
   check_offload(config, options.device, options.external_optimizer);
   options.config.optimizer = configured;
@@ -214,7 +215,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
     make_groups(units, report);
     make_units(units);
     share_buffers(gather, options.buffers);
-    options.buffers.clear();  // they are the model's
+    options.buffers.clear();  // the model owns them
     make_reducer(report);
     watch = std::make_unique<WriteWatch>(*executor);
     held = std::make_unique<HeldValues>(*executor);
@@ -225,8 +226,8 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
 }
 
 void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, const PlanReport& report) {
-  // On a device, memory for a unit's shards and states is there when the unit is made: the tensors of those before are
-  // freed by then. The CPU has no memory behind zeros until they are written.
+  // On a device, the shards and states of a unit are allocated when the unit is made, because the tensors of earlier
+  // units have been freed by then. On the CPU, zeroed memory takes no space until it is written.
   Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu(), {}};
   if (holds_for_some_group(placements, std::mem_fn(&GroupPlacement::updates_on_host))) {
     const RingClass& slots = report.parameter_copies;
@@ -269,7 +270,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   });
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<int> parents;
-  int64_t freed_bytes = 0;  // by units since the last return_free_memory(), at most
+  int64_t freed_bytes = 0;  // upper limit of the bytes that units have freed since the last return_free_memory()
   for (size_t u = 0; u < layouts.size(); ++u) {
     if (!options.device.is_cpu()) groups->add_unit();
     UnitSource source{definitions[u].tensors(), {}};
@@ -338,7 +339,7 @@ void Engine::Impl::install_hooks(const std::vector<UnitDefinition>& units) {
       if (!units[u].params[i].requires_grad) continue;
       for (const at::Tensor& tensor : executor->unit(u).tensors(i)) {
         if (!layouts[u].params[i].requires_grad) {
-          hooks[u].push_back({tensor, {[] {}, [](const at::Tensor&) {}}});  // nobody updates it
+          hooks[u].push_back({tensor, {[] {}, [](const at::Tensor&) {}}});  // frozen, so its gradient is dropped
           continue;
         }
         stand_ins.add(tensor, {u, i}, layouts[u].params[i].name());

@@ -34,9 +34,9 @@ using Json = nlohmann::json;
 constexpr char kWeight[] = "weight";
 constexpr std::string_view kSave = "save_checkpoint", kLoad = "load_checkpoint";
 
-// `path` from the root of the file system on: the working directory may be another by the time that the background
-// writes. Of what is loaded and of what is saved links and ".." are resolved as by the kernel, as far as there is
-// something: ranks in different directories may mean the same.
+// Returns the absolute path, because the working directory may change before the background thread writes. Links and
+// ".." are resolved like by the kernel, as far as the path exists, because ranks in different directories may mean the
+// same path.
 std::string from_root(const std::string& path) {
   std::error_code failed;
   std::filesystem::path full = std::filesystem::absolute(path, failed);
@@ -62,15 +62,16 @@ StateSlice to_slice(const TensorState& state) {
           .data = tensor_data(state.tensor)};
 }
 
-// States of which a part lies in files and the rest on a device. A thread that reads them beside training would need a
-// copy of the rest: what has such states is saved at once.
+// Returns whether some states are in files and the others on a device. A thread that reads such states during training
+// would need a copy of the device's part, so they are saved synchronously.
 bool are_split_beside_device(const ShardedGroup& group, c10::Device device) {
   const GroupPlacement& place = group.place();
   return !device.is_cpu() && place.state_tier() == Tier::kFile &&
          place.numel_of_host(group.layout()) < group.updated().size();
 }
 
-// A damaged checkpoint has been read in part; all that it has overwritten must come from the one that is `chosen` now.
+// A damaged checkpoint was partly read. The checkpoint that is `chosen` now must replace everything that was
+// overwritten.
 void check_replaces(const std::map<StateKey, std::string>& overwritten, const std::set<StateKey>& chosen) {
   for (const auto& [state, damaged] : overwritten) {
     ZS_CHECK(chosen.contains(state), damaged, " is damaged, and reading it has overwritten '", state.name, "' (",
@@ -81,15 +82,16 @@ void check_replaces(const std::map<StateKey, std::string>& overwritten, const st
 
 }  // namespace
 
-// Walks the parameters and says where their states are.
+// Lists the parameters and states of the engine, each with access to its data.
 class Engine::Impl::States {
  public:
-  // kSaveHeld: while training goes on, which waits where a save still reads; a hold begins with each slice's data.
+  // kSaveHeld: training continues, and its writers wait while the save reads. Each slice's data holds its state from
+  // its creation on.
   enum class Purpose : uint8_t { kSave, kSaveHeld, kLoad };
   States(Impl& impl, Purpose purpose) : impl_(impl), purpose_(purpose) {}
 
-  // Weights, and for trainable parameters the optimizer's states. When saving, every rank gives its own share; when
-  // loading, all that it keeps.
+  // Returns slices of weights and, for trainable parameters, of the optimizer's states. When saving, every rank returns
+  // its own share; when loading, everything that it keeps.
   std::vector<StateSlice> slices(bool frozen, bool optimizer) const {
     std::vector<StateSlice> result;
     const auto add_all = [&](const ShardedGroup& group) {
@@ -100,7 +102,7 @@ class Engine::Impl::States {
       for (const ShardedGroup& group : impl_.groups->all()) add_all(group);
       return result;
     }
-    // What the next update changes first is written first: so the update waits as little as it can.
+    // The state that the next update changes first is written first, so that the update waits as little as possible.
     for (const bool is_trained : {true, false}) {
       for (const size_t unit : impl_.reducer->order_of_forward())
         for (const ShardedGroup& group : impl_.groups->of_unit(unit))
@@ -110,7 +112,7 @@ class Engine::Impl::States {
   }
 
  private:
-  // A state that this rank has at some positions of a group.
+  // A state that this rank has for some positions of a group.
   struct State {
     std::string kind;
     DType dtype;
@@ -137,13 +139,13 @@ class Engine::Impl::States {
         slice.data = state.data;
         slice.offset = (range.begin - state.positions.begin) * element_size(state.dtype);
       } else if (saves() && (impl_.gather_comm.rank() != 0 || param.numel() > 0)) {
-        continue;  // other ranks save it
+        continue;  // another rank saves it
       }
       to.push_back(std::move(slice));
     }
   }
 
-  // The layout knows weights that are no floating-point numbers by their width alone.
+  // The layout knows the dtype of floating-point weights, but only the width of others.
   at::ScalarType type_of(const ShardedGroup& group, size_t index, DType dtype) const {
     if (is_floating_point(dtype)) return to_scalar_type(dtype);
     const auto unit = size_t(&group.unit() - impl_.layouts.data());
@@ -151,7 +153,8 @@ class Engine::Impl::States {
   }
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
-    // To whole parameters users write without waiting; nobody but the engine to a shard.
+    // Users write to whole parameters without waiting, so whole parameters are copied. Only the engine writes to
+    // shards.
     const bool is_copied = is_held(group) && group.is_open() && group.flat().dtype == DType::kFloat32;
     if (group.has_master() && !is_copied)
       return add(group, {kWeight, DType::kFloat32, data_of(group, kMasterWeights), group.updated()}, to);
@@ -176,12 +179,12 @@ class Engine::Impl::States {
     return purpose_ == Purpose::kSaveHeld && group.is_trained() && group.states().hold() != nullptr;
   }
   std::shared_ptr<SliceData> data_of(const ShardedGroup& group, int state) const {
-    // Parameters that are their own master weights: users write to them, and do not wait.
+    // Users write without waiting to parameters that are their own master weights.
     const bool are_parameters = state == kMasterWeights && !group.place().master_weights.has_rest;
     return is_held(group) ? held_data(group, state) : state_data(group, state, is_engines() && !are_parameters);
   }
 
-  // An optimizer outside the engine writes to what it was given once.
+  // An external optimizer writes to the tensors that it once got.
   bool is_engines() const { return impl_.options.external_optimizer.empty(); }
 
   Impl& impl_;
@@ -203,13 +206,13 @@ DeviceCopies* Engine::Impl::device_copies() {
   return copies.get();
 }
 
-// On every rank.
+// Agrees on the answer over all ranks.
 bool Engine::Impl::has_room_for_staging(int64_t bytes) {
   const OffloadConfig& limits = options.config.offload;
   if (must_stage() || (!limits.device_memory && !limits.host_memory)) return true;
   const int64_t more = bytes - ledger.current().at(Category::kCheckpointStaging, Tier::kHost);
   const int64_t no_room = ledger.has_room(Tier::kHost, more) ? 0 : 1;
-  return agree_on_flags(reduce_comm, {no_room})[0] == 0;  // a save under way has the communicator of checkpoints
+  return agree_on_flags(reduce_comm, {no_room})[0] == 0;  // a running save may be using the checkpoint communicator
 }
 
 void Engine::Impl::plan_staging(int64_t bytes) {
@@ -217,7 +220,7 @@ void Engine::Impl::plan_staging(int64_t bytes) {
   all = std::max(all, bytes);
 }
 
-// Waits for a save under way, and logs it: the user should know when saves come faster than the disks write.
+// Waits for a running save, and logs it, because the user should know if saves come faster than the disks write.
 void Engine::Impl::wait_for_turn(std::string_view call) {
   if (!async_saver) return;
   constexpr auto kNoticeable = std::chrono::milliseconds(100);
@@ -230,9 +233,9 @@ void Engine::Impl::wait_for_turn(std::string_view call) {
   log(LogLevel::kWarning, told + ". If every save waits like this, save less often, or to a faster disk");
 }
 
-// Called on every rank at the same step: wherever it failed, the thread of every rank learns of it.
+// Called on every rank at the same step. If the save failed on some rank, the thread of every rank has learned it.
 bool Engine::Impl::report_failed_save() {
-  saver().await_end();  // what interrupts this is no error of the save
+  saver().await_end();  // an interruption here is not an error of the save
   try {
     saver().wait();
     return true;
@@ -268,7 +271,7 @@ NamedValues Engine::half_loaded() const {
   return left;
 }
 
-// Of what every rank's optimizer has whole, each saves its share.
+// If every rank's optimizer has a whole state, each rank saves only its share.
 std::vector<StateSlice> Engine::Impl::own_share(const std::vector<TensorState>& states) const {
   std::map<std::string_view, std::pair<const ShardedGroup*, size_t>> places;
   for (const ShardedGroup& group : groups->all())
@@ -325,8 +328,8 @@ SaveRequest Engine::Impl::make_request(const std::string& root, const std::strin
   return request;
 }
 
-// What of the checkpoint goes where, and which states of the engine are among it; throws ValueError when it is not one
-// of this model and optimizer.
+// Chooses the target of each tensor of the checkpoint, and lists the engine's states among them. Throws ValueError if
+// the checkpoint belongs to another model or optimizer.
 std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const TensorIndex& index,
                                              const LoadOptions& load, const ChooseTensors& others,
                                              std::set<StateKey>& chosen) {
@@ -337,7 +340,7 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
   const bool excludes_frozen = state.at("core").at("excludes_frozen").get<bool>();
   std::vector<StateSlice> wanted;
   std::vector<std::string> missing, kept;
-  size_t fitting = 0;  // weights that both have
+  size_t fitting = 0;  // number of weights that both have
   std::set<std::pair<std::string_view, std::string_view>> known;
   for (StateSlice& slice : States(*this, States::Purpose::kLoad).slices(true, load.optimizer)) {
     const TensorRecord* const saved = index.find(slice.name, slice.kind);
@@ -413,8 +416,8 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
   watch->forget_readings();
   if (!load.optimizer) return;
   progress.set_skipped_in_a_row(core.at("skipped_in_a_row").get<int>());
-  // The scale of a run without a dynamic one says nothing of gradients. Imported checkpoints do not tell: a dynamic one
-  // has counted.
+  // The scale of a run without dynamic scaling says nothing about gradients. Imported checkpoints do not store this
+  // flag, but a dynamic scaler has counted iterations.
   const auto iteration = core.at("loss_scale_iteration").get<int64_t>();
   if (!core.value("loss_scale_dynamic", iteration > 0)) return;
   scaler.load({.scale = core.at("loss_scale").get<double>(),
@@ -433,11 +436,11 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   });
   const bool async = wants_async && !at_once && impl.has_room_for_staging(staging);
   const bool staged = async || impl.must_stage();
-  // Master weights in files take them as they are read for the save: see state_data(). But in the background users may
-  // be writing again by then. Parameters of 32 bits are saved themselves.
+  // The save takes users' writes into master weights in files while it reads them: see state_data(). A background save
+  // cannot, because users may already be writing again. 32-bit parameters are saved themselves.
   const auto of_master = staged ? Impl::OfMaster::kAllButSaved : Impl::OfMaster::kInMemory;
   SaveRequest request;
-  // All that can fail on one rank alone, before the others write or wait in the background.
+  // Runs everything that may fail on one rank alone, before the other ranks write or wait in the background.
   run_together(kSave, [&] {
     publish_update();
     impl.take_all_writes(of_master);
@@ -451,7 +454,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   if (!staged) {
     try {
       return tell_saved(request, zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io()));
-    } catch (const IoError& error) {  // as where it is written in the background
+    } catch (const IoError& error) {  // handled like an error of a save in the background
       if (!wants_async || impl.options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;
       return impl.tell_failed_save(error);
     }
@@ -474,14 +477,15 @@ void Engine::report_failed_save() {
 
 void Engine::run_together(std::string_view call, const std::function<void()>& step) {
   impl_->check_caller();
-  // Where the steps of the others are, too: a rank that comes here alone is named, and so is what the others called.
+  // Waits in the communicator that also serves steps, so that the error names a rank that comes here alone, and the
+  // calls of the others.
   impl_->reduce_comm.barrier(call);
-  impl_->wait_for_turn(call);  // the communicator is the saver's until then
+  impl_->wait_for_turn(call);  // until then the saver uses the checkpoint communicator
   zeroshard::together(impl_->checkpoint_comm(), "checkpoint", step);
 }
 
 std::vector<bool> Engine::differ_among_ranks(const std::vector<at::Tensor>& tensors) {
-  std::vector<int64_t> extremes;  // of the hashes: the highest of h is the lowest of ~h where all are the same
+  std::vector<int64_t> extremes;  // hashes and their complements: all h are equal if the highest h is the lowest
   run_together(kSave, [&] {
     for (const at::Tensor& tensor : tensors) {
       const at::Tensor host = tensor.detach().cpu().contiguous();
@@ -503,21 +507,21 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   const std::string root = from_root(path);
   run_together(kLoad, [&] {
     impl.check_no_change_begun("load_checkpoint()");
-    AsyncSaver::await_saves_in(root);  // of other engines of the process
+    AsyncSaver::await_saves_in(root);  // waits for other engines of the process
     impl.publish_before_load(has_pending_gradients());
-    impl.take_all_writes();  // to what is not loaded, too
+    impl.take_all_writes();  // also takes writes to states that are not loaded
     if (has_pending_gradients())
       throw StateError(
           "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
           "those of the loaded ones. Load after step() has applied them, or into a new engine");
-    // A pass without a backward may have gathers left.
+    // A pass without a backward may have left gathers.
     for (size_t unit = 0; unit < impl.layouts.size(); ++unit) impl.executor->end_gather(unit);
-    impl.groups->await_copies();  // files are read to where states lie on the host
+    impl.groups->await_copies();  // files are read into states on the host
     for (const ShardedGroup* const group : impl.groups->trained()) group->forget_parameters();
   });
   Uploads uploads(impl.ledger, impl.device_copies());
-  std::set<StateKey> chosen;                    // of the checkpoint at hand
-  std::map<StateKey, std::string> overwritten;  // by this call
+  std::set<StateKey> chosen;                    // states of the current checkpoint
+  std::map<StateKey, std::string> overwritten;  // states overwritten by this call
   const auto begin_overwriting = [&](const std::string& tag) {
     for (const StateKey& state : chosen) overwritten[state] = impl.half_loaded[state] = concat(root, "/", tag);
   };

@@ -10,7 +10,7 @@ namespace zeroshard {
 
 void Engine::Impl::begin_delayed(const std::vector<ParamGroupOptions>& options_of_groups) {
   DelayedUpdate::Step step{{}, options_of_groups, grad_scale};
-  // As backward makes the next gradients, which wait for these.
+  // Updates in the order in which backward makes the next gradients, because these wait for the updates.
   const std::vector<size_t>& order = reducer->order_of_forward();
   for (auto unit = order.rbegin(); unit != order.rend(); ++unit) {
     for (ShardedGroup& group : groups->of_unit(*unit)) {
@@ -37,7 +37,7 @@ void Engine::Impl::remember_open_parameters(ShardedGroup& group) {
   if (!group.is_open()) return;
   group.await_copies();
   group.remember_parameters();
-  group.await_copies();  // users may write from here on
+  group.await_copies();  // after this, users may write
 }
 
 void Engine::Impl::publish_update() {
@@ -63,7 +63,7 @@ void Engine::publish_update(bool ends) {
   impl.publish_outside_of_steps();
 }
 
-// A forward without a backward may have gathers left.
+// Gathers that a forward without a backward has left must end first.
 void Engine::Impl::publish_outside_of_steps() {
   for (size_t unit = 0; unit < layouts.size(); ++unit) executor->end_gather(unit);
   publish_update();
@@ -72,7 +72,7 @@ void Engine::Impl::publish_outside_of_steps() {
 
 void Engine::Impl::publish_before_load(bool has_gradients) {
   if (!has_pending_update()) return;
-  if (agree_on_flags(reduce_comm, {has_gradients ? 1 : 0}).front() != 0) return;  // the load is refused
+  if (agree_on_flags(reduce_comm, {has_gradients ? 1 : 0}).front() != 0) return;  // the load will be refused
   publish_outside_of_steps();
 }
 
@@ -90,7 +90,7 @@ bool Engine::Impl::wrote_late() {
   for (size_t u = 0; u < executor->size(); ++u) {
     Unit& unit = executor->unit(u);
     unit.take_written();
-    if (unit.placement() == Placement::kSharded) continue;  // nothing of it is whole between steps
+    if (unit.placement() == Placement::kSharded) continue;  // no parameter of it is whole between steps
     for (size_t i = 0; i < layouts[u].params.size(); ++i)
       if (layouts[u].params[i].requires_grad && watch->is_written(u, i)) return true;
   }

@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::string_view kExport = "save_16bit_model";
 
-// A file of weights that rank 0 writes while all ranks gather unit after unit. Deleted unless it is finished.
+// A file of weights. Rank 0 writes it while all ranks gather one unit after another. It is deleted unless it is
+// finished.
 class WeightFile {
  public:
   WeightFile() = default;
@@ -24,7 +25,7 @@ class WeightFile {
     if (temporary_.empty()) return;
     try {
       directory_->remove_tree(temporary_);
-    } catch (const Error&) {  // the error that led here matters more
+    } catch (const Error&) {  // the earlier error matters more
     }
   }
 
@@ -65,7 +66,8 @@ class WeightFile {
   std::unique_ptr<FileWriter> writer_;
 };
 
-// Releases units also when an exception ends the scope: what is not written must not stay gathered.
+// Releases units at the end of its scope, even after an exception. Otherwise units that were not written would stay
+// gathered.
 class Gathered {
  public:
   Gathered(Engine& engine, std::vector<size_t> units) : engine_(engine), units_(std::move(units)) {
@@ -76,7 +78,7 @@ class Gathered {
   ~Gathered() {
     try {
       engine_.release(units_);
-    } catch (const std::exception& error) {  // frees memory, no more
+    } catch (const std::exception& error) {  // only frees memory, so the error is not passed on
       log(LogLevel::kError, concat("parameters stay gathered: ", error.what()));
     }
   }
@@ -95,10 +97,10 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
   const auto exported = [&](const ParamSpec& param) { return param.requires_grad || !exclude_frozen; };
   run_together(kExport, [&] {
     impl.check_whole();
-    // Between micro-batches: what the step's gradients are of.
+    // Between micro-batches it does not publish, because the step's gradients belong to the present parameters.
     if (impl.has_pending_update() && agree_on_flags(impl.reduce_comm, {has_pending_gradients() ? 1 : 0}).front() == 0)
       publish_update();
-    impl.take_all_writes(Impl::OfMaster::kNone);  // the parameters are what is exported
+    impl.take_all_writes(Impl::OfMaster::kNone);  // the export only reads the parameters
   });
   WeightFile file;
   const auto phase = [&](const std::function<void()>& step) {

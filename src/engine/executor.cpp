@@ -9,8 +9,8 @@
 namespace zeroshard {
 namespace {
 
-// How far behind an update its refresh is awaited: soon, while the values are in the processor's cache, but not at
-// once, as other ranks may need longer for a unit.
+// The number of updates after which a unit's refresh is awaited. It is small, so that the values are still in the
+// processor's cache. It is not zero, because other ranks may need longer for a unit.
 constexpr size_t kRefreshesUnderWay = 2;
 
 }  // namespace
@@ -31,8 +31,8 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
 }
 
 void Executor::begin_pass(bool training) {
-  if (backward_begun_) end_units_of_backward();  // of a loss.backward() that nobody has ended
-  in_forward_.clear();                           // a forward that failed has left its own there
+  if (backward_begun_) end_units_of_backward();  // a loss.backward() that nobody has ended
+  in_forward_.clear();                           // a forward that failed has left its units there
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
   order_->begin_pass();
@@ -49,7 +49,7 @@ void Executor::demand(size_t index) {
   units_[index]->wait();
 }
 
-// Small units stay whole, so that ranks may differ in when they need them.
+// Small units stay whole, so that ranks may need them at different times.
 void Executor::demand_in_backward(size_t index) {
   if (units_[index]->placement() == Placement::kSharded) return demand(index);
   units_[index]->unshard();
@@ -79,10 +79,10 @@ void Executor::post_forward(size_t index, bool recomputing) {
   if (recomputing) return;
   finished_[index] = ++forwards_;
   if (order_ == &training_ && (awaited_.empty() || awaited_.back() != index)) {
-    if (awaited_.size() == ExecutionOrder::kMaxLength) awaited_.clear();  // of forwards without any backward
+    if (awaited_.size() == ExecutionOrder::kMaxLength) awaited_.clear();  // these forwards had no backward
     awaited_.push_back(index);
   }
-  // Also drops inner forwards that failed, if this forward continued without them.
+  // If this forward continued after inner forwards had failed, they are dropped here, too.
   const auto call = std::find(in_forward_.rbegin(), in_forward_.rend(), index);
   if (call != in_forward_.rend()) in_forward_.erase(call.base() - 1, in_forward_.end());
   if (std::find(in_forward_.begin(), in_forward_.end(), index) != in_forward_.end()) return;
@@ -92,7 +92,7 @@ void Executor::post_forward(size_t index, bool recomputing) {
 void Executor::pre_backward(size_t index, int64_t output) {
   if (in_backward_.contains(index)) return;
   finish_others(index, output);
-  // Not before a recomputation, which may be of a whole segment: of units whose backward is still to come.
+  // This is not done before a recomputation, because it may recompute several units whose backward has not begun.
   const std::ptrdiff_t forward = last_forward(index);
   end_whole_units(forward + 1);
   if (forward < std::ssize(awaited_)) awaited_.pop_back();
@@ -107,7 +107,8 @@ void Executor::finish_others(size_t index, std::optional<int64_t> output) {
   for (auto next = in_backward_.begin(); next != in_backward_.end();) {
     const auto [other, begun_with] = *next;
     if (contains(other, index) || (output && begun_with == output)) {
-      // A unit that returned its input gives no gradients here, but may on other ranks, which wait for its reduction.
+      // A unit that returned its input has no gradients here, but may have some on other ranks, which wait for its
+      // reduction.
       const bool is_before = !contains(other, index) && !contains(index, other) && finished_[index] < finished_[other];
       if (is_before) callbacks_.on_unit_done(other);
       ++next;
@@ -124,13 +125,13 @@ void Executor::begin_backward() {
   order_->begin_backward();
 }
 
-// The position of the unit's last forward whose backward has not come, or the end.
+// Returns the position of the unit's last forward whose backward has not begun, or the end.
 std::ptrdiff_t Executor::last_forward(size_t index) const {
   const auto found = std::find(awaited_.rbegin(), awaited_.rend(), index);
   return found == awaited_.rend() ? std::ssize(awaited_) : std::ssize(awaited_) - 1 - (found - awaited_.rbegin());
 }
 
-// Drops forwards from `first` on, which this backward does not need, and reports those of whole units as done.
+// Drops forwards from `first` on, because this backward does not need them. Reports those of whole units as done.
 void Executor::end_whole_units(std::ptrdiff_t first) {
   if (first >= std::ssize(awaited_)) return;
   const std::vector<size_t> later(awaited_.begin() + first, awaited_.end());
@@ -140,7 +141,7 @@ void Executor::end_whole_units(std::ptrdiff_t first) {
       callbacks_.on_unit_done(*unit);
 }
 
-// Before this rank's backward needs `index`: takes part in what others need before.
+// Before this rank's backward needs `index`, takes part in gathers that other ranks need earlier.
 void Executor::let_others_pass(size_t index) {
   begin_backward();
   if (!callbacks_.max_over_ranks || units_[index]->placement() != Placement::kSharded) return;
@@ -153,7 +154,7 @@ void Executor::let_others_pass(size_t index) {
   }
 }
 
-// Advances the order as if this rank's backward needed the unit: makes the same gathers as ranks whose backward does.
+// Advances the order as if this rank's backward needed the unit, with the same gathers as on ranks whose backward does.
 void Executor::skip(size_t index) {
   if (!in_backward_.contains(index)) {
     finish_others(index, std::nullopt);
@@ -163,8 +164,8 @@ void Executor::skip(size_t index) {
   demand(index);
 }
 
-// The unit to gather next: of the units that ranks wait for, the one whose forward ended last. None if all ranks are
-// done. Takes part in the gather if the unit is not `mine`.
+// Returns the unit to gather next: of the units that ranks wait for, the one whose forward ended last. Nothing if all
+// ranks are done. Takes part in the gather if the unit is not `mine`.
 std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   constexpr int64_t kStride = int64_t{1} << 32;
   const int64_t next = callbacks_.max_over_ranks(mine ? finished_[*mine] * kStride + int64_t(*mine) + 1 : 0);
@@ -172,7 +173,7 @@ std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   if (!agreed || agreed == mine) return agreed;
   order_->advance(*agreed);
   units_[*agreed]->take_part();
-  // At once, because the other ranks may wait for this unit's reduction before they agree again.
+  // Reported at once, because the other ranks may wait for this unit's reduction before they agree again.
   if (!in_backward_.contains(*agreed)) callbacks_.on_unit_done(*agreed);
   return agreed;
 }
@@ -207,7 +208,7 @@ void Executor::end_backward() {
   begin_backward();
   end_units_of_backward();
   order_->end_pass();
-  // A unit that was gathered ahead and never used.
+  // Reshards a unit that was gathered ahead and never used.
   for (size_t index = 0; index < units_.size(); ++index) {
     if (units_[index]->placement() == Placement::kSharded) reshard(index);
   }
@@ -218,7 +219,7 @@ void Executor::reshard(size_t index) {
   if (holds_[index] == 0 && unit.placement() == Placement::kSharded) unit.reshard();
 }
 
-// Whether a forward or backward of the unit goes on, which needs it whole and reshards it.
+// Returns whether a forward or backward of the unit is running. It needs the unit whole, and reshards it at its end.
 bool Executor::is_running(size_t index) const {
   return in_backward_.contains(index) || recomputed_.contains(index) ||
          std::find(in_forward_.begin(), in_forward_.end(), index) != in_forward_.end();

@@ -24,14 +24,14 @@ namespace {
 struct Block {
   std::shared_ptr<std::byte> memory;
   int64_t bytes;
-  std::optional<c10::Event> copied = std::nullopt;  // the last copy to it or from it
+  std::optional<c10::Event> copied = std::nullopt;  // end of the last copy to it or from it
 };
 
 }  // namespace
 
-// Who waits for whom: the stream of copies follows what the current stream was given, and the current stream waits for
-// the copy of the tensor that it is given. One stream makes all copies, so a block may be lent again at once, except to
-// the host: it waits for the last copy before it reads a block, or fills it.
+// Orders the copies. The stream of copies waits for the work of the current stream, and the current stream waits for
+// the copy of a tensor that it gets. One stream makes all copies, so a block can be reused at once for another copy.
+// The host waits for the last copy before it reads or fills a block itself.
 class HostActivations::Copies {
  public:
   using Id = uint64_t;
@@ -62,7 +62,7 @@ class HostActivations::Copies {
     Ahead copy = ahead_ && ahead_->id == id ? std::move(*ahead_) : begin_copy(id);
     if (ahead_ && ahead_->id == id) ahead_.reset();
     current_stream_waits(copy.done, device());
-    outlive_current_stream(copy.tensor);  // another one may have been current when it was made
+    outlive_current_stream(copy.tensor);  // another stream may have been current when it was made
     begin_next(id);
     return copy.tensor;
   }
@@ -70,7 +70,7 @@ class HostActivations::Copies {
   void begin_newest() {
     check_process();
     const std::lock_guard lock(mutex_);
-    if (files_) files_->will_get_newest();  // of those that have gone there
+    if (files_) files_->will_get_newest();  // only for records that are in files
     begin_next(last_ + 1);
   }
 
@@ -89,7 +89,7 @@ class HostActivations::Copies {
  private:
   struct Record {
     Lay lay;
-    std::optional<Block> block;  // none: it lies in the files
+    std::optional<Block> block;  // empty: the record is in the files
     RecordStore::Id in_file = 0;
   };
   struct Ahead {
@@ -105,8 +105,8 @@ class HostActivations::Copies {
           "(zeroshard.offload.activations)");
   }
 
-  // The number of a free block that is long enough: of the shortest the one that is free for longest. Else of a new
-  // one, in place of the longest that is free.
+  // Returns the index of a free block that is long enough: the shortest one and, among equals, the one that has been
+  // free for longest. If there is none, allocates a new block in place of the longest free one.
   size_t free_block(int64_t bytes) {
     if (const std::optional<size_t> found = find_free(bytes)) return *found;
     if (files_ && free_.empty() && num_blocks_ >= kHostBlocks) {
@@ -133,7 +133,7 @@ class HostActivations::Copies {
 
   static bool is_shorter(const Block& a, const Block& b) { return a.bytes < b.bytes; }
 
-  // There is one: no block is free.
+  // Call it if no block is free. Then some record has a block.
   void move_oldest_to_files() {
     const auto oldest =
         std::find_if(records_.begin(), records_.end(), [](const auto& each) { return each.second.block.has_value(); });
@@ -155,7 +155,7 @@ class HostActivations::Copies {
     return {id, std::move(tensor), mover_.record()};
   }
 
-  // The record's bytes, in a block that stays free: the next copy to it is made by the same stream.
+  // Reads the record into a block that stays free, because the same stream makes the next copy to that block.
   Block& read(const Record& record) {
     const DirectBuffer memory = files_->get(record.in_file);
     const auto free = free_.begin() + std::ptrdiff_t(free_block(record.lay.bytes));
@@ -166,8 +166,8 @@ class HostActivations::Copies {
     return block;
   }
 
-  // The youngest record that is older than `id`. Where there is no memory for it, that is tried again, and told, when
-  // it is asked for.
+  // Starts to copy the next older record than `id`. If there is no memory for it, the copy is tried again when the
+  // record is requested, and then the error is thrown.
   void begin_next(Id id) {
     const auto next = records_.lower_bound(id);
     if (next == records_.begin()) return;
@@ -176,7 +176,7 @@ class HostActivations::Copies {
     ahead_.reset();
     try {
       ahead_.emplace(begin_copy(wanted));
-    } catch (const IoError&) {  // of files that cannot be used any more
+    } catch (const IoError&) {  // the files cannot be used any more
       throw;
     } catch (const std::exception&) {
     }
@@ -184,12 +184,12 @@ class HostActivations::Copies {
 
   ProcessMark process_;
   std::shared_ptr<RecordStore> files_;  // null: everything stays in memory
-  std::mutex mutex_;                    // of all that follows
-  std::vector<Block> free_;             // the one that is free for longest first
-  int num_blocks_ = 0;                  // those of records, too
+  std::mutex mutex_;                    // protects the following members
+  std::vector<Block> free_;             // ordered by the time of becoming free
+  int num_blocks_ = 0;                  // includes the blocks of records
   std::map<Id, Record> records_;
   Id last_ = 0;
-  Mover mover_;  // after the memory that it copies
+  Mover mover_;  // declared after the memory that it copies
   std::optional<Ahead> ahead_;
 };
 
@@ -206,7 +206,7 @@ class HostActivations::Kept final : public KeptTensor {
   Kept& operator=(const Kept&) = delete;
 
   at::Tensor bring_back() override {
-    // The copy runs beside what is computed meanwhile: it may have either value.
+    // The copy ran concurrently with later computation, so it may have either value.
     if (version_.current_version() != kept_version_)
       throw StateError(
           "the input of a checkpointed layer was changed in place after the layer had begun: its copy on the host "

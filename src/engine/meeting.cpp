@@ -15,7 +15,8 @@ namespace {
 
 using Clock = Meeting::State::Clock;
 constexpr std::chrono::milliseconds kLookEvery(300), kFarewell(3000);
-constexpr int kCardsPerLook = 64;  // that a rank asks for while it waits: of thousands, the store has enough to do
+// Number of cards a waiting rank requests: more would burden the store in worlds of thousands.
+constexpr int kCardsPerLook = 64;
 constexpr size_t kNamedRanks = 16;
 constexpr const char* kUnknownHost = "?";
 constexpr const char *kOver = "over", *kOutOfStep = "out_of_step";
@@ -24,7 +25,7 @@ int64_t ms_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
 }
 
-// torchrun keeps one store over restarts: the notes of an earlier attempt must not be found.
+// torchrun keeps one store over restarts, so the notes of earlier attempts must have other keys.
 std::string attempt() {
   const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return count != nullptr ? count : "0";
@@ -40,14 +41,15 @@ std::string names_of(const std::vector<int>& ranks) {
   return ranks.size() > kNamedRanks ? concat(text, " and ", ranks.size() - kNamedRanks, " more") : text;
 }
 
-// A rank's card, written when it arrives: its host, process, the start time of the process, and its purpose.
+// Returns the card that a rank writes when it arrives: its host, process, the start time of the process, and its
+// purpose.
 std::string own_card(const std::string& purpose) {
   const ProcessId own = this_process();
   const std::string host = this_host();
   return concat(host.empty() ? kUnknownHost : host, "\n", own.pid, "\n", own.start_time, "\n", purpose);
 }
 
-// Returns the host. Processes of others are out of sight.
+// Returns the host. Processes of other hosts cannot be watched.
 std::string read_process(Meeting::State& state, size_t rank, const std::string& key) {
   std::istringstream card(state.board.read(key));
   std::string host;
@@ -64,7 +66,7 @@ void read_card(Meeting::State& state, size_t rank) {
   state.hosts[rank] = read_process(state, rank, key(state, concat("card/", rank)));
 }
 
-// One that has come before may die before it comes again.
+// A rank that came to the previous meeting may die before it comes to this one, so its previous card is read.
 bool read_previous_card(Meeting::State& state, size_t rank) {
   const std::string previous = concat(state.previous, "card/", rank);
   if (state.previous.empty() || state.processes[rank].pid != 0 || !state.board.has(previous)) return false;
@@ -72,7 +74,7 @@ bool read_previous_card(Meeting::State& state, size_t rank) {
   return true;
 }
 
-// Reads cards of ranks that have come, rank 0's first: it serves the store, and is missed most.
+// Reads cards of ranks that have arrived. Rank 0's comes first, because it serves the store and is missed most.
 void look_for_cards(Meeting::State& state) {
   const size_t count = state.hosts.size();
   int asked = 0;
@@ -90,13 +92,13 @@ void look_for_cards(Meeting::State& state) {
   if (found) state.watch = PeerWatch(state.processes, state.timeout_ms);
 }
 
-// The note of a rank that leaves.
+// Writes the note of a rank that leaves.
 void mark_over(const Meeting::State& state, std::string_view reason) {
   state.board.write(concat(state.meetings, "retried"), "");
   state.board.write(key(state, kOver), concat(state.rank, "\n", reason));
 }
 
-// Why the meeting is over according to another rank; "": it is not.
+// Returns why the meeting is over according to another rank; "" if it is not.
 std::string note_of_over(const Meeting::State& state) {
   if (!state.board.has(key(state, kOver))) return {};
   std::istringstream note(state.board.read(key(state, kOver)));
@@ -120,13 +122,13 @@ std::string with_earlier(const Meeting::State& state, std::string_view text) {
   return state.earlier.empty() ? std::string(text) : concat(text, "; before this rank came, ", state.earlier);
 }
 
-// This rank knows that the meeting is over, and why.
+// Notes that this rank knows that the meeting is over, and why.
 void mark_left(const Meeting::State& state) {
   state.board.write(key(state, concat("left/", state.rank)), "");
 }
 
-// With rank 0 the store may go: it waits until those that have come to this meeting, or to the one before, know why it
-// was over too.
+// The store may end with rank 0. So rank 0 waits until all ranks that came to this meeting, or to the previous one,
+// know why it was over.
 void await_others(Meeting::State& state) {
   const Clock::time_point end = Clock::now() + kFarewell;
   const int32_t own = this_process().pid;
@@ -150,12 +152,12 @@ void check_over(Meeting::State& state) {
   if (const std::string why = why_over(state); !why.empty()) throw CommError(concat("rank ", state.rank, ": ", why));
 }
 
-// A store that is stopped does not answer: the watch notices when that takes too long.
+// Returns whether the store runs. A stopped store does not answer; the watch notices if that takes too long.
 bool store_runs(const Meeting::State& state) {
   return state_of(state.processes[0]) != ProcessState::kStopped;
 }
 
-// For a rank that has ended: if the meeting had ended before, that reason says more.
+// Throws for a rank that has died. If the meeting had ended before, that reason is more useful.
 [[noreturn]] void throw_death(Meeting::State& state, const std::string& text) {
   try {
     if (store_runs(state)) check_over(state);
@@ -166,7 +168,8 @@ bool store_runs(const Meeting::State& state) {
   throw CommError(with_earlier(state, text));
 }
 
-// Once one rank has waited long enough, all have. Returns when the last has come after all.
+// Throws if ranks are missing. When one rank has waited long enough, all have. Returns if the last rank has arrived
+// after all.
 void throw_missing(Meeting::State& state) {
   std::vector<int> came, missing;
   for (int rank = 0; rank < state.world_size; ++rank)
@@ -183,7 +186,7 @@ void throw_missing(Meeting::State& state) {
   throw CommError(concat("rank ", state.rank, ": ", with_earlier(state, text)));
 }
 
-// After a try that failed on only one rank, that rank starts over while the others are one step further.
+// If a try failed on only one rank, that rank starts over while the others are one step further.
 void check_purposes(Meeting::State& state) {
   for (size_t rank = 0; rank < state.purposes.size(); ++rank) {
     if (state.purposes[rank] == state.purpose) continue;
@@ -248,7 +251,7 @@ bool Meeting::all_here() {
     check_purposes(state);
     check_over(state);
     state.watch = PeerWatch(state.processes, state.timeout_ms);
-    state.start = Clock::now();  // they have as long again to get connected
+    state.start = Clock::now();  // the ranks have the same time again to connect
     state.retried = state.board.has(concat(state.meetings, "retried"));
     state.complete = true;
     return true;
@@ -278,7 +281,7 @@ void Meeting::check(std::string_view what) {
 
 void Meeting::explain(std::string_view error) {
   State& state = *state_;
-  // The connections of a process that dies break before it is gone.
+  // When a process dies, its connections break before the process is gone.
   for (int attempt = 0; attempt < 10; ++attempt) {
     if (const std::string trouble = state.watch.check_all(); !trouble.empty())
       throw CommError(concat("rank ", state.rank, ": ", with_earlier(state, trouble), ": ", error));
@@ -307,7 +310,7 @@ void Meeting::leave(std::string_view reason) noexcept {
     if (!std::exchange(state.over, true)) mark_over(state, reason);
     mark_left(state);
     if (state.rank == 0) await_others(state);
-  } catch (...) {  // the board is gone, and with it the meeting; or Ctrl-C ended the wait
+  } catch (...) {  // the board is gone and the meeting with it, or Ctrl-C ended the wait
   }
 }
 

@@ -4,7 +4,7 @@
 #include "base/check.h"
 #include "zeroshard/nn.h"
 
-// The state around an engine for a torch::nn model, under the names that Python's engine uses.
+// Saves the state around an engine for a torch::nn model, with the names that Python's engine uses.
 namespace zeroshard {
 namespace {
 
@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 
 constexpr char kBuffer[] = "buffer";
 
-// The kind under which a rank's own values of a buffer are saved, where they are not those of rank 0.
+// Returns the kind with which a rank's own values of a buffer are saved if they differ from rank 0's.
 std::string buffer_kind(int rank) {
   return rank == 0 ? kBuffer : concat(kBuffer, "@", rank);
 }
@@ -58,7 +58,7 @@ std::optional<std::string> ModuleEngine::load(const std::string& root, const Loa
     if (load.finish) load.finish(loaded);
   };
   const auto loaded = load_checkpoint(root, options, [&](const std::vector<TensorInfo>& infos) {
-    copies.clear();  // of an older checkpoint's
+    copies.clear();  // remove the buffers of an older checkpoint
     std::set<std::pair<std::string, std::string>> there;
     for (const TensorInfo& info : infos) there.emplace(info.name, info.kind);
     std::vector<TensorState> wanted;

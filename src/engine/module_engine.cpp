@@ -22,7 +22,7 @@ EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig&
   return options;
 }
 
-// Throws ConfigError for keys that change numbers and of which only engines in Python know.
+// Throws ConfigError for keys that change numbers and that only engines in Python support.
 void refuse_keys_of_python(const ParsedConfig& parsed) {
   for (const auto& [path, value, origin] : parsed.values) {
     const bool is_one = path == "torch_autocast.enabled" || path == "data_types.buffer_dtype" ||
@@ -76,7 +76,7 @@ ModuleEngine::ModuleEngine(const torch::nn::Module& model, ModuleUnits units, co
       rank_(world.rank()) {
   for (const auto& item : model.named_buffers())
     if (item.value().defined()) buffers_.emplace_back(item.key(), item.value());
-  // The tensors belong to the engine now.
+  // Drops the model's references, because the engine owns the tensors now.
   for (UnitDefinition& unit : units_.definitions()) unit.tensors = nullptr;
   if (parsed.config.scheduler) {
     schedule_ = std::make_unique<LRSchedule>(*parsed.config.scheduler, std::vector<double>{group_.lr});
@@ -101,7 +101,8 @@ StepResult ModuleEngine::step() {
     ++iteration_;
     apply_schedule();
   }
-  // The step is counted: the caller may go on. One that is to stop has a last checkpoint to save.
+  // The step is counted, so the caller may continue after this error. A run that is about to stop still has a last
+  // checkpoint to save.
   if (result.save_failed && !result.stop) report_failed_save();
   return result;
 }

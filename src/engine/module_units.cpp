@@ -21,7 +21,7 @@ bool is_container(const Module& module) {
          dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr;
 }
 
-// "Block" for class model::BlockImpl.
+// Returns "Block" for class model::BlockImpl.
 std::string class_name(const Module& module) {
   std::string name = module.name();
   if (const size_t scope = name.rfind("::"); scope != std::string::npos) name.erase(0, scope + 2);
@@ -33,7 +33,7 @@ std::string join(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-// Equal for two tensors that are the same parameter: the same object, or the same elements of one memory.
+// A key that is equal for two tensors that are the same parameter: the same object, or the same elements of one memory.
 using MemoryKey = std::tuple<const void*, std::vector<int64_t>, std::vector<int64_t>, int, std::string>;
 
 MemoryKey memory_key(const at::Tensor& tensor) {
@@ -45,7 +45,7 @@ MemoryKey memory_key(const at::Tensor& tensor) {
 
 }  // namespace
 
-// Fills a ModuleUnits.
+// Finds the units of a ModuleUnits.
 class UnitFinder {
  public:
   UnitFinder(ModuleUnits& units, std::vector<std::string> classes)
@@ -68,11 +68,11 @@ class UnitFinder {
   }
 
  private:
-  // The module that must be called for the parameters within it.
+  // The module that must be called before the parameters within it are used.
   struct Place {
     const Module* module;
     std::string name;
-    bool whole;  // everything in it belongs to its unit
+    bool whole;  // all parameters in it belong to its unit
   };
   struct Param {
     std::vector<std::string> names;
@@ -97,7 +97,7 @@ class UnitFinder {
   }
 
   Place place_of(const Module& parent, const Module& child, const std::string& path, const Place& around) const {
-    const bool nested = around.whole && classes_.empty();  // elements of containers within a unit stay in it
+    const bool nested = around.whole && classes_.empty();  // elements of containers within a unit stay in that unit
     if (!nested && is_block(parent, child)) return {&child, path, true};
     if (around.whole) return around;
     return {&child, path, !child.named_parameters(/*recurse=*/false).is_empty() && !has_blocks(child)};
@@ -165,7 +165,7 @@ class UnitFinder {
   std::set<std::string> classes_, missing_, seen_;
   std::map<MemoryKey, size_t> index_;
   std::vector<Param> params_;            // in the order of the model's modules
-  std::map<const Module*, int> owners_;  // the unit whose first module it is
+  std::map<const Module*, int> owners_;  // by module: the unit whose first module it is
 };
 
 ModuleUnits::ModuleUnits(const Module& model, std::vector<std::string> unit_classes) {

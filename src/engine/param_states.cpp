@@ -9,11 +9,11 @@
 #include "base/check.h"
 #include "engine/impl.h"
 
-// What users read and set of single parameters between passes: master weights, states and gradients.
+// Lets users read and set master weights, states and gradients of single parameters between passes.
 namespace zeroshard {
 namespace {
 
-// A trained parameter: its group, and its number there.
+// A trained parameter: its group, and its index in the group.
 struct TrainedParam {
   ShardedGroup* group = nullptr;
   size_t index = 0;
@@ -21,7 +21,7 @@ struct TrainedParam {
   const ParamSpec& spec() const { return group->param(index); }
 };
 
-// Nothing for a parameter that no optimizer updates. Throws ValueError for one that there is not.
+// Returns nothing for a parameter that no optimizer updates. Throws ValueError for a parameter that does not exist.
 std::optional<TrainedParam> find_trained(Groups& groups, size_t unit, size_t param) {
   for (ShardedGroup& group : groups.of_unit(unit)) {
     ZS_CHECK(param < group.unit().params.size(), "unit ", group.unit().name, " has no parameter ", param);
@@ -34,9 +34,9 @@ std::optional<TrainedParam> find_trained(Groups& groups, size_t unit, size_t par
   return std::nullopt;
 }
 
-// The whole parameter's values, fp32 and in its shape. Each rank passes those of its shard (ShardLayout::owned) as
-// `mine`, 1-D; nothing stands for zeros. Returns nothing unless some rank `has_some`. Collective; `what` names it in
-// errors.
+// Returns all values of a parameter, as fp32 in its shape. Each rank passes the values of its shard
+// (ShardLayout::owned) as `mine`, which is 1-D; nothing stands for zeros. Returns nothing unless some rank `has_some`.
+// Collective; `what` names the values in errors.
 std::optional<at::Tensor> assemble(Comm& comm, at::Device device, const TrainedParam& param, bool has_some,
                                    const std::optional<at::Tensor>& mine, const std::string& what) {
   const ShardLayout& layout = param.group->layout();
@@ -59,7 +59,8 @@ std::optional<at::Tensor> assemble(Comm& comm, at::Device device, const TrainedP
   return values.view(param.spec().shape);
 }
 
-// Before the step a rank knows of its own gradients only; but its shard has the sum over all ranks.
+// Returns whether this rank itself had a gradient. A reduced shard has values even for a parameter without any
+// gradient, so each rank reports its own gradients. After the step, the consensus has been checked already.
 bool has_own_grad(const GradBucket& bucket, size_t index) {
   return !bucket.is_reduced() || bucket.has_grad(index);
 }
@@ -77,7 +78,7 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   if (!found) return std::nullopt;
   ShardedGroup& group = *found->group;
   impl.await_update();
-  // Master weights on the host of fp32 parameters on a device: users may have written to these.
+  // If fp32 parameters are on a device and their master weights on the host, users may have written to the parameters.
   if (!impl.has_pending_update() && group.has_states_on_host() && group.is_open() &&
       group.flat().dtype == DType::kFloat32)
     group.take_parameters();
@@ -94,7 +95,7 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
 
 std::optional<at::Tensor> Engine::local_param(size_t unit, size_t param) {
   impl_->check_whole();
-  impl_->executor->unit(unit).await_readers();  // the caller may write
+  impl_->executor->unit(unit).await_readers();  // because the caller may write
   impl_->has_lent_shards = true;
   for (const ShardedGroup& group : impl_->groups->of_unit(unit)) {
     ZS_CHECK(param < group.unit().params.size(), "unit ", group.unit().name, " has no parameter ", param);
@@ -142,12 +143,12 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
   impl.take_dropped();
   const GradBucket& bucket = impl.bucket_of(*found->group);
   double scale = loss_scale();
-  if (!bucket.is_reduced()) {  // Note [Gradients after the step]
+  if (!bucket.is_reduced()) {  // see Note [Gradients after the step]
     if (!impl.last_grad_scale || !impl.consensus.has_grad[found->group->number()][found->index]) return std::nullopt;
     scale = *impl.last_grad_scale;
   }
   const Range mine = found->group->mine(), owned = owned_part(*found, impl.reduce_comm.rank());
-  // Of gradients that are whole this rank's are a part.
+  // If the bucket has whole gradients, this rank's shard is a part of them.
   const int64_t first = owned.begin - (found->group->place().updates_whole() ? 0 : mine.begin);
   return bucket.part({first, first + owned.size()})
       .to(impl.options.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true)
@@ -168,8 +169,8 @@ std::vector<std::pair<std::string, double>> Engine::grad_norms() {
   Impl& impl = *impl_;
   impl.check_whole();
   std::vector<std::string> names;
-  std::vector<int64_t> has_grad;  // on this rank
-  std::vector<double> squares;    // of this rank's elements
+  std::vector<int64_t> has_grad;  // gradients of this rank
+  std::vector<double> squares;    // sums over this rank's elements
   for (size_t unit = 0; unit < num_units(); ++unit) {
     for (ShardedGroup& group : impl.groups->of_unit(unit)) {
       for (size_t i = 0; i < group.num_params(); ++i) {

@@ -36,7 +36,7 @@ std::string random_state() {
 
 std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank_states, int rank) {
   at::Tensor own;
-  // Every rank looks at all states, so that either all ranks go on or none.
+  // Every rank checks the states of all ranks, so that either all ranks continue or none.
   for (size_t i = 0; i < rank_states.size(); ++i) {
     const Json state = Json::parse(rank_states[i]);
     if (!state.contains("random") || !state["random"].is_object()) continue;

@@ -8,14 +8,14 @@
 namespace zeroshard {
 namespace {
 
-// "rank 2", "ranks 0, 1, 3"
+// Returns "rank 2" or "ranks 0, 1, 3".
 std::string ranks_text(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) text += concat(i > 0 ? ", " : "", ranks[i]);
   return text;
 }
 
-// What is wrong, given every rank's hash of one tensor; empty when nothing is.
+// Returns the problem, given every rank's hash of one tensor; empty if there is none.
 std::string disagreement(const std::vector<int64_t>& hashes) {
   const auto votes = [&](int64_t hash) { return std::count(hashes.begin(), hashes.end(), hash); };
   const int64_t usual =
@@ -42,7 +42,7 @@ void check_replicas(Comm& ranks, const std::vector<std::pair<std::string, at::Te
   comm.all_gather({received->data(), count * comm.world_size(), DType::kOther8}, {mine.data(), count, DType::kOther8},
                   "replicas")
       ->wait();
-  comm.barrier("replicas");  // `mine` must stay as it is until every rank has read it
+  comm.barrier("replicas");  // `mine` must not change until every rank has read it
   const auto* const all = static_cast<const int64_t*>(received->data());
   for (int64_t i = 0; i < count; ++i) {
     std::vector<int64_t> hashes;

@@ -38,7 +38,7 @@ std::string describe(const std::string& name, bool outside) {
   return outside ? name + " (torch's own, outside the engine)" : name;
 }
 
-// Earlier versions wrote the names of the core's own in upper case, and in the state of the front.
+// Earlier versions wrote the names of the engine's own optimizers in upper case, and in the state of the front.
 bool same_name(const std::string& saved, const std::string& mine, bool outside) {
   const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c; };
   return saved == mine || (!outside && std::equal(saved.begin(), saved.end(), mine.begin(), mine.end(),
@@ -55,7 +55,7 @@ Json saved_in(const Manifest& manifest) {
   return {};
 }
 
-// A state of the core's that `mine` does not keep; null: none.
+// Returns a state of the engine's optimizers that `mine` does not have; null if there is none.
 const TensorRecord* foreign_state(const Manifest& manifest, const SavedOptimizer& mine) {
   using Type = OptimizerConfig::Type;
   std::vector<std::string> own = mine.outside.empty() ? moment_names(mine.type) : std::vector<std::string>();

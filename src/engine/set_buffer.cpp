@@ -13,7 +13,8 @@ void set_buffer(const at::Tensor& buffer, const at::Tensor& values) {
     buffer.copy_(values);
     return;
   }
-  // Not for others: what a device's copy makes in this mode, and keeps, nobody could write to later.
+  // Only for inference tensors: in this mode, a device's copy would create and keep tensors to which nobody could write
+  // later.
   const c10::InferenceMode writes_inference_tensors;
   buffer.copy_(values);
 }

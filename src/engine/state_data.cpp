@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kSavedBytes = sizeof(float);  // of an element of a state
+constexpr int64_t kSavedBytes = sizeof(float);  // size of a saved element of a state
 
 class TensorData final : public SliceData {
  public:
@@ -36,7 +36,8 @@ class TensorData final : public SliceData {
   at::Tensor tensor_;
 };
 
-// An error of a swap file must not look like one of the checkpoint's files to a save or a load.
+// Turns an error of a swap file into a StateError, because a save or a load would take it for an error of the
+// checkpoint's files.
 template <typename Call>
 void told_as_state(const Call& call) {
   try {
@@ -46,22 +47,22 @@ void told_as_state(const Call& call) {
   }
 }
 
-// Reads values whose elements have `bytes` bytes each in a checkpoint. Narrow moments on the host are saved as fp32.
+// Reads values as elements of `bytes` bytes. 16-bit moments on the host are saved as fp32.
 void read_values(const at::Tensor& values, int64_t bytes, void* to) {
   if (values.element_size() == bytes) return TensorData(values).read(0, int64_t(values.nbytes()), to);
   view_memory(to, values.numel(), at::kFloat, at::kCPU).copy_(values);
 }
 
-// To nearest where they are narrow: those that were read there come back as they were.
+// Writes values, rounded to nearest if they have 16 bits. Values that were read from there are restored exactly.
 void write_values(const at::Tensor& values, int64_t bytes, const void* from) {
   if (values.element_size() == bytes) return TensorData(values).write(0, int64_t(values.nbytes()), from);
   values.copy_(view_memory(const_cast<void*>(from), values.numel(), at::kFloat, at::kCPU));
 }
 
-// A column of one of the arrays of a group.
+// One state of a group's array, or its parameters.
 class ArrayData final : public SliceData {
  public:
-  // `bytes`: of an element, as it is saved.
+  // `bytes` is the size of a saved element.
   ArrayData(const ShardedGroup& group, Array& array, int state, int64_t bytes, bool is_engines)
       : group_(group), array_(array), state_(state), bytes_(bytes), is_engines_(is_engines) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
@@ -97,11 +98,12 @@ class ArrayData final : public SliceData {
   }
 
  private:
-  // What users have written to parameters counts from here on: in `copy` of the master weights, and in these.
+  // Takes the user's writes to parameters, both into the `copy` of the master weights and into the master weights
+  // themselves.
   void take_params(int64_t offset, int64_t bytes, at::Tensor copy) const {
     const Range range{offset / bytes_, (offset + bytes) / bytes_};
     const at::Tensor params = group_.updated_parameters().slice(0, range.begin, range.end).cpu();
-    // fp32 parameters of a device are copied to their master weights with each update.
+    // fp32 parameters of a device are copied to their master weights at each update anyway.
     if (params.scalar_type() == at::kFloat) return void(copy.copy_(params));
     if (!is_written(copy, params)) return;
     take_written(copy, params);
@@ -110,7 +112,7 @@ class ArrayData final : public SliceData {
     lend(offset, bytes, Array::Access::kOverwrite,
          [&](int64_t at, const at::Tensor& master) { write_values(master, bytes_, from + at); });
   }
-  // Calls use(bytes before, values) for parts that make up the bytes.
+  // Calls `use` with the position of each part in the bytes and its values.
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, Array::Access access, Use use) const {
     const Range range{offset / bytes_, (offset + bytes) / bytes_};
@@ -127,7 +129,7 @@ class ArrayData final : public SliceData {
   bool is_engines_;
 };
 
-// What is read while training goes on: who writes to it waits until reading has ended.
+// State that is read while training continues: writers wait until reading has ended.
 class HeldData : public SliceData {
  public:
   void write(int64_t, int64_t, const void*) final { ZS_ASSERT(false, "what is held is read alone"); }
@@ -143,7 +145,7 @@ class HeldData : public SliceData {
 
 class HeldArray final : public HeldData {
  public:
-  // `bytes`: of an element, as it is read.
+  // `bytes` is the size of an element as it is read.
   HeldArray(Array& array, int state, int64_t bytes)
       : HeldData(*array.hold()), bytes_(bytes), reader_(array.reader(state)) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
@@ -151,7 +153,7 @@ class HeldArray final : public HeldData {
   }
   void end_reading() noexcept override {
     HeldData::end_reading();
-    reader_.reset();  // its buffer, too
+    reader_.reset();  // also frees its buffer
   }
 
  private:

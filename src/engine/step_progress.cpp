@@ -110,7 +110,7 @@ void StepProgress::end_step(bool applied) {
   if (!applied) ++counts_.skipped_steps;
   if (!applied) {
     ++skipped_in_a_row_;
-  } else if (is_unapplied_) {  // else no backward came since the last step: it says nothing of overflows
+  } else if (is_unapplied_) {  // without a backward since the last step, the step says nothing about overflows
     skipped_in_a_row_ = 0;
   }
   micro_batches_ = samples_ = 0;

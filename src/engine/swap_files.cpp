@@ -14,17 +14,17 @@
 namespace zeroshard {
 namespace {
 
-// What lies in the files, and the keys of the configuration that say how.
+// The contents of swap files, and the settings of the configuration for them.
 struct Wanted {
   std::string_view what, path_key;
   std::vector<ChunkGroup> groups;
   const std::vector<std::string>& directories;
   int buffer_count;
-  int chunks_at_once;  // that are asked for before anybody takes results; 0: the next few
-  bool pin;            // beside a device, which copies from the buffers
+  int chunks_at_once;  // chunks requested before anybody takes results; 0: the next few
+  bool pin;            // a device copies from the buffers
 };
 
-// As many requests as there are blocks in so many chunks.
+// Returns as many requests as there are blocks in this many chunks.
 int depth_for(int chunks, int64_t block_bytes) {
   constexpr int64_t kMost = 1024;
   return int(std::min(chunks * kChunkNumel * int64_t{sizeof(float)} / block_bytes, kMost));
@@ -36,9 +36,11 @@ int64_t bytes_of(std::span<const ChunkGroup> groups) {
   return bytes;
 }
 
-// What the configuration does not say: what suits the disk. Of several directories the first is measured.
+// Chooses sizes that suit the disk, unless the configuration sets them. If there are several directories, the first is
+// measured.
 void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::Options& store) {
-  constexpr int64_t kLeastBytes = int64_t{256} << 20;  // less is read and written faster than a disk is measured
+  // Smaller files are read and written faster than a disk is measured.
+  constexpr int64_t kLeastBytes = int64_t{256} << 20;
   const AioConfig& aio = context.options.config.aio;
   if (aio.queue_depth) return;
   if (!aio.block_size && bytes_of(wanted.groups) >= kLeastBytes) {
@@ -54,7 +56,7 @@ void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::
     } catch (const IoError& error) {
       if (context.comm.rank() == 0)
         log(LogLevel::kInfo, concat("requests to swap files have their usual sizes: ", error.what()));
-    } catch (const std::bad_alloc&) {  // the store says what is missing
+    } catch (const std::bad_alloc&) {  // the store will report the missing memory
     }
   }
   store.queue_depth = std::max(store.queue_depth, depth_for(wanted.chunks_at_once, store.block_bytes));
@@ -62,7 +64,8 @@ void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::
 
 void describe(const ChunkStore& store, const Wanted& wanted, int rank) {
   for (const SwapFile& file : store.files())
-    if (file.bytes() > 0) warn_of(file, wanted.what, wanted.path_key, rank);  // else fewer chunks than directories
+    // An empty file means fewer chunks than directories.
+    if (file.bytes() > 0) warn_of(file, wanted.what, wanted.path_key, rank);
   if (rank == 0)
     log(LogLevel::kInfo,
         concat(wanted.what, " in files: ", store.layout().total_bytes(), " bytes of each rank, by ", store.queue_name(),

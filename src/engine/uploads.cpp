@@ -27,7 +27,7 @@ std::byte* Uploads::place(int64_t bytes) {
 }
 
 void Uploads::send(std::shared_ptr<SliceData> to, int64_t offset, int64_t bytes) {
-  constexpr int64_t kAlignment = 64;  // of any element
+  constexpr int64_t kAlignment = 64;  // enough for any element type
   uploads_.push_back({std::move(to), offset, chunks_[filling_].memory.get() + used_, bytes});
   used_ = align_up(used_ + bytes, kAlignment);
 }
@@ -42,7 +42,7 @@ void Uploads::finish() {
           try {
             for (const Upload& upload : uploads_) upload.to->begin_write(upload.offset, upload.bytes, upload.from);
           } catch (...) {
-            chunk.wait = copies_->mark();  // for those before
+            chunk.wait = copies_->mark();  // for copies that have already started
             throw;
           }
           chunk.wait = copies_->mark();
@@ -56,7 +56,7 @@ void Uploads::finish() {
 
 void Uploads::allocate() {
   for (Chunk& chunk : chunks_) {
-    if (chunk.memory) continue;  // when there was not enough for the second
+    if (chunk.memory) continue;  // allocated by an earlier call that failed for the second chunk
     if (copies_ != nullptr)
       chunk.memory = copies_->host_memory(chunk_bytes_);
     else
@@ -65,7 +65,7 @@ void Uploads::allocate() {
   }
 }
 
-// Afterwards the chunk may be filled.
+// Waits until the chunk may be filled.
 void Uploads::await(Chunk& chunk) {
   if (const DeviceCopies::Wait wait = std::exchange(chunk.wait, nullptr)) wait();
 }

@@ -30,7 +30,7 @@ namespace {
 
 constexpr int64_t kCheckpointTimeoutMs = 3'600'000;
 
-// Tells the observer where this rank waits.
+// Tells the observer about this rank's waits.
 class ObservedWaits final : public WaitListener {
  public:
   explicit ObservedWaits(std::shared_ptr<RankObserver> observer) : observer_(std::move(observer)) {}
@@ -54,7 +54,7 @@ CommOptions comm_options(const Config& config, const std::shared_ptr<RankObserve
   return options;
 }
 
-// The calls of a store.
+// Makes a note board of a store.
 NoteBoard note_board(const c10::intrusive_ptr<c10d::Store>& store) {
   return {.write = [store](const std::string& key, const std::string& note) { store->set(key, note); },
           .count = [store](const std::string& key) { return store->add(key, 1); },
@@ -62,8 +62,8 @@ NoteBoard note_board(const c10::intrusive_ptr<c10d::Store>& store) {
           .read = [store](const std::string& key) { return store->get_to_str(key); }};
 }
 
-// Nothing of c10d that connects ranks can be interrupted: `connect` runs on a thread of its own, which is left behind
-// when a rank dies or the time is over. What is not zeroshard's own error is explained by such a death.
+// c10d cannot be interrupted while it connects ranks. So `connect` runs on its own thread, which is abandoned if a rank
+// dies or the time-out is over. If `connect` throws an error of another library, such a death explains it.
 template <typename Connect>
 auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   std::packaged_task<decltype(connect())()> task(std::move(connect));
@@ -72,7 +72,7 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
     try {
       meeting.check(what);
-    } catch (const c10::Error&) {  // the store does not answer: `connect` will fail, or the time is over
+    } catch (const c10::Error&) {  // the store does not answer: `connect` will fail, or the time-out ends the wait
     }
   }
   try {
@@ -86,7 +86,7 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   }
 }
 
-// Over its own connection: a waiting call would block other calls on the same connection.
+// The meeting uses its own connection, because a waiting call would block other calls on the same connection.
 std::unique_ptr<Meeting> meet(const c10::intrusive_ptr<c10d::Store>& store, const RankEnvironment& env,
                               int64_t timeout_ms, const std::shared_ptr<RankObserver>& observer) {
   std::unique_ptr<Meeting> meeting;
@@ -110,8 +110,8 @@ struct KeptStore {
   c10::intrusive_ptr<c10d::Store> store;
 };
 
-// The store that this process serves, of a World that could not be made: a retry finds it where the other ranks look.
-// Never destroyed: in a forked child that would wait for threads of its parent's.
+// The store that this process serves for a World that could not be made. A retry finds it where the other ranks look.
+// It is never destroyed, because in a forked child its destructor would wait for threads of the parent.
 KeptStore& kept_store() {
   static auto& kept = *new KeptStore();
   return kept;
@@ -126,17 +126,17 @@ std::string store_address() {
   return text;
 }
 
-// torchrun keeps one store over restarts: the keys of an earlier attempt must not be found.
+// torchrun keeps one store over restarts, so the keys of earlier attempts must differ.
 std::string attempt_prefix() {
   const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return concat("zeroshard/", count ? count : "0", "/");
 }
 
 // Note [One queue for all streams of a device]
-// With CUDA_DEVICE_MAX_CONNECTIONS=1 the device does all work in the order in which the host gave it. Where ranks give
-// gathers and reductions in different orders, each device would wait in another communicator for the other, for ever.
-// So both go over one communicator, for which the order is part of what ranks must do alike: a difference is found, and
-// named. Read when the world is made; one rank's setting counts for all.
+// With CUDA_DEVICE_MAX_CONNECTIONS=1 the device does all work in the order in which the host queued it. If ranks queue
+// gathers and reductions in different orders, devices would wait for each other in different communicators, forever. So
+// both use one communicator, for which ranks must agree on the order: a difference is detected and reported. The
+// variable is read when the world is made. If one rank sets it, all ranks use one communicator.
 bool has_one_queue(Comm& gather, c10::Device device) {
   if (device.is_cpu() || gather.world_size() == 1) return false;
   const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -216,7 +216,7 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   use_compact_cpu_allocator();
   CommOptions options = comm_options(config, observer_);
   if (meeting != nullptr) options.processes = meeting->state().processes;
-  // One thread calls all gathers and reductions; checkpoints are also written by one in the background.
+  // One thread calls all gathers and reductions. A background thread also uses the communicator of checkpoints.
   options.wait_graph = std::make_shared<WaitGraph>();
   options.failure = std::make_shared<SharedFailure>();
   if (!device_.is_cpu()) options.device_watch = std::make_shared<DeviceWatch>();
@@ -228,7 +228,7 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
     options.wait_graph.reset();
     options.failure.reset();
     options.device_watch.reset();
-    // A rank waits here while another writes or reads its whole share.
+    // A rank waits here while another rank writes or reads its whole share.
     options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
     checkpoint_ = make_comm(checkpoint, c10::kCPU, options);
   }

@@ -20,7 +20,7 @@ int64_t checksum(const at::Tensor& tensor) {
                      : dense.element_size() == 4 ? at::kInt
                      : dense.element_size() == 2 ? at::kShort
                                                  : at::kByte;
-  return dense.view({-1}).view(words).sum(at::kLong).item<int64_t>();  // to the host goes the sum alone
+  return dense.view({-1}).view(words).sum(at::kLong).item<int64_t>();  // only the sum is copied to the host
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ uint64_t WriteWatch::version(size_t unit, size_t param) const {
   uint64_t sum = 0;
   for (const at::Tensor& tensor : executor_.unit(unit).tensors(param)) {
     const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-    if (counter.enabled()) sum += counter.current_version();  // made in inference mode it has none
+    if (counter.enabled()) sum += counter.current_version();  // a tensor made in inference mode has no counter
   }
   return sum;
 }
@@ -94,7 +94,7 @@ std::vector<std::string> WriteWatch::end_reading(size_t unit) {
   if (found == readings_.end()) return {};
   Unit& values = executor_.unit(unit);
   std::vector<std::string> names;
-  if (values.is_unsharded()) {  // else a step has freed it in the meantime
+  if (values.is_unsharded()) {  // otherwise a step has freed the values in the meantime
     const std::vector<int64_t> now = checksums(unit);
     for (size_t i = 0; i < now.size(); ++i) {
       if (now[i] == found->second.checksums[i]) continue;
@@ -111,13 +111,13 @@ void WriteWatch::abandon_reading(size_t unit) {
   if (found != readings_.end() && --found->second.times == 0) readings_.erase(found);
 }
 
-// What was written on all ranks alike counts from here on, master weights included. Collective.
+// Accepts writes that all ranks have made alike, including those to master weights. Collective.
 void Engine::Impl::take_writes(bool written_somewhere) {
   if (written_somewhere) check_writes();
   for (size_t u = 0; u < executor->size(); ++u) executor->unit(u).take_written();
 }
 
-// For a call outside of steps. Master weights take them where `of_master` says so. Collective.
+// Takes writes for a call outside of steps. `of_master` says which master weights take them. Collective.
 void Engine::Impl::take_all_writes(OfMaster of_master) {
   if (!in_use) return;
   take_writes(agree_on_flags(reduce_comm, {watch->any_written() ? 1 : 0}).front() != 0);
@@ -169,7 +169,8 @@ void Engine::Impl::check_writes() {
   watch->accept_all();
 }
 
-// Of what check_write() refuses: it is told once, and every rank has the values of the shards. Collective.
+// Drops the writes that check_write() refuses. The error is thrown once, and every rank has the values of the shards
+// again. Collective.
 void Engine::Impl::drop_writes_to_shards(const std::vector<int64_t>& written) {
   size_t next = 0;
   for (size_t u = 0; u < layouts.size(); ++u) {
@@ -181,7 +182,7 @@ void Engine::Impl::drop_writes_to_shards(const std::vector<int64_t>& written) {
   }
 }
 
-// `how`: what is worst on any rank.
+// `how` is the worst kind of write on any rank.
 void Engine::Impl::check_write(size_t unit, size_t param, int64_t how) const {
   const std::string& name = layouts[unit].params[param].name();
   if (how != 0 && executor->unit(unit).placement() == Placement::kSharded) {
@@ -206,12 +207,12 @@ std::string Engine::Impl::refused_memory(size_t unit, size_t param) const {
       shape_text(spec.shape), ", cannot be read, or differ between tensors that are tied");
 }
 
-// Before what rank `root` wrote to units is taken: the memory that it gave to parameters. Returns why it cannot be, on
-// all ranks. Collective.
+// Takes the memory that rank `root` gave to parameters of units, before its writes are taken. Returns on all ranks why
+// that is not possible, or "". Collective.
 std::string Engine::Impl::take_moved(const std::vector<size_t>& units, int root) {
   const bool is_root = gather_comm.rank() == root;
   std::vector<std::pair<size_t, size_t>> params;
-  int64_t refused = 0;  // 1 + which of them
+  int64_t refused = 0;  // 1 + index of the refused parameter
   for (const size_t u : units) {
     for (size_t i = 0; i < layouts[u].params.size(); ++i) {
       params.emplace_back(u, i);
