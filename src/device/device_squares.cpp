@@ -15,10 +15,10 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kBlocksAtOnce = 4096;  // bounds the temporary memory
+constexpr int64_t kBlocksAtOnce = 4096;  // limits the temporary memory
 static_assert((kBlockNumel & (kBlockNumel - 1)) == 0, "blocks are added by halves");
 
-// Sums of the squares of blocks, many at a time, whichever tensors they are of.
+// Sums the squares of blocks, many blocks at a time, from any tensors.
 class BlockSums {
  public:
   BlockSums(int64_t blocks, at::TensorOptions options)
@@ -48,7 +48,7 @@ class BlockSums {
     if (filled_ == 0) return;
     const at::Tensor rows = squares_.slice(0, 0, filled_);
     rows.mul_(rows);
-    // By halves, not sum(): its order of additions depends on the number of rows.
+    // Adds halves instead of calling sum(), whose order of additions depends on the number of rows.
     for (int64_t half = kBlockNumel / 2; half > 0; half /= 2)
       rows.slice(1, 0, half).add_(rows.slice(1, half, 2 * half));
     sums_.slice(0, done_, done_ + filled_).copy_(rows.select(1, 0));
@@ -56,17 +56,17 @@ class BlockSums {
   }
 
   at::Tensor sums_, squares_;
-  int64_t filled_ = 0, done_ = 0;  // blocks
+  int64_t filled_ = 0, done_ = 0;  // numbers of blocks
 };
 
-// The limbs of an ExactSum of doubles that are not negative. A double is mantissa * 2^(exponent - 1075); its mantissa
-// of 53 bits, moved left by up to 31, lies in three limbs.
+// Returns the limbs of an ExactSum of doubles that are not negative. A double is mantissa * 2^(exponent - 1075). Its
+// mantissa of 53 bits, shifted left by up to 31, lies in three limbs.
 at::Tensor limbs_of(const at::Tensor& values) {
   constexpr int64_t kLow = 0xffffffff, kFraction = (int64_t{1} << 52) - 1;
   const at::Tensor bits = values.view(at::kLong);
   const at::Tensor exponent = bits.bitwise_right_shift(52).bitwise_and_(0x7ff);
   const at::Tensor mantissa = bits.bitwise_and(kFraction).add_(exponent.ne(0).to(at::kLong), int64_t{1} << 52);
-  const at::Tensor position = exponent.clamp_min(1).sub_(1);  // of the lowest bit, from 2^-1074 on
+  const at::Tensor position = exponent.clamp_min(1).sub_(1);  // position of the lowest bit, counted from 2^-1074
   const at::Tensor limb = position.bitwise_right_shift(5), shift = position.bitwise_and(31);
   const at::Tensor low = mantissa.bitwise_and(kLow).bitwise_left_shift_(shift);
   const at::Tensor high = mantissa.bitwise_right_shift(32).bitwise_left_shift_(shift);

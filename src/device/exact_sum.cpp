@@ -7,7 +7,7 @@ namespace zeroshard {
 namespace {
 
 constexpr int kLimbBits = 32;
-constexpr int kLowestExponent = -1074;  // of the smallest denormal
+constexpr int kLowestExponent = -1074;  // exponent of the smallest denormal
 constexpr int kMaxPending = 1 << 10;    // keeps every limb below 2^43, so 2^20 ranks can be added
 
 }  // namespace
@@ -22,7 +22,7 @@ void ExactSum::add(double value) {
   const double fraction = std::frexp(value, &exponent);               // 0.5 <= |fraction| < 1
   int64_t mantissa = static_cast<int64_t>(std::ldexp(fraction, 53));  // exact
   int shift = exponent - 53 - kLowestExponent;                        // value = mantissa * 2^(shift - 1074)
-  if (shift < 0) {                                                    // a denormal: its low bits are zero
+  if (shift < 0) {                                                    // a denormal, whose low bits are zero
     mantissa >>= -shift;
     shift = 0;
   }
@@ -43,7 +43,7 @@ void ExactSum::add(const ExactSum& other) {
   normalize();
 }
 
-// Carries, so that every limb but the last is in [0, 2^32).
+// Carries, so that every limb except the last is in [0, 2^32).
 void ExactSum::normalize() {
   int64_t carry = 0;
   for (size_t i = 0; i < kNonFinite; ++i) {
@@ -58,7 +58,8 @@ double ExactSum::value() const {
   if (!is_finite()) return std::numeric_limits<double>::quiet_NaN();
   ExactSum carried = *this;
   carried.normalize();
-  const bool negative = carried.limbs_[kNonFinite - 1] < 0;  // then the lower limbs count up from far below
+  // If so, the lower limbs count up from a large negative number.
+  const bool negative = carried.limbs_[kNonFinite - 1] < 0;
   if (negative) {
     for (size_t i = 0; i < kNonFinite; ++i) carried.limbs_[i] = -carried.limbs_[i];
     carried.normalize();

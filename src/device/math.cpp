@@ -22,9 +22,11 @@
 namespace zeroshard::math {
 namespace {
 
-constexpr int64_t kGrain = 1 << 16;      // elements below which a second thread does not pay
-constexpr int64_t kAtenPiece = 1 << 23;  // elements summed at a time on other devices than the CPU: bounds their memory
-constexpr int64_t kCached = 1 << 15;  // elements summed, then squared, before the next ones: they stay in the L2 cache
+constexpr int64_t kGrain = 1 << 16;  // minimum of elements for which a second thread pays
+// Elements summed at a time on devices without kernels, which limits their memory.
+constexpr int64_t kAtenPiece = 1 << 23;
+// Elements that are summed and then squared before the next ones, so that they stay in the L2 cache.
+constexpr int64_t kCached = 1 << 15;
 
 int64_t num_pieces(int64_t numel) {
   return ceil_div(numel, kCached);
@@ -37,7 +39,7 @@ const char* at_offset(const void* data, int64_t elements, DType dtype) {
   return static_cast<const char*>(data) + elements * element_size(dtype);
 }
 
-// body(begin, end) for pieces of kCached elements, on all threads.
+// Calls body(begin, end) for pieces of kCached elements, on all threads.
 template <typename Body>
 void for_cached_pieces(int64_t numel, const Body& body) {
   at::parallel_for(0, num_pieces(numel), kGrain / kCached, [&](int64_t first, int64_t last) {
@@ -45,7 +47,7 @@ void for_cached_pieces(int64_t numel, const Body& body) {
   });
 }
 
-// The device's own kernels, if they take these types.
+// Returns the device's own kernels if they support these types.
 const kernels::KernelTable* table_for(at::Device device, at::ScalarType one, at::ScalarType other) {
   const auto is_taken = [](at::ScalarType type) {
     return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
@@ -69,7 +71,7 @@ void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool a
   add ? out.add_(scaled) : out.copy_(scaled);
 }
 
-// Needs memory for kAtenPiece elements in fp32, and none where the sum can grow in `out`.
+// Needs memory for kAtenPiece elements in fp32, or none if the sum can be accumulated in `out`.
 void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                         bool accumulate) {
   const bool same_type = type == out.scalar_type();
@@ -89,7 +91,8 @@ void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type
   }
 }
 
-// Without slices of `out`: for a small gradient on a device, they would take the host as long as the launch.
+// Does not slice `out`, because for a small gradient on a device the host would need as long for slices as for the
+// launch.
 void pack(const Packed& packed, const at::Tensor& out, float scale, bool add) {
   const bool on_host = out.is_cpu();
   const int64_t numel = packed.in.numel();

@@ -31,7 +31,7 @@ void warn_once(int64_t bytes, const std::string& reason) {
   });
 }
 
-// By torch's allocator, which for devices other than CUDA's gives what is asked for.
+// Allocates with torch's allocator, which returns the exact size for devices other than CUDA.
 std::shared_ptr<std::byte> allocate_pinned(int64_t bytes, c10::Device device) {
   auto owner = std::make_shared<c10::DataPtr>(
       at::globalContext().getPinnedMemoryAllocator(device.type())->allocate(size_t(bytes)));

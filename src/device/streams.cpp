@@ -75,7 +75,7 @@ void outlive_current_stream(const at::Tensor& tensor) {
 void free_after_current_stream(at::Tensor tensor) noexcept {
   try {
     if (tensor.defined()) outlive_current_stream(tensor);
-  } catch (const std::exception&) {  // the device has failed, and does no more work
+  } catch (const std::exception&) {  // the device has failed, so it does no more work
   }
 }
 
@@ -88,7 +88,7 @@ SideStream::SideStream(c10::Device device) {
 SideStream::~SideStream() {
   try {
     join();
-  } catch (const std::exception&) {  // the device has failed, and does no more work
+  } catch (const std::exception&) {  // the device has failed, so it does no more work
   }
 }
 

@@ -10,7 +10,7 @@ std::optional<int64_t> total_memory(c10::Device device) {
   const c10::cuda::OptionalCUDAGuard guard(device);
   size_t free = 0, total = 0;
   if (cudaMemGetInfo(&free, &total) == cudaSuccess) return int64_t(total);
-  static_cast<void>(cudaGetLastError());  // else the next launch would report it
+  static_cast<void>(cudaGetLastError());  // clears the error, which the next launch would report otherwise
   return std::nullopt;
 }
 
