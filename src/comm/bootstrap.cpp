@@ -16,10 +16,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxMessage = 1000;
 
-// Two buffers by the parity of the round: a rank writes round k + 2 only after it has read round k + 1, which every
-// rank writes after it has read round k.
+// A rank's messages to its peers. There are two buffers, used in turn: a rank writes round k + 2 only after it has read
+// round k + 1, which every rank writes after it has read round k.
 struct Mailbox {
-  std::atomic<uint64_t> rounds{0};  // rounds this rank has written
+  std::atomic<uint64_t> rounds{0};  // number of rounds that this rank has written
   uint32_t sizes[2] = {0, 0};
   char bytes[2][kMaxMessage] = {};
 };
@@ -58,7 +58,7 @@ class MailboxBootstrap final : public Bootstrap {
     }
   }
 
-  std::shared_ptr<Mailbox> boxes_;  // world_size mailboxes, shared by all ranks
+  std::shared_ptr<Mailbox> boxes_;  // one mailbox per rank, shared by all ranks
   int rank_, world_size_;
   int64_t timeout_ms_;
   uint64_t round_ = 0;

@@ -112,7 +112,7 @@ std::unique_ptr<Allocation> DirectComm::allocate(int64_t bytes, std::string_view
     core_->synchronise(op);
   } catch (const std::exception& error) {
     memory.attached(grant);
-    core_->fail(error.what());  // the text of the first failure anywhere
+    core_->fail(error.what());  // throws the text of the first failure on any rank
   }
   memory.attached(grant);
   return allocation;

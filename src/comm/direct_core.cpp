@@ -14,14 +14,15 @@ namespace zeroshard {
 namespace {
 
 constexpr int64_t kPollMs = 100;
-// Before sleeping, if there is a core for each rank: a short spin, then yields (a peer may wait for this core). It is
-// long because waking a sleeper takes longest exactly where ranks meet most. On a virtual machine whose idle cores
-// halt, a model of 64 small layers trained in 137 to 145 ms a step with 1 ms, in 143 to 167 with 0.1 ms and in 231 to
-// 255 without (two ranks, one core each; one plain process 177).
+// If there is a core for each rank, a rank that waits first spins shortly, then yields (a peer may wait for this core),
+// and only then sleeps. The time is long, because waking a sleeper takes longest on machines where ranks meet most
+// often. On a virtual machine whose idle cores halt, a model of 64 small layers trained in 137 to 145 ms a step with 1
+// ms, in 143 to 167 ms with 0.1 ms, and in 231 to 255 ms without spinning (two ranks, one core each; one plain process
+// 177 ms).
 constexpr int kSpins = 200;
 constexpr std::chrono::microseconds kSpinTime(1000);
 
-// `own` waits for `peer`: the peer wakes it, and all ranks can see the wait.
+// Marks for its lifetime that `own` waits for `peer`. The peer wakes it, and all ranks can see the wait.
 class Waiting {
  public:
   Waiting(RankControl& own, RankControl& peer, const Awaited& awaited) : own_(own), peer_(peer) {
@@ -80,7 +81,8 @@ void DirectCore::await_slot(const Op& mine) {
   if (mine.seq <= kRing) return;
   const uint64_t previous = mine.seq - kRing;
   RankControl& own = control_.rank(rank_);
-  // Half of them at once: so ranks wait for one another here, and not at each of many later collectives.
+  // Reads half of the outstanding collectives at once, so that ranks wait for one another here, and not at each of many
+  // later collectives.
   if (!own.has_finished(previous)) read_until(previous + kRing / 2);
   if (!own.has_finished(previous)) {
     const Op op = own.ops[previous % kRing].load();
@@ -122,7 +124,8 @@ void DirectCore::synchronise(const Op& mine) {
 }
 
 void DirectCore::read_until(uint64_t seq) {
-  while (!readers_.empty() && readers_.front()->seq() < seq) readers_.front()->read_all();  // which removes it
+  // Removes itself from readers_.
+  while (!readers_.empty() && readers_.front()->seq() < seq) readers_.front()->read_all();
 }
 
 bool DirectCore::spin(const RankControl& peer, const Awaited& awaited) const {
@@ -142,8 +145,8 @@ bool DirectCore::spin(const RankControl& peer, const Awaited& awaited) const {
 
 void DirectCore::await(const Op& mine, const Awaited& awaited) {
   if (spin(control_.rank(awaited.peer), awaited)) return;
-  // Every collective needs all ranks. Where they share cores, one sleep for the last of them is best, because a rank
-  // that ran in between has filled the core's caches.
+  // Every collective needs all ranks. If ranks share cores, one sleep until the last rank has arrived is best, because
+  // any rank that runs in between fills the core's caches.
   while (!spins_) {
     const int last = find_last(awaited);
     if (last == awaited.peer) break;
@@ -153,7 +156,8 @@ void DirectCore::await(const Op& mine, const Awaited& awaited) {
   sleep_until(mine, awaited);
 }
 
-// Of the ranks that have not reached the state that `awaited.peer` is to reach, the one that has posted least.
+// Returns the rank that has posted least, among the ranks that have not reached the state that `awaited.peer` must
+// reach.
 int DirectCore::find_last(const Awaited& awaited) {
   int last = awaited.peer;
   uint64_t least = control_.rank(last).posted.load(std::memory_order_relaxed);
@@ -182,7 +186,7 @@ void DirectCore::sleep_until(const Op& mine, const Awaited& awaited) {
     const bool left = other.left.load(std::memory_order_acquire) != 0;
     const std::optional<std::string> trouble = left ? std::nullopt : watch_.check(peer);
     if (left || trouble) {
-      if (other.has_reached(awaited)) return;  // posting this was the last thing it did
+      if (other.has_reached(awaited)) return;  // posting this was the peer's last action
       fail((left ? watch_.name(peer) + " left the group" : *trouble) + waiting_text(mine, peer));
     }
     if (waited_ms >= options_.timeout_ms)
@@ -194,7 +198,7 @@ void DirectCore::sleep_until(const Op& mine, const Awaited& awaited) {
     }
     futex_wait(other.events, events, std::min(kPollMs, options_.timeout_ms));
     const auto now = std::chrono::steady_clock::now();
-    // A longer gap means that this process itself was stopped: the peer is not at fault.
+    // A longer gap means that this process itself was stopped, so the peer is not at fault.
     waited_ms +=
         std::min<int64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now - last).count(), 2 * kPollMs);
     last = now;
@@ -234,7 +238,7 @@ void DirectCore::throw_if_failed() {
 
 void DirectCore::fail(const std::string& message) {
   abort_all(message);
-  // Another rank may have been first: all ranks throw the same text.
+  // Another rank may have failed first. All ranks throw the same text.
   failure_ = control_.aborted().value_or(message);
   throw_failure();
 }
@@ -244,7 +248,7 @@ void DirectCore::throw_failure() {
   throw CommError(failure_);
 }
 
-// A rank that finds a peer gone in one communicator must not wait for it in the next.
+// Aborts all communicators, because a rank that finds a peer gone in one communicator must not wait for it in another.
 void DirectCore::abort_all(std::string_view reason) noexcept {
   abort(reason);
   if (options_.wait_graph) options_.wait_graph->abort(rank_, reason);
@@ -256,7 +260,7 @@ void DirectCore::abort(std::string_view reason) noexcept {
 }
 
 void DirectCore::leave() noexcept {
-  if (!process_.is_own()) return;  // a forked child destroys its copy: the rank itself continues
+  if (!process_.is_own()) return;  // a forked child destroys its copy, but the rank itself continues
   RankControl& own = control_.rank(rank_);
   own.left.store(1, std::memory_order_release);
   own.notify();

@@ -58,7 +58,7 @@ void GatherWork::read_peers() {
   const int world_size = core().world_size();
   std::byte* own = bytes_at(full_.data, core().rank() * bytes);
   if (own != shard_.data) copy_bytes(own, shard_.data, bytes);
-  // Each rank starts with its successor, so that they do not all read the same memory at once.
+  // Each rank starts with its successor, so that ranks do not all read the same memory at the same time.
   for (int i = 1; i < world_size; ++i) {
     const int peer = (core().rank() + i) % world_size;
     const std::byte* shard = input_of(peer, nullptr);

@@ -23,7 +23,8 @@ struct Stat {
 
 enum class Look : uint8_t { kSeen, kGone, kUnknown };
 
-// Reads fields 3 and 22 of /proc/<pid>/stat. The name in field 2 may hold spaces and parentheses: search from the end.
+// Reads fields 3 and 22 of /proc/<pid>/stat. It searches from the end, because the name in field 2 may contain spaces
+// and parentheses.
 Look read_stat(int32_t pid, Stat& stat) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -67,7 +68,7 @@ ProcessState state_of(const ProcessId& process) {
     case Look::kGone:
       return ProcessState::kDead;
     case Look::kUnknown:
-      return ProcessState::kRunning;  // for example out of descriptors: no reason to accuse a peer
+      return ProcessState::kRunning;  // for example if there are no descriptors: not a reason to accuse a peer
     case Look::kSeen:
       break;
   }
@@ -99,7 +100,8 @@ std::optional<std::string> PeerWatch::check(int rank) {
   if (since_ms < kLookEveryMs) return std::nullopt;
   peer.last_look = now;
   const ProcessState state = state_of(peer.process);
-  // Counts checks, not wall time: when this process is stopped along with its peer (Ctrl-Z), neither is at fault.
+  // Counts checks instead of wall time: if this process is stopped together with its peer (Ctrl-Z), neither is at
+  // fault.
   peer.stopped_ms = state == ProcessState::kStopped ? peer.stopped_ms + std::min(since_ms, 2 * kLookEveryMs) : 0;
   if (state == ProcessState::kRunning) return std::nullopt;
   if (state == ProcessState::kStopped && peer.stopped_ms < stall_timeout_ms_) return std::nullopt;

@@ -13,7 +13,7 @@ constexpr int64_t kSummedBlock = 512;
 
 template <typename T, typename Combine>
 void reduce(std::span<const void* const> pieces, void* out, int64_t numel, Combine combine) {
-  T sums[kSummedBlock];  // `out` may be a piece: it is written after all pieces of the block were read
+  T sums[kSummedBlock];  // `out` may be a piece, so it is written after all pieces of the block were read
   for (int64_t begin = 0; begin < numel; begin += kSummedBlock) {
     const int64_t count = std::min(kSummedBlock, numel - begin);
     std::memcpy(sums, static_cast<const T*>(pieces[0]) + begin, static_cast<size_t>(count) * sizeof(T));
@@ -30,7 +30,7 @@ void reduce(std::span<const void* const> pieces, ReduceOp op, void* out, int64_t
   if (op == ReduceOp::kSum) {
     reduce<T>(pieces, out, numel, [](T a, T b) { return a + b; });
   } else {
-    // A NaN wins, as it does in a sum: `b <= a` is false for it.
+    // A NaN wins, like in a sum, because `b <= a` is false for it.
     reduce<T>(pieces, out, numel, [](T a, T b) { return a != a || b <= a ? a : b; });
   }
 }
@@ -44,7 +44,7 @@ void reduce_in_rank_order(std::span<const void* const> pieces, DType dtype, Redu
       return reduce<float>(pieces, op, out, numel);
     case DType::kFloat64:
       return reduce<double>(pieces, op, out, numel);
-    case DType::kOther8:  // two's complement: unsigned sums have the same bits and may wrap
+    case DType::kOther8:  // in two's complement, unsigned sums have the same bits and may wrap
       if (op == ReduceOp::kSum) return reduce<uint64_t>(pieces, op, out, numel);
       return reduce<int64_t>(pieces, op, out, numel);
     case DType::kBFloat16:

@@ -8,7 +8,7 @@
 namespace zeroshard {
 namespace {
 
-// Every rank learns whether all ranks got here.
+// Tells every rank whether all ranks got here. Throws if some rank has an `error`.
 void agree(Bootstrap& bootstrap, const std::string& error) {
   const std::vector<std::string> errors = bootstrap.all_gather(error.substr(0, 900));
   for (size_t rank = 0; rank < errors.size(); ++rank)

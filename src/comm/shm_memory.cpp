@@ -5,7 +5,7 @@
 namespace zeroshard {
 namespace {
 
-// Segment ids: a counter over the slot in RankControl::live_segments. The staging ring has an id of its own.
+// Segment ids consist of a counter and the slot in RankControl::live_segments. The staging ring has its own id.
 constexpr uint64_t kStagingId = ~uint64_t{0};
 constexpr size_t slot_of(uint64_t id) {
   return id % kMaxSegments;
@@ -94,7 +94,7 @@ uint64_t ShmMemory::new_id() {
 }
 
 SegmentGrant ShmMemory::create(int64_t bytes) {
-  // Never of size 0, so that every allocation has its own address.
+  // The size is never 0, so that every allocation has its own address.
   const size_t size = static_cast<size_t>(bytes > 0 ? bytes : 1);
   Fd fd = create_shared(size);
   Mapping memory = map_shared(fd, size, /*writable=*/true);
@@ -107,7 +107,7 @@ SegmentGrant ShmMemory::create(int64_t bytes) {
 }
 
 void ShmMemory::attach(int peer, const SegmentGrant& grant, int64_t bytes) {
-  sweep();  // returns what owners freed before taking more
+  sweep();  // frees memory that its owners have freed before mapping more
   const Fd fd = open_peer(hellos_.at(static_cast<size_t>(peer)).process.pid, grant.fd, grant.inode);
   Mapping memory = map_shared(fd, static_cast<size_t>(bytes > 0 ? bytes : 1), /*writable=*/false);
   peers_[static_cast<size_t>(peer)].insert_or_assign(grant.segment, std::move(memory));
@@ -119,7 +119,7 @@ void ShmMemory::attached(const SegmentGrant& grant) {
 }
 
 void ShmMemory::free(uint64_t segment) noexcept {
-  if (!process_.is_own()) return;  // peers still read the rank's memory; its child must not unmap it
+  if (!process_.is_own()) return;  // peers still read the rank's memory, so its child must not unmap it
   const std::scoped_lock lock(mutex_);
   for (auto at = own_.begin(); at != own_.end(); ++at) {
     if (at->second.first != segment) continue;

@@ -32,7 +32,7 @@ class SingleAllocation final : public Allocation {
  public:
   explicit SingleAllocation(int64_t bytes) : bytes_(bytes) {
     const size_t size = static_cast<size_t>(bytes > 0 ? bytes : 1);
-    // Kernel-zeroed pages for large sizes: calloc does not touch them.
+    // For large sizes, calloc returns pages that the kernel has zeroed, without touching them.
     memory_ = std::calloc(size + kAlignment, 1);
     if (memory_ == nullptr) throw std::bad_alloc();
   }
