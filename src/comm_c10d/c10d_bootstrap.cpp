@@ -58,7 +58,7 @@ void C10dBootstrap::await(c10d::Work& work) {
   }
 }
 
-// world_size rows.
+// Returns a tensor of world_size rows.
 at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
   const at::Tensor out = at::empty({world_size() * mine.numel()}, mine.options());
   try {
@@ -75,7 +75,8 @@ at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
   return out;
 }
 
-// The connections of a dying process break before the process is gone.
+// Throws `error` together with a peer's death, if there is one. The connections of a dying process break before the
+// process is gone, so it looks repeatedly.
 void C10dBootstrap::fail(const std::string& error) {
   for (int attempt = 0; attempt < 10 && watch_.world_size() > 0; ++attempt) {
     if (const std::string trouble = watch_.check_all(); !trouble.empty())

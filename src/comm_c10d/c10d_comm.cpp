@@ -19,8 +19,8 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kGatherLimitBytes = 64 << 10;  // larger all_reduces are left to the backend
-constexpr int64_t kCopyBytes = 4 << 20;          // of a broadcast on the host, at a time
+constexpr int64_t kGatherLimitBytes = 64 << 10;  // the backend does larger all_reduces itself
+constexpr int64_t kCopyBytes = 4 << 20;          // bytes of a broadcast on the host that are copied at a time
 
 at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::Device device) {
   return at::for_blob(const_cast<void*>(data), {numel})
@@ -29,13 +29,13 @@ at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::
       .make_tensor();
 }
 
-// Added by every rank to a small all_reduce, so that ranks that did different things notice.
+// Every rank adds it to a small all_reduce, so that ranks that called different collectives notice it.
 struct GatherHeader {
   uint64_t seq, hash;
 };
 
-// Why the communicator of the host is broken: any thread may ask. One over a process group has the failure of the
-// device's.
+// Returns a function that says why the host communicator is broken. Any thread may call it. A host communicator over a
+// process group shares the failure of the device's.
 std::function<std::string()> question_to(const Comm& host) {
   const auto* const direct = dynamic_cast<const DirectComm*>(&host);
   if (direct == nullptr) return [] { return std::string(); };
@@ -51,7 +51,7 @@ C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       host_(std::move(host)) {
   ZS_ASSERT(device.is_cpu() || host_, "a communicator of a device needs one for the host");
   if (device.is_cpu()) return;
-  // Else the device would wait for ever; and ranks that wait on the host learn of it.
+  // Otherwise the device would wait forever. Ranks that wait on the host learn the failure, too.
   core_->failure().listen(this, [this](const std::string& text) {
     core_->end();
     host_->abort(text);
@@ -98,7 +98,7 @@ void C10dComm::await_device(std::string_view tag) {
 
 void C10dComm::check() {
   core_->throw_if_failed();
-  if (host_) host_->check();  // ranks that share memory hear there at once
+  if (host_) host_->check();  // ranks that share memory learn failures there at once
 }
 
 void C10dComm::abort(std::string_view reason) noexcept {
@@ -106,7 +106,7 @@ void C10dComm::abort(std::string_view reason) noexcept {
   if (host_) host_->abort(reason);
 }
 
-// Moved as bytes, because backends support few element types for some operations.
+// Tensors are moved as bytes, because backends support few element types for some operations.
 at::Tensor C10dComm::bytes_of(const ConstSpan& span) const {
   return tensor_of(span.data, span.bytes(), at::kByte, core_->device());
 }
@@ -140,8 +140,8 @@ std::unique_ptr<Work> C10dComm::reduce_scatter(Span out, ConstSpan full, std::st
   return std::make_unique<C10dWork>(core_, op, std::move(work));
 }
 
-// Does the same as Gloo's own, which has no special algorithm for it. But the Work that Gloo returns never reports that
-// it is complete, so a dead peer could not be distinguished from a slow one.
+// Does the same as Gloo's own reduce_scatter, which has no special algorithm. It is needed because the Work that Gloo
+// returns never reports that it is complete, so a dead peer could not be distinguished from a slow one.
 std::unique_ptr<Work> C10dComm::reduce_scatter_by_all_reduce(Span out, const ConstSpan& full, Op op) {
   const at::Tensor sum = values_of(full).clone();
   auto work = core_->issue(op, [&] {
@@ -168,7 +168,7 @@ std::unique_ptr<Work> C10dComm::all_to_all_v(Span out, ConstSpan in, std::span<c
   core_->throw_if_failed();
   Op op = all_to_all_v_op(counts, in.dtype, tag);
   if (world_size() == 1 || op.numel == 0) return local_copy(out, in);
-  std::vector<int64_t> sent, received;  // in bytes
+  std::vector<int64_t> sent, received;  // bytes by peer
   for (int peer = 0; peer < world_size(); ++peer) {
     sent.push_back(counts[size_t(rank() * world_size() + peer)] * element_size(in.dtype));
     received.push_back(counts[size_t(peer * world_size() + rank())] * element_size(in.dtype));
@@ -200,7 +200,7 @@ std::unique_ptr<Work> C10dComm::all_reduce(Span data, ReduceOp reduce_op, std::s
 // Sums in rank order, which no backend guarantees.
 std::unique_ptr<Work> C10dComm::all_reduce_by_gather(Span data, ReduceOp reduce_op, std::string_view tag) {
   Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));
-  const bool host = core_->device().is_cpu();  // elsewhere, reading the headers would block the host
+  const bool host = core_->device().is_cpu();  // on a device, reading the headers would block the host
   const int64_t header = host ? int64_t{sizeof(GatherHeader)} : 0, bytes = data.bytes() + header;
   const auto options = at::TensorOptions().dtype(at::kByte).device(core_->device());
   if (bytes == 0) {
@@ -257,7 +257,7 @@ std::unique_ptr<Work> C10dComm::broadcast(Span data, int root, std::string_view 
   return std::make_unique<C10dWork>(core_, op, std::move(work));
 }
 
-// After an error the backend may write when the caller's memory is gone, so it gets its own memory.
+// After an error the backend may still write when the caller's memory is gone, so it gets its own memory.
 std::unique_ptr<Work> C10dComm::broadcast_by_copy(Span data, Op op) {
   const at::Tensor all = bytes_of(data), copy = at::empty({std::min(kCopyBytes, data.bytes())}, all.options());
   c10d::BroadcastOptions options;

@@ -20,16 +20,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kPollMs = 100;
-constexpr int64_t kLookMs = 1000;  // between comparisons with the other ranks' calls
+constexpr int64_t kLookMs = 1000;  // time between comparisons with the calls of other ranks
 
 uint64_t extend(uint64_t hash, const Op& op) {
-  // The fields that must agree lie at the front of Op.
+  // The fields that must agree come first in Op.
   const auto* bytes = reinterpret_cast<const unsigned char*>(&op);
   for (size_t i = 0; i < offsetof(Op, input); ++i) hash = (hash ^ bytes[i]) * 1099511628211ULL;
   return hash;
 }
 
-// Without Gloo's advice to look for the error elsewhere: who failed is named beside it, if anybody knows.
+// Returns the text of an error without Gloo's advice to look for the error elsewhere. The caller adds who failed, if
+// anybody knows.
 std::string text_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
   const std::string text = c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
@@ -41,13 +42,13 @@ int64_t ms_since(Clock::time_point start) {
 }
 
 // A process forked after at::set_num_threads() gets a new thread pool when a thread first computes. If two threads do
-// so at once, such as those of a Gloo group, one of them finds no pool. So one thread does it before them. It is not
-// the calling thread, whose number of threads would be set.
+// so at the same time, such as those of a Gloo group, one of them finds no pool. So one thread creates the pool before
+// them. It is not the calling thread, because that would set the calling thread's number of threads.
 void renew_thread_pool() {
   std::thread([] {
     try {
       at::init_num_threads();
-    } catch (const std::exception&) {  // another thread is doing it
+    } catch (const std::exception&) {  // another thread is creating it
     }
   }).join();
 }
@@ -103,14 +104,14 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   const DeviceWatch::Watching::Attended attended(watching_.get());
   poll([&work] { return work.isCompleted(); }, op);
   try {
-    work.wait();  // complete: throws its error, if any
+    work.wait();  // it is complete, so this only throws its error
   } catch (const std::exception& error) {
     fail_explained(op, text_of(error), /*waits=*/true);
   }
 }
 
-// A rank that waits for this one publishes its calls within a second. When a rank dies, its connection breaks before
-// the process is gone.
+// Throws with an explanation. A rank that waits for this one publishes its calls within a second. If a rank dies, its
+// connection breaks before the process is gone. So it looks repeatedly.
 void C10dCore::fail_explained(const Op& op, const std::string& message, bool waits) {
   for (int attempt = 0; attempt < 12; ++attempt) {
     const auto difference = divergence_->look(number_, waits ? &op : nullptr);
@@ -121,8 +122,8 @@ void C10dCore::fail_explained(const Op& op, const std::string& message, bool wai
   fail(op, message);
 }
 
-// Neither Work::wait() nor its version with a time-out works here: the first notices a stopped peer after half an hour,
-// the second throws at each time-out, after which some backends give up the operation.
+// Polls, because neither Work::wait() nor its version with a time-out works here. The first notices a stopped peer
+// after half an hour. The second throws at each time-out, after which some backends give up the operation.
 void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
   for (int i = 0; i < 50; ++i) {
     if (is_done()) return;
@@ -133,22 +134,23 @@ void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
   LongWait wait(options_.wait_listener);
   int64_t waited_ms = 0, looks = 0;
   while (!is_done()) {
-    // Sleeps for a sixteenth of the time waited so far: short compared with the wait, and few wake-ups in a long one.
+    // Sleeps for a sixteenth of the time waited so far. That is short compared with the wait, and causes few wake-ups
+    // in a long one.
     const auto nap = (Clock::now() - start) / 16;
     std::this_thread::sleep_for(
         std::clamp<Clock::duration>(nap, std::chrono::microseconds(10), std::chrono::microseconds(500)));
     if (ms_since(looked) < kPollMs) continue;
     looked = Clock::now();
-    // A longer gap means that this process was stopped: the peers are not at fault.
+    // A longer gap means that this process was stopped, so the peers are not at fault.
     waited_ms += std::min<int64_t>(ms_since(last), 2 * kPollMs);
     last = looked;
     wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
-    throw_if_failed();  // the thread that watches the device may have found out
+    throw_if_failed();  // the thread that watches the device may have detected a failure
     heed_interrupt(op);
     if (const std::string trouble = watch_.check_all(); !trouble.empty() && !is_done()) fail(op, trouble);
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
-      // Even if the work has ended meanwhile: a rank that also found the difference has left.
+      // Compares even if the work has ended meanwhile, because a rank that also found the difference has left.
       if (const auto difference = divergence_->look(number_, &op)) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
@@ -228,15 +230,15 @@ void C10dCore::end() noexcept {
     }
   };
   if (device_.is_cpu()) return abort();
-  // NCCL's abort may wait for the whole device, and so for collectives of another communicator of this rank's, which
-  // end when that one is aborted in turn. So it is not waited for longer than it mostly takes.
+  // NCCL's abort may wait for the whole device. So it may wait for collectives of another communicator of this rank,
+  // which end only when that one is aborted later. Therefore this waits only as long as an abort usually takes.
   constexpr auto kPatience = std::chrono::milliseconds(500);
   try {
     std::packaged_task<void()> task(abort);
     const std::future<void> ended = task.get_future();
     std::thread(std::move(task)).detach();
     ended.wait_for(kPatience);
-  } catch (const std::exception&) {  // the process may have no more threads
+  } catch (const std::exception&) {  // the process may be unable to start threads
     abort();
   }
 }

@@ -12,20 +12,20 @@ namespace zeroshard {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int64_t kTickMs = 200;         // five looks a second, some microseconds each
-constexpr int64_t kHearMs = 1000;        // between questions to the store
-constexpr int64_t kSuspiciousMs = 1000;  // a collective that takes no longer is not looked into
-constexpr int64_t kLongestMs = 8000;     // between comparisons, which are half as frequent each time
+constexpr int64_t kTickMs = 200;         // five looks per second take some microseconds each
+constexpr int64_t kHearMs = 1000;        // time between questions to the store
+constexpr int64_t kSuspiciousMs = 1000;  // shorter collectives are not investigated
+constexpr int64_t kLongestMs = 8000;     // longest time between comparisons; the time doubles after each
 
 }  // namespace
 
-// One communicator: what the device was given, and how long it has made no progress.
+// One communicator: the work that its device has, and the time without progress.
 class DeviceWatch::Subject {
  public:
   explicit Subject(WatchedComm comm) : comm_(std::move(comm)) {}
 
   void note(const Op& op, const c10::intrusive_ptr<c10d::Work>& work) {
-    c10::intrusive_ptr<c10d::Work> before = work;  // ends without the lock
+    c10::intrusive_ptr<c10d::Work> before = work;  // destroyed without the lock
     const std::scoped_lock lock(mutex_);
     Given& given = given_[op.seq % given_.size()];
     given.op = op;
@@ -35,17 +35,17 @@ class DeviceWatch::Subject {
   void attend(int change) { attended_ += change; }
 
   const WatchedComm& comm() const { return comm_; }
-  // Why the communicators are to end, or "". The rest is for the thread that watches.
+  // Returns why the communicators must fail, or "". Only the watching thread uses this and the following functions.
   std::string look(int64_t elapsed_ms);
-  // What other ranks have told.
+  // Handles messages of other ranks.
   void take(const Divergence::News& news);
-  // Once they have ended.
+  // Tells other ranks, after the communicators have failed.
   void tell_failure();
 
  private:
   struct Given {
     Op op;
-    c10::intrusive_ptr<c10d::Work> work;  // null: complete
+    c10::intrusive_ptr<c10d::Work> work;  // null: it is complete
   };
 
   std::optional<Op> oldest_incomplete();
@@ -53,13 +53,13 @@ class DeviceWatch::Subject {
   std::string time_is_over(const Op& op) const;
 
   WatchedComm comm_;
-  std::mutex mutex_;  // of the next two
+  std::mutex mutex_;  // protects given_ and last_
   std::array<Given, 64> given_;
   uint64_t last_ = 0;
   std::atomic<int> attended_ = 0;
-  uint64_t done_ = 0;  // all up to this one are complete
+  uint64_t done_ = 0;  // all collectives up to this one are complete
   uint64_t stuck_ = 0;
-  int64_t stuck_ms_ = 0, next_comparison_ms_ = 0;  // of stuck_
+  int64_t stuck_ms_ = 0, next_comparison_ms_ = 0;  // times for collective stuck_
   bool told_ = false;
 };
 
@@ -68,20 +68,21 @@ std::optional<Op> DeviceWatch::Subject::oldest_incomplete() {
     Given given;
     {
       const std::scoped_lock lock(mutex_);
-      if (last_ - done_ > given_.size()) done_ = last_ - given_.size();  // the newer ones run after those
+      // Newer collectives run after those, so checking the newer ones is enough.
+      if (last_ - done_ > given_.size()) done_ = last_ - given_.size();
       if (done_ == last_) return std::nullopt;
       given = given_[(done_ + 1) % given_.size()];
     }
     if (given.op.seq == done_ + 1 && given.work) {
       try {
         if (!given.work->isCompleted()) return given.op;
-      } catch (const std::exception&) {  // it has failed: the rank's own call says how
+      } catch (const std::exception&) {  // it has failed: the rank's own call reports how
       }
     }
     ++done_;
     const std::scoped_lock lock(mutex_);
     Given& old = given_[done_ % given_.size()];
-    if (old.op.seq == done_) old.work.reset();  // `given` is the last owner, and ends without the lock
+    if (old.op.seq == done_) old.work.reset();  // `given` is the last owner, and is destroyed without the lock
   }
 }
 
@@ -93,7 +94,7 @@ std::string DeviceWatch::Subject::look(int64_t elapsed_ms) {
     next_comparison_ms_ = kSuspiciousMs;
     return {};
   }
-  // A longer gap means that this process was stopped: the peers are not at fault.
+  // A longer gap means that this process was stopped, so the peers are not at fault.
   stuck_ms_ += std::min(elapsed_ms, 2 * kTickMs);
   if (stuck_ms_ < kSuspiciousMs && stuck_ms_ < comm_.timeout_ms) return {};
   const std::string trouble = trouble_with(*op);
@@ -128,7 +129,7 @@ void DeviceWatch::Subject::take(const Divergence::News& news) {
   if (!news.failure.empty()) {
     if (!comm_.failure->happened()) log(LogLevel::kError, news.failure);
     comm_.failure->set(news.failure);
-    told_ = true;  // all have heard it from the one who told it
+    told_ = true;  // the other ranks know it already from the rank that told it
   } else if (news.asked && !comm_.failure->happened()) {
     if (const auto difference = comm_.divergence->look(comm_.number, nullptr, /*asks=*/false))
       comm_.failure->set(concat("rank ", comm_.rank, ": ", *difference));
@@ -139,7 +140,7 @@ void DeviceWatch::Subject::tell_failure() {
   if (std::exchange(told_, true)) return;
   try {
     comm_.divergence->tell_failure(comm_.failure->text());
-  } catch (const std::exception&) {  // no memory or the like: others find out by themselves
+  } catch (const std::exception&) {  // for example no memory: the other ranks will detect the failure themselves
   }
 }
 
@@ -149,7 +150,7 @@ void DeviceWatch::add(std::shared_ptr<Subject> subject) {
   if (thread_.joinable()) return;
   try {
     thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error& error) {  // the process may have no more threads
+  } catch (const std::system_error& error) {  // the process may be unable to start threads
     log(LogLevel::kWarning, concat("nobody watches the device while the script waits for it: ", error.what()));
   }
 }
@@ -207,7 +208,7 @@ void DeviceWatch::look_at_all(const std::vector<std::shared_ptr<Subject>>& subje
       const Divergence::News news = divergence->hear();
       for (const auto& other : subjects)
         if (has_same(other)) other->take(news);
-    } catch (const std::exception&) {  // no memory or the like: the next look comes soon
+    } catch (const std::exception&) {  // for example no memory: the next look comes soon
     }
   }
 }

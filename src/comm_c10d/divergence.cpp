@@ -43,7 +43,7 @@ void Divergence::note(size_t communicator, const Op& op, uint64_t hash) {
   own.calls[own.last % own.calls.size()] = {op.seq, hash, op};
 }
 
-// One line per call, oldest first: number, hash, text.
+// Returns one line per call, oldest first: number, hash, text.
 std::string Divergence::table(const Communicator& communicator) const {
   const auto& [calls, last, told] = communicator;
   std::ostringstream text;
@@ -55,8 +55,8 @@ std::string Divergence::table(const Communicator& communicator) const {
   return text.str();
 }
 
-// The first call that both know and in which their histories differ. If the histories differ already before the calls
-// that both know, all known calls differ: then the first known one is named.
+// Returns the first call that both ranks know and in which their histories differ. If the histories already differ
+// before these calls, all known calls differ, and the first known one is returned.
 std::optional<std::string> Divergence::compare(size_t number, int peer, const std::string& theirs) {
   const std::scoped_lock lock(mutex_);
   const Communicator& communicator = communicators_[number];
@@ -75,7 +75,7 @@ std::optional<std::string> Divergence::compare(size_t number, int peer, const st
   return std::nullopt;
 }
 
-// The communicator, the number of the call, the last calls in all communicators, and the text of the call.
+// Returns the communicator, the number of the call, the last calls in all communicators, and the text of the call.
 std::string Divergence::text_of(const Place& place) {
   std::ostringstream text;
   text << place.communicator << ' ' << place.seq;
@@ -95,11 +95,11 @@ std::optional<Divergence::Place> Divergence::parse_place(int rank, const std::st
   return place;
 }
 
-// If ranks wait for ever in two communicators, there are two ranks of which each lacks the call that the other waits
-// for: of the ranks that wait in the first communicator, one that the second's earliest lacks, and vice versa. What a
-// rank published holds while it waits, and it waits as long as the other does. (A collective that not every rank needs
-// to call for the others to continue, such as a broadcast's leaf, may end the wait. The engine gives none to ranks that
-// take different paths.)
+// If ranks wait forever in two communicators, there are two ranks of which each has not made the call that the other
+// waits for. Among the ranks that wait in the first communicator, there is one whose call the earliest rank of the
+// second lacks, and vice versa. A rank's published place is valid while it waits, and it waits as long as the other
+// does. (A collective that not every rank must call before others can continue may end the wait; an example is a leaf
+// of a broadcast. The engine never calls such collectives on ranks that take different paths.)
 std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& own, const Talk& talk) const {
   std::vector<Place> places;
   if (own) places.push_back(*own);
@@ -114,13 +114,13 @@ std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& 
   return std::nullopt;
 }
 
-// On a thread of its own, which is left behind if the store does not answer: its host may be stopped.
+// Runs on its own thread, which is abandoned if the store does not answer, because the store's host may be stopped.
 std::shared_ptr<Divergence::Talk> Divergence::Talk::start(std::function<void(Talk&)> body) {
   auto talk = std::make_shared<Talk>();
   const auto run = [talk, body = std::move(body)] {
     try {
       body(*talk);
-    } catch (const std::exception&) {  // the store's host is gone; other checks report that better
+    } catch (const std::exception&) {  // the store's host is gone, which other checks report better
       talk->broken = true;
     }
     const std::scoped_lock lock(talk->mutex_);
@@ -130,7 +130,7 @@ std::shared_ptr<Divergence::Talk> Divergence::Talk::start(std::function<void(Tal
   try {
     std::thread(run).detach();
   } catch (const std::system_error&) {
-    return nullptr;  // the process may have no more threads
+    return nullptr;  // the process may be unable to start threads
   }
   return talk;
 }
@@ -142,8 +142,8 @@ bool Divergence::Talk::wait_for(std::chrono::milliseconds patience) {
 
 void Divergence::start_exchange(size_t number, const std::optional<Place>& place, bool asks) {
   const std::string calls = concat("calls/", number);
-  std::map<std::string, std::string> own;                   // texts by key
-  std::vector<std::pair<std::string, std::string>> theirs;  // keys of tables and places
+  std::map<std::string, std::string> own;                   // key -> text
+  std::vector<std::pair<std::string, std::string>> theirs;  // keys of the tables and places of other ranks
   uint64_t last = 0;
   {
     const std::scoped_lock lock(mutex_);
@@ -219,7 +219,7 @@ Divergence::News Divergence::hear() {
     inquiry_ = Talk::start(body);
   }
   const std::shared_ptr<Talk> inquiry = inquiry_;
-  // A store that is gone is not asked again: its client may log each try.
+  // A store that is gone is not asked again, because its client may log each try.
   if (!inquiry || !inquiry->wait_for(kPatience) || inquiry->broken) return {};
   inquiry_.reset();
   if (inquiry->news.asked) heard_ = inquiry->asked;

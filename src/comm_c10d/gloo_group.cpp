@@ -1,4 +1,4 @@
-// The one file that includes gloo's headers (Debian's; see tests/comm_c10d, which calls every collective).
+// The only file that includes gloo's headers (Debian's; see tests/comm_c10d, which calls every collective).
 #include "comm_c10d/gloo_group.h"
 
 #include <arpa/inet.h>
@@ -53,7 +53,7 @@ sockaddr_in loopback_address(uint16_t port) {
   return address;
 }
 
-// A TCP socket that is bound to 127.0.0.1:port (0: any port), or -1 with errno.
+// Returns a TCP socket that is bound to 127.0.0.1:port (0: any port), or -1 with errno.
 int bind_to_loopback(uint16_t port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -78,7 +78,8 @@ int listen_on_loopback(uint16_t port) {
   return fd;
 }
 
-// Bound before it connects, so that it does not get `port` and connect to itself: others can still listen there.
+// Returns whether nobody listens on the port. The socket is bound before it connects, so that it does not get `port`
+// itself and connect to itself. Others can still listen there.
 bool refuses_connections(uint16_t port) {
   const int fd = bind_to_loopback(0);
   if (fd < 0) return false;
@@ -93,14 +94,14 @@ bool refuses_connections(uint16_t port) {
   return refused;
 }
 
-// Gloo writes to sockets of peers that may have died. SIGPIPE for that would end this rank without a message. (Python
-// ignores it anyway.) An existing handler stays.
+// Gloo writes to sockets of peers that may have died, and SIGPIPE would then end this rank without a message. (Python
+// ignores SIGPIPE anyway.) An existing handler stays.
 void ignore_broken_pipes() {
   struct sigaction current {};
   if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-// As torchrun and zeroshard run tell.
+// Returns whether all ranks are on this host, according to the variables of torchrun and zeroshard run.
 bool all_ranks_are_here() {
   const std::string here = variable("LOCAL_WORLD_SIZE", "");
   return !here.empty() && here == variable("WORLD_SIZE", "");
@@ -112,7 +113,7 @@ std::shared_ptr<gloo::transport::Device> make_device() {
   const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
   if (!interface.empty()) return Gloo::createDeviceForInterface(interface);
   if (meets_on_loopback() || all_ranks_are_here()) return Gloo::createDeviceForHostname("127.0.0.1");
-  // Not the address of this host's name, which is 127.0.1.1 on Debian.
+  // The address of this host's name is not used, because that is 127.0.1.1 on Debian.
   return Gloo::createDeviceForInterface(interface_towards(master_address()));
 }
 
@@ -142,7 +143,8 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   // "localhost" may resolve to ::1 first, where no process listens.
   const bool loopback = is_loopback(host);
   if (loopback && options.isServer) options.masterListenFd = static_cast<size_t>(listen_on_loopback(options.port));
-  // A refused c10d client retries only after half a second, but ranks of one host start together.
+  // Waits for the listener, because a refused c10d client retries only after half a second, although ranks of one host
+  // start together.
   if (loopback && !options.isServer)
     await_listener_on_loopback(options.port, std::min(options.timeout, std::chrono::milliseconds(2000)));
   try {

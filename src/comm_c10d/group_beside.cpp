@@ -22,7 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 constexpr std::chrono::milliseconds kNap(5), kLookEvery(100), kReadEvery(500);
-constexpr size_t kAskedAtOnce = 64;  // of thousands of ranks, the store has enough to do
+// Number of cards requested at a time: more would burden the store in worlds of thousands.
+constexpr size_t kAskedAtOnce = 64;
 constexpr std::string_view kLeft = "left ";
 
 std::string card_key(size_t rank) {
@@ -30,10 +31,10 @@ std::string card_key(size_t rank) {
 }
 
 // Note [Names of groups beside]
-// Each rank counts its own tries and writes the number on its card. Ranks that have failed alone have other numbers
-// than the rest. So the name of a try is made of all cards, and a rank whose peer has begun again meanwhile connects
-// under the new name. A card of a try before may be found first: one whose rank has left, or whose process is gone,
-// counts as none until another is written.
+// Each rank counts its own tries and writes the number on its card. Ranks that failed alone have other numbers than the
+// other ranks. So the name of a try is derived from all cards. If a peer starts again meanwhile, this rank connects
+// with the new name. A rank may first find the card of an earlier try. If the card's rank has left, or its process is
+// gone, the card does not count until the rank writes a new one.
 class Cards {
  public:
   Cards(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size)
@@ -45,8 +46,8 @@ class Cards {
                 concat(number, ' ', own.pid, ' ', own.start_time, ' ', host.empty() ? std::string("?") : host));
   }
 
-  // Reads the cards of ranks that have not come yet, or all again. Whether one is new; throws CommError when a rank
-  // that had come has left.
+  // Reads the cards of ranks that have not arrived yet, or all cards `again`. Returns whether a card is new. Throws
+  // CommError if a rank that had arrived has left.
   bool read(bool again) {
     bool is_new = false;
     size_t asked = 0;
@@ -67,7 +68,7 @@ class Cards {
       if (texts_[rank].empty()) ranks.push_back(rank);
     return ranks;
   }
-  // The same for all ranks that have read the same cards.
+  // Returns a name that is equal on all ranks that have read the same cards.
   std::string name() const {
     uint64_t hash = hash_text("");
     for (const std::string& text : texts_) hash = hash_text(text + '\n', hash);
@@ -104,12 +105,12 @@ class Cards {
 
   c10::intrusive_ptr<c10d::Store> store_;
   size_t rank_;
-  std::vector<std::string> texts_;  // by rank; "": has not come
+  std::vector<std::string> texts_;  // by rank; "": has not arrived
   std::vector<ProcessId> processes_;
 };
 
-// Nothing of Gloo that connects ranks can be interrupted: it runs on a thread of its own, with a connection of its own
-// to the store, and is left behind when it is no longer wanted.
+// Connects on its own thread with its own connection to the store, because Gloo cannot be interrupted while it connects
+// ranks. The thread is abandoned if its result is not wanted any more.
 std::future<Group> connect(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
                            int world_size, int64_t timeout_ms) {
   std::packaged_task<Group()> task([store = store->clone(), name, rank, world_size, timeout_ms] {
@@ -155,7 +156,7 @@ class Beside {
         read = now;
         if (cards_.read(/*again=*/result.valid())) {
           watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener);
-          result = {};  // a rank has begun again, if this one had begun
+          result = {};  // if this rank had started to connect, a peer has started again
         }
         if (!result.valid() && cards_.all_here())
           result = connect(store_, cards_.name(), rank_, world_size_, options_.timeout_ms);
@@ -175,14 +176,14 @@ class Beside {
     }
   }
 
-  // Null: a rank has begun again meanwhile.
+  // Returns the group; null if a rank has started again meanwhile.
   Group take(std::future<Group>& result) {
     try {
       return result.get();
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      // The connections of a process that dies break before it is gone.
+      // When a process dies, its connections break before the process is gone.
       for (int attempt = 0; attempt < 10; ++attempt) {
         if (cards_.read(/*again=*/true)) return {};
         if (const std::string trouble = watch_.check_all(); !trouble.empty())

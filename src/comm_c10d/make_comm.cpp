@@ -18,13 +18,13 @@
 namespace zeroshard {
 namespace {
 
-// A rank's identity and options. Sent as bytes among ranks of one build.
+// The identity and options of a rank. It is sent as bytes among ranks of one build.
 struct RankCard {
-  char host[128] = {};  // boot id and pid namespace: equal where /proc/<pid> means the same process
+  char host[128] = {};  // boot id and pid namespace: equal if /proc/<pid> means the same process
   ProcessId process;
   int32_t transport = 0;
   int32_t device_type = 0;
-  int64_t generation = 0;  // of its Divergence
+  int64_t generation = 0;  // generation of its Divergence
 };
 
 std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, const CommOptions& options,
@@ -70,14 +70,14 @@ std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options)
                                     make_single_comm());
 }
 
-// Shared memory where `transport` allows it and all ranks are on one host, or null.
+// Returns a shared-memory communicator if `transport` allows it and all ranks are on one host, otherwise null.
 std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
                               const CommOptions& options) {
   using Transport = CommOptions::Transport;
   if (options.transport == Transport::kProcessGroup || !on_one_host(cards)) return nullptr;
   try {
     return std::make_unique<ShmComm>(bootstrap, options);
-  } catch (const CommError& error) {  // on every rank alike
+  } catch (const CommError& error) {  // thrown on every rank alike
     if (options.transport == Transport::kShm) throw;
     log(LogLevel::kWarning, concat(error.what(), "; using the process group instead"));
     return nullptr;
@@ -93,7 +93,7 @@ std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at
   if (!group || group->getSize() == 1) return single_comm(device, comm_options);
   const bool on_host = device.is_cpu();
   CommOptions options = comm_options;
-  // The communicator of a device and the one beside it break together.
+  // The communicator of a device and its host communicator fail together.
   if (!on_host && !options.failure) options.failure = std::make_shared<SharedFailure>();
   c10::intrusive_ptr<c10d::ProcessGroup> host_group = group;
   if (!on_host) {
