@@ -24,8 +24,8 @@ std::string joined(const std::vector<std::string>& fields) {
   return line + "\n";
 }
 
-// One row per record under one header. A new name gets a column at the right: the file is rewritten and replaces the
-// old one in one go, so it is a valid table at any moment.
+// Writes one row per record below one header. A new name gets a column at the right: the file is rewritten and replaced
+// atomically, so it is a valid table at any moment.
 class CsvSink final : public MetricsSink {
  public:
   explicit CsvSink(const MetricsStart& start)
@@ -61,7 +61,7 @@ class CsvSink final : public MetricsSink {
       return LineVerdict::kCut;
     });
     file_ = AppendFile::replace(*directory_, name_, text);
-    columns_ = std::move(columns);  // only now: an error leaves both unchanged
+    columns_ = std::move(columns);  // set last, so that an error leaves both unchanged
     return true;
   }
 
@@ -95,7 +95,7 @@ class CsvSink final : public MetricsSink {
 
   const std::string name_ = "metrics.csv";
   Directory* directory_;
-  std::vector<std::string> columns_;  // in the header of the file; none before the first record
+  std::vector<std::string> columns_;  // columns in the header of the file; none before the first record
   AppendFile file_;
 };
 

@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 
-// TensorBoard reads the files of a directory in the order of their names, which begin with a time in seconds. The time
-// of a new file must be later than all others.
+// Returns a name for a new file. TensorBoard reads the files of a directory in the order of their names, which begin
+// with a time in seconds. So the time of a new file must be later than all others.
 std::string new_name(const Directory& directory, double time) {
   auto seconds = int64_t(time);
   for (const std::string& name : directory.list()) {
@@ -27,8 +27,8 @@ std::string new_name(const Directory& directory, double time) {
   return concat(kPrefix, digits, ".", process_name());
 }
 
-// Whether there is a file of an earlier run of zeroshard's: of others, such as torch's SummaryWriter, the names end
-// differently.
+// Returns whether there is a file of an earlier run of zeroshard. The names of other programs' files, such as torch's
+// SummaryWriter, end differently.
 bool holds_earlier_run(const Directory& directory) {
   const std::vector<std::string> names = directory.list();
   return std::any_of(names.begin(), names.end(),
@@ -50,7 +50,8 @@ class EventSink final : public MetricsSink {
   const std::string& name() const override { return name_; }
 
  private:
-  // TensorBoard drops what lies before a session's start in all files of the directory, those of others, too.
+  // Returns the first records. TensorBoard drops records before a session's start in all files of the directory,
+  // including those of other programs.
   static std::string first_records(const MetricsStart& start) {
     const std::string version = tfrecord(version_event(start.time));
     if (!start.resume_step && !holds_earlier_run(start.directory)) return version;

@@ -9,7 +9,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity".
+// Returns a number for JSON, which has no NaN and no infinities: they become the strings "NaN", "Infinity" and
+// "-Infinity".
 std::string json_number(double value) {
   const std::string text = exact_text(value);
   const bool number = text.back() >= '0' && text.back() <= '9';
@@ -28,7 +29,7 @@ class JsonlSink final : public MetricsSink {
 
   void record(const MetricsRecord& record) override {
     std::string line = "{\"step\": " + std::to_string(record.step) + ", \"time\": " + fixed_text(record.time, 3);
-    // Names have no characters that JSON would want escaped.
+    // Names have no characters that JSON would need to escape.
     for (const auto& [name, value] : record.values) line += ", \"" + name + "\": " + json_number(value);
     file_.append(line + "}\n");
   }
