@@ -15,7 +15,7 @@ namespace zeroshard {
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kCapacityBytes = size_t{4} << 20;
-constexpr size_t kPieceBytes = size_t{64} << 10;  // what one write(2) offers, so that progress is seen
+constexpr size_t kPieceBytes = size_t{64} << 10;  // bytes of one write(2); small, so that progress is visible
 }  // namespace
 
 struct ConsoleWriter::State {
@@ -24,12 +24,12 @@ struct ConsoleWriter::State {
   bool stuck_for(Seconds time) const { return queued_bytes > 0 && Clock::now() - last_progress > time; }
   bool stuck() const { return stuck_for(patience); }
 
-  // Offers `text` piece by piece; drops it when nobody can ever read it (closed pipe, full disk).
+  // Writes `text` piece by piece. Drops it if nobody can ever read it (closed pipe, full disk).
   void write_out(std::string_view text) {
     while (!text.empty()) {
       const ssize_t written = ::write(fd, text.data(), std::min(text.size(), kPieceBytes));
       if (written < 0 && errno == EINTR) continue;
-      if (written < 0 && errno == EAGAIN) {  // somebody else made the terminal non-blocking
+      if (written < 0 && errno == EAGAIN) {  // another process made the terminal non-blocking
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
         continue;
       }
@@ -60,7 +60,7 @@ struct ConsoleWriter::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::string pending;
-  size_t queued_bytes = 0;  // pending and what the thread is writing
+  size_t queued_bytes = 0;  // bytes of `pending` and of the text that the thread is writing
   size_t dropped_lines = 0;
   Clock::time_point last_progress = Clock::now();
   bool closed = false;

@@ -23,7 +23,8 @@ namespace {
 
 constexpr uint16_t kAnyPort = 9;  // nothing is sent to it
 constexpr const char *kWayOut = "; set GLOO_SOCKET_IFNAME to the interface that leads to the other hosts",
-                     *kElsewhere = "192.0.2.1";  // an address of no host (RFC 5737), so of the default route
+                     // A reserved address (RFC 5737) that no host has, so the default route leads to it.
+    *kElsewhere = "192.0.2.1";
 
 sockaddr_storage stored(const sockaddr* address, size_t size) {
   sockaddr_storage result{};
@@ -35,7 +36,7 @@ size_t size_of(const sockaddr_storage& address) {
   return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
 }
 
-// An IPv4 address that a socket of IPv6 uses is ::ffff:a.b.c.d.
+// Converts ::ffff:a.b.c.d, the form of an IPv4 address in an IPv6 socket, to plain IPv4.
 sockaddr_storage plain(const sockaddr_storage& address) {
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
   if (address.ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) return address;
@@ -46,7 +47,7 @@ sockaddr_storage plain(const sockaddr_storage& address) {
   return stored(reinterpret_cast<const sockaddr*>(&v4), sizeof v4);
 }
 
-// The address from which this host would send to `to`; nothing, with errno, where no route leads there.
+// Returns the address from which this host would send to `to`. If no route leads there, returns nothing and sets errno.
 std::optional<sockaddr_storage> source_towards(const sockaddr_storage& to) {
   const UniqueFd fd(::socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage own{};
@@ -122,7 +123,7 @@ sockaddr_storage elsewhere() {
   return stored(reinterpret_cast<const sockaddr*>(&address), sizeof address);
 }
 
-// For the host that the others look for.
+// Returns the interface of the host that the other ranks connect to.
 std::string interface_to_others(const std::string& host, const sockaddr_storage& address) {
   const std::vector<Interface> all = interfaces();
   if (const auto source = source_towards(elsewhere())) {
@@ -160,7 +161,8 @@ std::string interface_with(const sockaddr_storage& address) {
   for (const Interface& one : all)
     if (same_address(one.address, wanted)) return one.name;
   if (!is_loopback_address(wanted)) return {};
-  for (const Interface& one : all)  // 127.0.1.1 is no interface's own address, but loopback has them all
+  // 127.0.1.1 is not an interface's own address, but loopback answers for the whole block.
+  for (const Interface& one : all)
     if (one.loopback) return one.name;
   return {};
 }
@@ -168,7 +170,7 @@ std::string interface_with(const sockaddr_storage& address) {
 std::string interface_towards(const std::string& host) {
   std::string reasons;
   for (sockaddr_storage to : resolve_host(host)) {
-    reinterpret_cast<sockaddr_in&>(to).sin_port = htons(kAnyPort);  // at the same place in both families
+    reinterpret_cast<sockaddr_in&>(to).sin_port = htons(kAnyPort);  // the port has the same position in both families
     const auto source = source_towards(to);
     if (!source) {
       reasons += concat(reasons.empty() ? "" : ", ", address_text(to), ": ", std::strerror(errno));

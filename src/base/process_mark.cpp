@@ -7,7 +7,7 @@
 
 namespace zeroshard {
 
-// Counted from the time the library is loaded: a fork beside the first mark is counted, too.
+// Forks are counted from the time the library is loaded, so that a fork during the first mark is counted, too.
 uint32_t ProcessMark::forks_before_this_process = [] {
   ::pthread_atfork(nullptr, nullptr, [] { ++forks_before_this_process; });
   return 0U;

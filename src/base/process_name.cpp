@@ -17,7 +17,7 @@
 namespace zeroshard {
 namespace {
 
-// Without dots, so that the parts of a name can be told apart.
+// Returns the host's name without dots, so that the parts of a process name can be separated.
 std::string host_part() {
   std::string name = host_name();
   for (char& c : name)
@@ -27,7 +27,7 @@ std::string host_part() {
 
 constexpr size_t kRandomDigits = 16;
 
-// A forked child inherits its parent's value, but has another process number.
+// Returns the random part of the name. A forked child inherits its parent's value, but has another process number.
 const std::string& random_part() {
   static const std::string kPart = [] {
     constexpr char kDigits[] = "0123456789abcdef";
@@ -39,7 +39,7 @@ const std::string& random_part() {
   return kPart;
 }
 
-// Eight hexadecimal digits each, for the boot (which also identifies the host) and the namespace of process numbers.
+// Returns eight hexadecimal digits for the boot (which also identifies the host) and the namespace of process numbers.
 std::string place() {
   std::string boot = boot_id();
   struct stat numbers {};
@@ -51,7 +51,7 @@ std::string place() {
   return text;
 }
 
-// PID, PLACE and RANDOM of a name from this host. PLACE is empty in names of earlier versions.
+// The parts PID and PLACE of a name from this host. PLACE is empty in names of earlier versions.
 struct Parts {
   std::string_view pid, place;
 };

@@ -5,7 +5,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::chrono::milliseconds kLook(100);  // between calls of WhileWaiting
+constexpr std::chrono::milliseconds kLook(100);  // time between calls of WhileWaiting
 
 }  // namespace
 
@@ -26,7 +26,7 @@ void WriteHold::await_readers() {
 }
 
 void WriteHold::end() noexcept {
-  const std::scoped_lock lock(mutex_);  // until the end: a writer that goes on may be about to free the hold
+  const std::scoped_lock lock(mutex_);  // held until the end, because a writer that continues may free the hold
   --readers_;
   changed_.notify_all();
 }
