@@ -30,8 +30,8 @@ Position position_of(std::string_view text, size_t offset) {
   throw ConfigError(concat("line ", position.line, ", column ", position.column, ": ", problem));
 }
 
-constexpr size_t kMaxKeys = 4096;         // of one object: the time to find a key grows with their number
-constexpr size_t kMaxProblemBytes = 200;  // of the parser's message, which quotes the text
+constexpr size_t kMaxKeys = 4096;         // limit for one object, because finding a key takes longer with more keys
+constexpr size_t kMaxProblemBytes = 200;  // limit for the parser's message, which quotes the text
 
 bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r';
@@ -40,7 +40,8 @@ bool is_word(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// Rewrites the text as strict JSON of the same length, except for quoted Infinity and NaN, so that line numbers stay.
+// Rewrites the text as strict JSON of the same length, except for quoted Infinity and NaN, so that line numbers do not
+// change.
 class StrictText {
  public:
   explicit StrictText(std::string_view text) : text_(text) { out_.reserve(text.size() + 16); }
@@ -105,7 +106,7 @@ class StrictText {
         if (comma_ != std::string::npos) out_[comma_] = ' ';
         note_value();
       } else {
-        // Only a comma after a value may be dropped: "[,]" stays an error.
+        // Only a comma after a value may be dropped, so "[,]" remains an error.
         comma_ = c == ',' && last_mark_ == 'v' ? out_.size() : std::string::npos;
         last_mark_ = c;
       }
@@ -116,12 +117,12 @@ class StrictText {
 
   std::string_view text_;
   std::string out_;
-  size_t at_ = 0, comma_ = std::string::npos;  // comma_: in out_, when nothing but space followed it
+  size_t at_ = 0, comma_ = std::string::npos;  // comma_: position in out_ of a comma that only space has followed
   int depth_ = 0;
-  char last_mark_ = '\0';  // 'v': a value ended
+  char last_mark_ = '\0';  // 'v': a value has ended
 };
 
-// Follows the parser: tracks its position, and finds repeated keys in one object.
+// Follows the parser: tracks its position, and finds repeated keys in an object.
 class Follower {
  public:
   bool operator()(Json::parse_event_t event, const Json& parsed) {
@@ -147,7 +148,7 @@ class Follower {
     return true;
   }
 
-  // The path of the current value: "optimizer.params.betas[0]". Empty for the whole text.
+  // Returns the path of the current value: "optimizer.params.betas[0]". It is empty for the whole text.
   std::string path() const {
     std::string path;
     for (const auto& each : open_) {
@@ -185,10 +186,10 @@ class Follower {
     if (auto* array = std::get_if<Array>(&open_.back())) ++array->index;
   }
 
-  std::vector<std::variant<Object, Array>> open_;  // the innermost last
+  std::vector<std::variant<Object, Array>> open_;  // innermost last
 };
 
-// The parser's message has the number in quotes, but not its position.
+// Throws for a number. The parser's message has the number in quotes, but not its position.
 [[noreturn]] void fail_number(const std::string& path, const std::string& message) {
   const size_t begin = message.find('\''), end = message.rfind('\'');
   const bool quoted = begin != message.npos && end > begin;

@@ -72,7 +72,7 @@ std::string describe_one(const NothingEnabled&) {
   return "an object in which nothing is enabled";
 }
 
-// The checks return the canonical value, or nothing if `value` is not allowed.
+// The check_one functions return the canonical value, or nothing if `value` is not allowed.
 std::optional<Json> check_one(const Bool&, const Json& value) {
   const Json canonical = truth(value);
   return canonical.is_boolean() ? std::optional(canonical) : std::nullopt;
@@ -91,7 +91,7 @@ std::optional<Json> check_one(const Integer& integer, const Json& value) {
     const auto number = value.get<double>();
     if (!(number >= -kTwoTo63 && number < kTwoTo63)) return std::nullopt;
     if (number != std::trunc(number) && !integer.truncate) return std::nullopt;
-    if (number < double(integer.min)) return std::nullopt;  // before -0.5 becomes 0
+    if (number < double(integer.min)) return std::nullopt;  // checked before -0.5 becomes 0
     whole = int64_t(number);
   } else {
     return std::nullopt;
@@ -152,7 +152,7 @@ std::optional<Json> check_one(const Paths&, const Json& value) {
   return is_path(value) || is_list ? std::optional(value) : std::nullopt;
 }
 
-// In whole bytes.
+// Returns whole bytes.
 std::optional<Json> check_one(const Amount&, const Json& value) {
   if (!value.is_string()) return check_one(Integer{.min = 1, .truncate = true}, value);
   const std::optional<double> bytes = bytes_in(value.get<std::string>());

@@ -76,7 +76,8 @@ Key rate(const char* name, const char* help, Key::Apply apply) {
   return key;
 }
 
-// DeepSpeed's keys and defaults: lr is that of both, unless either has its own.
+// Adds DeepSpeed's keys and defaults. lr is the rate of matrices and of other parameters, unless these have their own
+// keys.
 void add_muon(std::vector<Key>& keys) {
   keys.push_back(rate("lr", "learning rate; unset: 0.02 of matrices, 3e-4 of other parameters",
                       [](Config& config, const Json& value) {
@@ -108,7 +109,7 @@ void add_muon(std::vector<Key>& keys) {
 ParamGroupOptions OptimizerConfig::of_matrices() const {
   ParamGroupOptions options = *this;
   options.use_muon = true;
-  options.eps = 1e-7;  // of the norm by which a matrix is divided
+  options.eps = 1e-7;  // for the norm by which a matrix is divided
   return options;
 }
 

@@ -6,7 +6,7 @@
 namespace zeroshard {
 namespace {
 
-// Blocks of features that zeroshard does not have: accepted as long as nothing in them is enabled.
+// Returns blocks of features that zeroshard does not have. They are accepted if nothing in them is enabled.
 std::vector<Key> blocks_to_leave_off() {
   std::vector<Key> keys;
   const auto add = [&](const char* path, const char* what) {
@@ -45,7 +45,7 @@ std::vector<Key> blocks_about_other_tools() {
   };
 }
 
-// Requests to swap files.
+// Returns keys about requests to swap files.
 std::vector<Key> aio_keys() {
   using Effect = Key::Effect;
   return {

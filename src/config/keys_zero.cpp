@@ -36,7 +36,7 @@ std::vector<std::string> paths_of(const Json& value) {
   return value.is_string() ? std::vector{value.get<std::string>()} : value.get<std::vector<std::string>>();
 }
 
-// Reads the member of OffloadOptimizerConfig.
+// Reads a member of OffloadOptimizerConfig.
 template <auto Member>
 void set_offload(Config& config, const Json& value) {
   config.offload_optimizer.*Member = value.get<std::remove_cvref_t<decltype(config.offload_optimizer.*Member)>>();
@@ -109,7 +109,7 @@ std::vector<Key> effective() {
   };
 }
 
-// Reads the member of OffloadParamConfig.
+// Reads a member of OffloadParamConfig.
 template <auto Member>
 void set_param(Config& config, const Json& value) {
   config.offload_param.*Member = value.get<std::remove_cvref_t<decltype(config.offload_param.*Member)>>();

@@ -14,7 +14,7 @@ using Gradients = OffloadConfig::Gradients;
 constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio";
 constexpr std::string_view kDevice = "zero_optimization.offload_optimizer.device";
 
-// A configuration without "auto", and whose ranks meet it.
+// A configuration without "auto", and the ranks that it is checked for.
 struct Offload {
   const Config& config;
   bool on_device;
@@ -25,7 +25,7 @@ struct Offload {
   bool states_leave() const { return config.stage > 0 && states().device != Device::kNone && states().ratio > 0; }
 };
 
-// Why states, or some of them, stay on the device, and what to set so that they leave.
+// Returns why some or all states stay on the device, and how to offload them.
 std::string why_states_stay(const Offload& offload, std::string_view to = "\"cpu\" or \"nvme\"") {
   if (offload.config.stage == 0)
     return concat(
@@ -37,7 +37,7 @@ std::string why_states_stay(const Offload& offload, std::string_view to = "\"cpu
   return concat(kRatio, " is ", states.ratio, ": set that to 1");
 }
 
-// Gradients are in files with the states alone.
+// Gradients may only be in files if states are.
 std::string problem_of_gradients_in_files(const Offload& offload) {
   if (offload.config.offload.gradients != Gradients::kNvme) return "";
   if (offload.states_leave() && offload.states().device == Device::kNvme) return "";
@@ -46,7 +46,7 @@ std::string problem_of_gradients_in_files(const Offload& offload) {
                 ", or zeroshard.offload.gradients to \"auto\"");
 }
 
-// Gradients leave a device with the states alone.
+// Gradients may only leave a device if states do.
 std::string problem_of_gradients_on_host(const Offload& offload) {
   if (!offload.on_device || offload.config.offload.gradients != Gradients::kCpu || offload.states_leave()) return "";
   return concat("zeroshard.offload.gradients = \"cpu\": reduced gradients lie on the host where the optimizer states ",
@@ -54,7 +54,7 @@ std::string problem_of_gradients_on_host(const Offload& offload) {
                 ", or zeroshard.offload.gradients to \"auto\"");
 }
 
-// The kernels of the host alone round at random.
+// Only the kernels of the host support stochastic rounding.
 std::string problem_of_moments(const Offload& offload) {
   constexpr std::string_view kKey = "zeroshard.offload.moment_dtype = \"bf16\": ";
   if (offload.config.offload.moment_dtype == DType::kFloat32) return "";
@@ -66,7 +66,8 @@ std::string problem_of_moments(const Offload& offload) {
                 why_states_stay(offload), ", or zeroshard.offload.moment_dtype to \"fp32\"");
 }
 
-// A thread of the host has the states and gradients to itself, and the device whole parameters of its own.
+// A delayed update needs states and gradients that only a thread of the host uses, while the device has its own whole
+// parameters.
 std::string problem_of_late_updates(const Offload& offload) {
   const Config& config = offload.config;
   if (!config.offload.delayed_update) return "";
@@ -90,7 +91,7 @@ std::string problem_of_late_updates(const Offload& offload) {
   return "";
 }
 
-// A part of each unit's states leaves a device, which updates the rest with its own gradients.
+// If only a share of each unit's states is offloaded, the device updates the other elements with its own gradients.
 std::string problem_of_share(const Offload& offload) {
   const double ratio = offload.states().ratio;
   if (!offload.on_device || !offload.states_leave() || ratio == 1) return "";
@@ -116,7 +117,7 @@ std::string problem_of_files(const Offload& offload) {
                 "states in memory: set \"cpu\", or use one of zeroshard's optimizers");
 }
 
-// Matrices travel to the ranks that orthogonalise them from where their momenta are.
+// Momenta of matrices are sent from the device to the ranks that orthogonalise the matrices.
 std::string problem_of_muon(const Offload& offload) {
   const Config& config = offload.config;
   if (!config.optimizer || config.optimizer->type != OptimizerConfig::Type::kMuon || offload.is_external()) return "";
@@ -143,7 +144,7 @@ std::string problem_of(const Offload& offload) {
   return "";
 }
 
-// What a place may become, the last one that moves most.
+// Returns what a place may become, in order of how much leaves the device.
 std::vector<Device> places(Device asked, bool has_path) {
   if (asked != Device::kAuto) return {asked};
   std::vector<Device> all{Device::kNone, Device::kCpu};

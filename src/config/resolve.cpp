@@ -27,15 +27,15 @@ bool may_be_auto(const Allowed& allowed) {
   return choice && std::find(choice->names.begin(), choice->names.end(), "auto") != choice->names.end();
 }
 
-// Whether someone who gives this value to a key without effect misses something: a default, an empty block and one
-// that is switched off change nothing.
+// Returns whether a user who gives this value to a key without effect misses something. A default, an empty block, or a
+// block that is switched off changes nothing.
 bool asks_for_something(const Key& key, const Json& value) {
   if (value == key.default_value || value.is_null()) return false;
   if (!value.is_object()) return true;
   return !value.empty() && (!value.contains("enabled") || value["enabled"] != false);
 }
 
-// The index of `name` among `names`, without regard to case.
+// Returns the index of `name` among `names`, ignoring case.
 std::optional<size_t> index_of(const Json& name, std::span<const std::string_view> names) {
   const std::string wanted = lower(name.get<std::string>());
   for (size_t i = 0; i < names.size(); ++i) {
@@ -44,7 +44,7 @@ std::optional<size_t> index_of(const Json& name, std::span<const std::string_vie
   return std::nullopt;
 }
 
-// Goes through the table, row by row, and fills a Config.
+// Fills a Config from the rows of the key table.
 class Resolver {
  public:
   Resolver(const Json& root, const ConfigContext& context)
@@ -106,7 +106,7 @@ class Resolver {
     parsed_.values.push_back({key.path, resolved.value.dump(), resolved.origin});
   }
 
-  // Nobody but the caller can know the value, and an explanation goes on without it.
+  // Returns whether "auto" stays, because only the caller can know the value and an explanation works without it.
   bool is_left_open(const Key& key, const Given* given) const {
     return context_.leave_open && given && is_open(key, *given) && !problem_of_auto(key).empty() &&
            !filler_of(key.path).empty();
@@ -134,7 +134,7 @@ class Resolver {
     return {value, origin};
   }
 
-  // Why "auto" is no value here, or "".
+  // Returns why "auto" is not allowed for this key, or "".
   std::string problem_of_auto(const Key& key) const {
     switch (key.when_auto) {
       case Auto::kDefault:
@@ -150,7 +150,7 @@ class Resolver {
     }
   }
 
-  // After refuse_open_values().
+  // Call it after refuse_open_values().
   Resolved resolve_auto(const Key& key) const {
     const int64_t hidden = context_.hidden_size.value_or(0);
     switch (key.when_auto) {
@@ -165,7 +165,7 @@ class Resolver {
 
   static bool is_open(const Key& key, const Given& given) { return given.value == "auto" && !may_be_auto(key.allowed); }
 
-  // All at once: they are filled in at one place.
+  // Refuses all such values together, because the user sets them at one place.
   void refuse_open_values() const {
     std::vector<Key> keys = keys_;
     for (const std::vector<Key>& more : {given_optimizer_keys(), given_scheduler_keys()})
@@ -184,7 +184,7 @@ class Resolver {
     throw ConfigError(text);
   }
 
-  // All unknown keys of the file at once, including those of optimizer and scheduler if their types are known.
+  // Refuses all unknown keys of the file together, including those of optimizer and scheduler if their types are known.
   void refuse_unknown_keys() {
     if (const std::vector<Key> keys = given_optimizer_keys(); !keys.empty())
       document_.check_block("optimizer.params", keys);
@@ -193,7 +193,7 @@ class Resolver {
     document_.refuse_unknown();
   }
 
-  // Those of the given type; none if it is not given or not known.
+  // Returns the keys of the given type; none if the type is not given or unknown.
   std::vector<Key> given_optimizer_keys() const {
     const auto index = given_type("optimizer.type", optimizer_names());
     return index ? optimizer_keys(OptimizerConfig::Type(*index)) : std::vector<Key>();
@@ -208,7 +208,7 @@ class Resolver {
     return given && given->value.is_string() ? index_of(given->value, names) : std::nullopt;
   }
 
-  // The type's index among `names`.
+  // Returns the type's index among `names`.
   size_t type_index(const std::string& path, const Json& type, std::span<const std::string_view> names,
                     std::span<const std::string_view> unsupported_names) const {
     if (const auto index = index_of(type, names)) return *index;
@@ -221,7 +221,7 @@ class Resolver {
     fail_value(path, type, concat("must be one of ", all, suggest_word(type.get<std::string>(), known)));
   }
 
-  // The type named in `block`, or null. A block with other keys must have one.
+  // Returns the type named in `block`, or null. A block with other keys must have a type.
   Json type_of(const std::string& block) const {
     const Given* given = document_.find(block + ".type");
     if (given && given->value.is_string()) return given->value;
@@ -277,7 +277,7 @@ class Resolver {
     return given && given->value == "auto";
   }
 
-  // Ranks of a sequence group count as one in the arithmetic of batches.
+  // Ranks of a sequence group count as one rank in the arithmetic of batches.
   void resolve_sequence_parallelism() {
     const char* path = "sequence_parallel_size";
     if (const std::optional<int> size = context_.sequence_parallel_size) {
@@ -315,7 +315,7 @@ class Resolver {
     config().grad_accumulation_steps = batch.accumulation;
   }
 
-  // The run tells that a value has no effect at this stage, and goes on as DeepSpeed does.
+  // Records that a value has no effect at this stage. The run logs it and continues, like DeepSpeed.
   void drop(const std::string& path, const std::string& given, std::string_view reason) {
     ConfigValue& entry = value_of(path);
     parsed_.without_effect.push_back(
@@ -381,7 +381,7 @@ class Resolver {
                "that is to be used, or a list of such; device may be \"none\"");
   }
 
-  // With the values of torch.amp.GradScaler, which DeepSpeed uses with autocast to fp16.
+  // Returns the values of torch.amp.GradScaler, which DeepSpeed uses with autocast to fp16.
   static Fp16Config grad_scaler() {
     Fp16Config scaling;
     scaling.enabled = true;
@@ -401,7 +401,7 @@ class Resolver {
     if (!is_bf16 && !config().fp16.enabled) config().fp16 = grad_scaler();
   }
 
-  // Checks that involve more than one key.
+  // Checks rules that involve more than one key.
   void apply_rules() {
     if (config().fp16.enabled) {
       if (config().compute_dtype == DType::kBFloat16) {

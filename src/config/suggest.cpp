@@ -29,9 +29,9 @@ std::vector<std::string_view> words_of(std::string_view name) {
   return words;
 }
 
-// How far apart names of several words are: the words that one has and the other lacks, if all of the other's are
-// there, in any order ("warmup_steps", "warmup_num_steps"), and 1 for the first letters of each ("learning_rate",
-// "lr"). Nothing otherwise.
+// Returns the distance of names of several words. If one name contains all words of the other, in any order
+// ("warmup_steps", "warmup_num_steps"), it is the number of additional words. If one consists of the initials of the
+// other ("learning_rate", "lr"), it is 1. Otherwise returns nothing.
 std::optional<size_t> word_distance(std::string_view a, std::string_view b) {
   const std::vector<std::string_view> words = words_of(a), others = words_of(b);
   if (words.size() < 2) return {};
@@ -63,7 +63,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string suggest_path(const std::string& path, const std::vector<std::string>& known) {
-  constexpr size_t kLongestCompared = 100;  // longer keys are not typing mistakes
+  constexpr size_t kLongestCompared = 100;  // longer keys are not typing errors
   if (path.size() > kLongestCompared) return "";
   const Split wanted = split(path);
   if (!wanted.block.empty() && std::ranges::find(known, wanted.name) != known.end())
