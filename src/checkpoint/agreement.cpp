@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{1} << 18;  // a transport may have to copy what it sends: little at a time
+constexpr int64_t kChunkBytes = int64_t{1} << 18;  // small, because a transport may have to copy the messages
 constexpr int64_t kMaxMessage = 2000;
 
 enum Outcome : int64_t { kDone = 0, kWrongValue = 1, kWrongState = 2, kFailed = 3 };
@@ -31,7 +31,7 @@ Failure failure_of(const std::function<void()>& step) {
     step();
     return {};
   } catch (const CommError&) {
-    throw;  // there is nobody to tell
+    throw;  // no other rank can be told
   } catch (const ValueError& error) {
     return {kWrongValue, error.what()};
   } catch (const StateError& error) {
@@ -39,7 +39,7 @@ Failure failure_of(const std::function<void()>& step) {
   } catch (const OutOfMemory& error) {
     return {kFailed, error.what()};
   } catch (const std::bad_alloc&) {
-    return {kFailed, "out of memory"};  // short enough to need none
+    return {kFailed, "out of memory"};  // short enough to need no memory
   } catch (const std::exception& error) {
     return {kFailed, error.what()};
   }
@@ -60,7 +60,7 @@ std::string broadcast_text(Comm& comm, const std::string& text, int root, std::s
 void together(Comm& comm, std::string_view tag, const std::function<void()>& step) {
   or_abort(comm, [&] {
     Failure failure = failure_of(step);
-    // The lowest failing rank, in the same all-reduce as whether there is one.
+    // One all-reduce finds out whether a rank failed, and the lowest such rank.
     const int64_t first = -all_reduce_max(comm, failure.outcome == kDone ? -comm.world_size() : -comm.rank(), tag);
     if (first == comm.world_size()) return;
     const int root = int(first);

@@ -16,10 +16,12 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::chrono::milliseconds kLook(100);    // between looks for an interruption
-constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of one call: enough for many threads; then the writer hears of it
+constexpr std::chrono::milliseconds kLook(100);  // time between checks for an interruption
+// Bytes of one call: enough for many threads, and small enough to let the writer start early.
+constexpr int64_t kCopyBytes = int64_t{64} << 20;
 
-// Mapped rather than allocated: what a smaller save does not need goes back to the system at once.
+// Maps memory instead of allocating it, so that memory which a smaller save does not need is returned to the system at
+// once.
 std::shared_ptr<std::byte> map_memory(int64_t bytes) {
   void* const memory = ::mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ZS_CHECK(memory != MAP_FAILED, "no memory for a copy of ", bytes,
@@ -28,7 +30,7 @@ std::shared_ptr<std::byte> map_memory(int64_t bytes) {
   return {static_cast<std::byte*>(memory), [bytes](std::byte* mapped) { ::munmap(mapped, size_t(bytes)); }};
 }
 
-// Whether the slice is written from where it lies, while training goes on.
+// Returns whether the slice is written from its own memory while training continues.
 bool is_held(const StateSlice& slice) {
   return slice.data && slice.data->is_held();
 }
@@ -45,7 +47,7 @@ struct AsyncSaver::Workers {
 };
 
 AsyncSaver::Workers& AsyncSaver::workers() {
-  static auto* const all = new Workers;  // for savers that end when the process does
+  static auto* const all = new Workers;  // never destroyed, for savers that end with the process
   return *all;
 }
 
@@ -59,7 +61,7 @@ AsyncSaver::AsyncSaver(Comm& comm, Io& io, Ledger& ledger, DeviceCopies* copies)
 
 AsyncSaver::~AsyncSaver() {
   if (::getpid() != process_) {
-    static_cast<void>(new std::shared_ptr<Worker>(std::move(worker_)));  // for ever
+    static_cast<void>(new std::shared_ptr<Worker>(std::move(worker_)));  // never destroyed
     return;
   }
   attempt([&] { wait(); }, [](const std::string& reason) { return "the last checkpoint was not saved: " + reason; },
@@ -83,7 +85,7 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
   }
   if (bytes == 0) return nullptr;
   Reservation reserved(ledger_, Category::kCheckpointStaging, Tier::kHost, bytes);
-  const auto copied = std::make_shared<HostData>(nullptr);  // what can throw comes before the memory is kept
+  const auto copied = std::make_shared<HostData>(nullptr);  // code that may throw runs before the memory is kept
   worker_->staging = copies_ != nullptr ? copies_->host_memory(bytes) : map_memory(bytes);
   staging_ = worker_->staging.get();
   *copied = HostData(staging_);
@@ -113,13 +115,13 @@ void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_by
     worker_->request = std::move(request);
   }
   worker_->changed.notify_all();
-  // From here on the others wait for this rank: what fails is told by the thread.
+  // From here on the other ranks wait for this rank, so the thread reports failures.
   try {
     copies_ != nullptr ? copy_on_device(copy) : copy_on_host(copy);
   } catch (...) {
     publish(nullptr, std::current_exception());
   }
-  stretches_.clear();  // the data may go
+  stretches_.clear();  // releases the data
   {
     const std::scoped_lock lock(worker_->mutex);
     worker_->copying = false;
@@ -160,8 +162,8 @@ void AsyncSaver::begin_copies(bool of_waiting_writers) {
   }
 }
 
-// Gives slices that are not held places in the staging memory, one after the other. Slices that are neighbours in
-// memory stay so: few large copies.
+// Gives each slice that is not held a place in the staging memory, one after another. Slices that are neighbours in
+// memory stay neighbours, so that few large copies suffice.
 void AsyncSaver::relocate(std::vector<StateSlice>& slices) {
   std::byte* to = staging_;
   stretches_.clear();
@@ -232,7 +234,7 @@ void AsyncSaver::await_copies() noexcept {
 void AsyncSaver::await_end(Worker& worker, const std::function<bool(const SaveRequest& request)>& is_awaited) {
   std::unique_lock lock(worker.mutex);
   while (!worker.changed.wait_for(lock, kLook, [&] { return !worker.request || !is_awaited(*worker.request); })) {
-    lock.unlock();  // the check may call what asks whether the saver is busy
+    lock.unlock();  // the check may call code that asks whether the saver is busy
     check_interrupt();
     lock.lock();
   }
@@ -246,7 +248,7 @@ void AsyncSaver::await_saves_in(const std::string& root) {
   const auto place_of = [](const std::string& directory) {
     std::error_code error;
     const std::filesystem::path place = std::filesystem::weakly_canonical(directory, error);
-    return error ? std::filesystem::path(directory) : place;  // who reads there tells why it cannot be
+    return error ? std::filesystem::path(directory) : place;  // code that reads the directory will report the error
   };
   const std::filesystem::path place = place_of(root);
   std::vector<std::shared_ptr<Worker>> all;

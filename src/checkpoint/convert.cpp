@@ -13,7 +13,7 @@
 namespace zeroshard {
 namespace {
 
-// The dtypes that kernels::pack knows.
+// Returns the dtype if kernels::pack supports it.
 std::optional<DType> packed_dtype(std::string_view dtype) {
   if (dtype == "F32") return DType::kFloat32;
   if (dtype == "BF16") return DType::kBFloat16;
@@ -25,13 +25,14 @@ bool is_float(std::string_view dtype) {
   return dtype == "F64" || packed_dtype(dtype);
 }
 
-// Checkpoints before version 0.2 name weights that are no floating-point numbers by their width alone.
+// Returns whether `from` names only a width. Checkpoints before version 0.2 did so for weights that are not
+// floating-point numbers.
 bool is_by_width(std::string_view from, std::string_view to) {
   const bool named_so = from == "U8" || from == "I16" || from == "I32" || from == "I64";
   return named_so && !is_float(to) && dtype_bytes(from) == dtype_bytes(to);
 }
 
-// Whether no word has all bits of `exponent`, as infinities and NaN have.
+// Returns whether no word has all bits of `exponent` set, which infinities and NaN have.
 template <typename Word>
 bool none_has(const void* values, int64_t numel, Word exponent) {
   bool none = true;
@@ -64,7 +65,7 @@ void convert(const void* from, std::string_view from_dtype, void* to, std::strin
   }
   const auto source = packed_dtype(from_dtype), target = packed_dtype(to_dtype);
   if (source && target) return kernels::pack(from, *source, to, *target, 1, numel);
-  // fp64 on one side: by way of fp32, which is all that training uses.
+  // If one side is fp64, the values pass through fp32, because training uses no higher precision.
   std::array<float, 4096> chunk{};
   for (int64_t at = 0; at < numel; at += int64_t(chunk.size())) {
     const int64_t count = std::min(int64_t(chunk.size()), numel - at);

@@ -25,14 +25,15 @@ namespace {
 
 constexpr char kWeight[] = "weight", kBuffer[] = "buffer";
 
-// A checkpoint that a path names: its last component, or the newest of a root.
+// The checkpoint that a path names: either its last component, or the newest checkpoint of a root.
 struct Named {
   std::string path, tag;
   Directory root;
-  int64_t sequence = -1;   // of the checkpoint
-  StoreListing listing{};  // of a root that was named
+  int64_t sequence = -1;   // sequence of the checkpoint
+  StoreListing listing{};  // set if the path names a root
 
-  // Another one may be named now: this one was replaced, or deleted where another can take its place.
+  // Returns whether the path may name another checkpoint now, because this one was replaced, or was deleted and another
+  // one can take its place.
   bool has_moved() const {
     if (tag.empty()) return false;
     const bool may_vanish = !listing.committed.empty();
@@ -41,10 +42,10 @@ struct Named {
   }
 };
 
-// In a root whose checkpoints are all damaged, `tag` is empty.
+// If all checkpoints of a root are damaged, `tag` is empty.
 Named find_checkpoint(const std::string& path) {
   Directory directory = Directory::open(posix_io(), path);
-  // As the kernel resolves it, links and ".." included: its last component is the name of the directory.
+  // Resolved like by the kernel, including links and "..", because its last component is the name of the directory.
   const std::filesystem::path given = std::filesystem::canonical(path);
   if (holds_checkpoint(directory)) {
     const std::string tag = given.filename().string();
@@ -70,7 +71,8 @@ struct Opened {
   CheckpointReader reader;
 };
 
-// Calls `use` with what `path` names. Again, when a run has replaced it meanwhile, or deleted a root's newest one.
+// Calls `use` with the checkpoint that `path` names. Repeats the call if a run has meanwhile replaced the checkpoint,
+// or deleted a root's newest one.
 auto with_checkpoint(const std::string& path, const auto& use) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -83,7 +85,7 @@ auto with_checkpoint(const std::string& path, const auto& use) {
   }
 }
 
-// For those that go on with what they find.
+// Opens the checkpoint for callers that need its contents.
 Opened open_named(const Named& named) {
   const auto problems = named.listing.problems();
   if (named.tag.empty())
@@ -106,19 +108,19 @@ bool is_converted(const std::string& dtype) {
   return convertible(dtype, "F32");
 }
 
-// Calls with consecutive ranges of at most a piece.
+// Calls `function` with consecutive ranges of at most one piece.
 template <typename Function>
 void for_each_piece(const TensorRecord& tensor, Function&& function) {
-  const int64_t step = kPieceBytes / 8;  // elements of any dtype that fit
+  const int64_t step = kPieceBytes / 8;  // fits elements of any dtype
   for (int64_t at = 0; at < tensor.numel(); at += step) function(Range{at, std::min(at + step, tensor.numel())});
 }
 
-// Where an export has its values from: a checkpoint, with what the options change.
+// The source of an export's values: a checkpoint, with the changes of the options.
 class ExportSource {
  public:
   ExportSource(CheckpointReader& reader, const ExportOptions& options) : reader_(reader), options_(options) {}
 
-  // Throws ValueError for a value that is finite in the checkpoint and would not be in `dtype`.
+  // Throws ValueError for a value that is finite in the checkpoint, but not finite in `dtype`.
   void read(const TensorRecord& tensor, Range range, const std::string& dtype, void* out) {
     if (!is_converted(tensor.dtype)) return reader_.read(tensor, range, dtype, out);
     if (!options_.change) return read_converted(tensor, range, dtype, out);
@@ -148,7 +150,7 @@ class ExportSource {
     check_finite(tensor, range, dtype, out, exact.data());
   }
 
-  // `values`: what `rounded` was rounded from.
+  // `values` are the values before rounding.
   template <typename Float>
   void check_finite(const TensorRecord& tensor, Range range, const std::string& dtype, const void* rounded,
                     const Float* values) const {
@@ -169,7 +171,7 @@ class ExportSource {
   std::vector<float> wide_;
 };
 
-// One file of an export: tensors in order. Under a temporary name until it is placed; without that it is deleted.
+// One file of an export. It has a temporary name until it is placed. If it is not placed, it is deleted.
 class ExportFile {
  public:
   explicit ExportFile(Directory& directory) : directory_(directory) {}
@@ -179,7 +181,7 @@ class ExportFile {
     if (temporary_.empty()) return;
     try {
       directory_.remove_tree(temporary_);
-    } catch (const Error&) {  // the error that led here matters more
+    } catch (const Error&) {  // the earlier error matters more
     }
   }
 
@@ -225,7 +227,7 @@ class ExportFile {
 
 using ExportFiles = std::vector<std::unique_ptr<ExportFile>>;
 
-// The tensors of a model, in files of at most the size asked for.
+// Distributes the tensors of a model over files of at most the requested size.
 ExportFiles distribute(const Manifest& manifest, const ExportOptions& options, Directory& out) {
   ExportFiles files;
   for (const TensorRecord& tensor : manifest.tensors) {
@@ -241,7 +243,7 @@ ExportFiles distribute(const Manifest& manifest, const ExportOptions& options, D
   return files;
 }
 
-// All that is to be exported, under temporary names.
+// Writes all exported tensors to files with temporary names.
 ExportFiles write_files(Opened& opened, const ExportOptions& options, Directory& out) {
   ExportFiles files = distribute(opened.reader.manifest(), options, out);
   ZS_CHECK(!files.empty(), opened.path, " has no weights");
@@ -297,7 +299,7 @@ std::vector<CheckpointSummary> summarise_all(const Directory& root, const StoreL
   return summaries;
 }
 
-// What is wrong with one checkpoint.
+// Returns the errors of one checkpoint.
 std::vector<std::string> verify_one(const Directory& root, const std::string& tag) {
   std::vector<std::string> wrong;
   try {
@@ -317,7 +319,7 @@ std::vector<std::string> verify_named(const Named& named) {
   return wrong;
 }
 
-// How two tensors of the same name, kind and shape differ.
+// Returns how two tensors of the same name, kind and shape differ.
 std::optional<std::string> difference(const TensorRecord& a, CheckpointReader& first, const TensorRecord& b,
                                       CheckpointReader& second) {
   if (a.dtype != b.dtype && !(is_converted(a.dtype) && is_converted(b.dtype)))

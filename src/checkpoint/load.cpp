@@ -15,8 +15,8 @@
 namespace zeroshard {
 namespace {
 
-// Whether a damaged checkpoint can be told to be older than the newest whole one. A damaged manifest may begin with any
-// number: it counts only when it agrees with the hint.
+// Returns whether a damaged checkpoint is certainly older than the newest whole one. A damaged manifest may begin with
+// any number, so its number only counts if it agrees with the hint.
 bool is_older(const Directory& root, const StoreListing& listing, const std::string& tag) {
   const FoundCheckpoint* const whole = listing.newest();
   if (whole == nullptr || listing.latest == tag) return false;
@@ -24,12 +24,12 @@ bool is_older(const Directory& root, const StoreListing& listing, const std::str
     const int64_t sequence = peek_sequence(root, tag);
     if (listing.latest == whole->tag) return sequence <= whole->sequence;
     return sequence > 0 && sequence < whole->sequence;
-  } catch (const IoError&) {  // such as one without permission to be read
+  } catch (const IoError&) {  // for example without permission to read it
     return listing.latest == whole->tag;
   }
 }
 
-// Warnings of which each is given once, however often the checkpoints are listed.
+// Warnings. Each is given only once, however often the checkpoints are listed.
 class Warnings {
  public:
   void give(const std::string& text) {
@@ -40,7 +40,7 @@ class Warnings {
   std::set<std::string> given_;
 };
 
-// Newest first.
+// Returns the checkpoints to try, the newest first.
 std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListing& listing, bool strict,
                                         Warnings& warnings) {
   std::string not_older;
@@ -61,7 +61,7 @@ std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListin
     for (const auto& [tag, reason] : listing.bad) reasons += concat("\n  ", tag, ": ", reason);
     throw IoError(concat("no checkpoint in ", root.path(), " is whole:", reasons));
   }
-  // One that is not among them was passed over, or saved not to count.
+  // If the hint names another checkpoint, that one was skipped as damaged, or was saved not to count.
   const auto named = std::find_if(usable.begin(), usable.end(),
                                   [&](const FoundCheckpoint& found) { return found.tag == listing.latest; });
   if (named != usable.end() && named != usable.begin())
@@ -70,7 +70,7 @@ std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListin
   return usable;
 }
 
-// Where was looked for a checkpoint, and what is there instead; `root` is null when it is not there.
+// Returns where a checkpoint was looked for, and what is there instead. `root` is null if the directory does not exist.
 std::string nothing_found(const std::string& path, const Directory* root, const StoreListing& listing) {
   std::error_code no_working_directory;
   std::filesystem::path full = std::filesystem::absolute(path, no_working_directory);
@@ -100,7 +100,7 @@ std::filesystem::path without_last_slash(const std::string& path) {
   return full.has_filename() ? full : full.parent_path();
 }
 
-// Says of a directory that is not there that its parent is not there either; "" where the parent is.
+// Returns a hint that the parent of a missing directory is missing, too; "" if the parent exists.
 std::string missing_parent(const std::string& path) {
   const std::filesystem::path parent = without_last_slash(path).parent_path();
   std::error_code error;
@@ -108,8 +108,8 @@ std::string missing_parent(const std::string& path) {
   return concat(", nor ", parent.string(), ": is the path mistyped?");
 }
 
-// Says of a directory that must be there and is not what its name may have meant; "" if nothing. Names that differ in a
-// number alone ("run-1", "run-2") are those of several runs.
+// Returns a hint about what the name of a missing directory may have meant; "" if there is none. Names that differ only
+// in a number ("run-1", "run-2") belong to several runs, so they are not suggested.
 std::string meant_instead_of(const std::string& path) {
   std::error_code error;
   const std::filesystem::path full = without_last_slash(path);
@@ -141,7 +141,7 @@ void fill(CheckpointReader& reader, const std::vector<StateSlice>& slices, Uploa
   if (uploader != nullptr) uploader->finish();
 }
 
-// One load: the phases that all ranks go through together.
+// One load. Its phases run on all ranks together.
 class Load {
  public:
   Load(const LoadRequest& request, Comm& comm, Io& io) : request_(request), comm_(comm), io_(io) {}
@@ -162,7 +162,7 @@ class Load {
  private:
   struct Failed {
     std::string tag;
-    int64_t sequence;  // on rank 0
+    int64_t sequence;  // only on rank 0
     std::string why;
   };
 
@@ -182,7 +182,8 @@ class Load {
     });
   }
 
-  // What rank 0 chooses, so that all try the same ones in the same order; nothing: there is none.
+  // Returns the checkpoint that rank 0 chooses, so that all ranks try the same ones in the same order; nothing if there
+  // is none.
   std::optional<std::string> agree_on_next() {
     std::string tag;
     together(comm_, "load", [&] {
@@ -194,7 +195,7 @@ class Load {
     return tag;
   }
 
-  // Again, when another of the tag has taken its place while it was read.
+  // Tries the requested checkpoint again if another one has taken its tag while it was read.
   std::string choose_asked() {
     const int64_t now = root_ ? sequence_of(*root_, *request_.tag) : -1;
     const bool replaced = !failed_.empty() && now >= 0 && now != failed_.back().sequence;
@@ -203,7 +204,8 @@ class Load {
     return *request_.tag;
   }
 
-  // The next of the list, or of a new one: while one was read, another job may have deleted it and saved newer ones.
+  // Returns the next one of the list, or of a new list. Another job may have deleted the checkpoint while it was read,
+  // and saved newer ones.
   std::string choose_newest() {
     if (!failed_.empty() && is_as_it_was(*root_, failed_.back().tag, failed_.back().sequence)) {
       if (request_.strict) throw_damaged();
@@ -219,7 +221,7 @@ class Load {
     if (request_.strict) throw IoError(root_ ? nothing : nothing + meant_instead_of(request_.root));
     const bool is_first = listing.committed.empty() && (!root_ || !holds_checkpoint(*root_));
     if (is_first && request_.may_be_first) return {};
-    // A directory that is not there yet is what a first start finds, beside those of other runs.
+    // At a first start the directory is missing while the directories of other runs exist.
     const std::string meant = root_ ? "" : missing_parent(request_.root);
     log(root_ || !meant.empty() ? LogLevel::kWarning : LogLevel::kInfo,
         concat("nothing is loaded, training starts from the beginning: ", nothing, meant));
@@ -248,7 +250,7 @@ class Load {
     throw IoError(concat("no checkpoint in ", request_.root, " is whole:", reasons));
   }
 
-  // Returns what is damaged.
+  // Returns a description of the damage.
   std::optional<std::string> read(const std::string& tag) {
     const auto open = [&] {
       try {
@@ -270,7 +272,7 @@ class Load {
       together(comm_, "load", [&] {
         try {
           step();
-        } catch (const std::bad_alloc&) {  // no sign of damage: an older checkpoint needs as much
+        } catch (const std::bad_alloc&) {  // not a sign of damage: an older checkpoint needs the same memory
           throw StateError(concat("there is not enough memory to load ", request_.root));
         }
       });
@@ -280,8 +282,9 @@ class Load {
     }
   }
 
-  // A file system that is not shared, or shows an old version to some, would make ranks of different runs. Returns why
-  // to try again when another job has replaced the checkpoint meanwhile.
+  // Checks that all ranks see the same manifest. If a file system is not shared, or shows an old version to some ranks,
+  // ranks would load different runs. If another job has replaced the checkpoint meanwhile, returns the reason to try
+  // again.
   std::optional<std::string> check_manifest(const std::string& tag) {
     const std::string mine = std::to_string(reader_->manifest().text_hash);
     const std::string first = broadcast_text(comm_, mine, 0, "load");
@@ -296,7 +299,7 @@ class Load {
     return std::nullopt;
   }
 
-  // Whoever takes an older one should know what a restart without a tag would load.
+  // Warns a user who loads an older checkpoint about the one that a restart without a tag would load.
   void warn_of_newer() {
     if (comm_.rank() != 0) return;
     try {
@@ -314,7 +317,8 @@ class Load {
     }
   }
 
-  static constexpr size_t kMaxTries = 1000;  // a job that deletes checkpoints faster than they can be read is an error
+  // A job that deletes checkpoints faster than they can be read causes an error.
+  static constexpr size_t kMaxTries = 1000;
   static constexpr std::string_view kSameFiles = ": every rank must see the same file system";
 
   const LoadRequest& request_;
@@ -322,9 +326,9 @@ class Load {
   Io& io_;
   std::optional<Directory> root_;
   std::optional<CheckpointReader> reader_;
-  std::vector<FoundCheckpoint> usable_;  // on rank 0
+  std::vector<FoundCheckpoint> usable_;  // only on rank 0
   std::vector<Failed> failed_;
-  int64_t sequence_ = 0;  // of what is tried now; on rank 0
+  int64_t sequence_ = 0;  // sequence of the current try; only on rank 0
   Warnings warnings_;
 };
 

@@ -7,8 +7,8 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::string_view kCompiled = "_orig_mod.";  // where a compiled module has the module that it was made of
-// The kinds of tensors that the state of the run names, and that of a rank.
+constexpr std::string_view kCompiled = "_orig_mod.";  // name under which a compiled module holds the original module
+// The kinds of tensors in the user's state of the run and of a rank.
 constexpr std::string_view kClient = "client", kRankClient = "client@";
 
 std::vector<std::string> names_of(const TensorRecord& tensor) {
@@ -40,7 +40,7 @@ std::string plain_name(std::string_view name) {
 void make_names_plain(std::vector<TensorRecord>& tensors) {
   if (std::all_of(tensors.begin(), tensors.end(), is_plain)) return;
   constexpr size_t kSeveral = SIZE_MAX;
-  std::map<std::pair<std::string, std::string>, size_t> owners;  // of plain names, by kind
+  std::map<std::pair<std::string, std::string>, size_t> owners;  // by kind and plain name: the tensor that owns it
   for (size_t i = 0; i < tensors.size(); ++i) {
     for (const std::string& name : names_of(tensors[i])) {
       const auto [at, is_new] = owners.try_emplace({tensors[i].kind, plain_name(name)}, i);

@@ -11,12 +11,12 @@
 namespace zeroshard {
 namespace {
 
-// Self-describing, for readers without the manifest: "weight/model.norm.weight[0:128]".
+// Returns a self-describing name for readers without the manifest: "weight/model.norm.weight[0:128]".
 std::string entry_name(const StateSlice& slice) {
   return concat(slice.kind, "/", slice.name, "[", slice.elements.begin, ":", slice.elements.end, "]");
 }
 
-// Tells data when the last slice that needs it is read; at the end, all of it.
+// Tells each SliceData when the last slice that needs it has been read. Its destructor tells all of them.
 class Readings {
  public:
   explicit Readings(const std::vector<StateSlice>& slices) : slices_(slices) {
@@ -39,7 +39,7 @@ class Readings {
   std::map<SliceData*, size_t> last_;
 };
 
-// Appends the elements of a slice, and returns their checksums. `piece` is for data that is not in the host's memory.
+// Appends the elements of a slice and returns their checksums. `piece` is memory for data that is not in host memory.
 std::vector<uint64_t> append_slice(FileWriter& writer, const StateSlice& slice, const SaveRequest& request,
                                    std::vector<std::byte>& piece) {
   std::vector<uint64_t> hashes;
@@ -92,7 +92,7 @@ RankTable write_rank_file(Directory& directory, const std::string& name, const S
   table.file = {name, header_bytes + bytes, header_bytes, hash_bytes(header.data(), header_bytes)};
   FileWriter writer(directory, name, table.file.size);
   writer.append(header.data(), header_bytes);
-  std::vector<std::byte> piece;  // of data that is not in the host's memory
+  std::vector<std::byte> piece;  // buffer for data that is not in host memory
   int64_t offset = header_bytes;
   for (size_t i = 0; i < slices.size(); ++i) {
     const StateSlice& slice = slices[i];

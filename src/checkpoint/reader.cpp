@@ -12,22 +12,22 @@
 namespace zeroshard {
 namespace {
 
-// Unwanted bytes between pieces that are read along: cheaper than another read.
+// The largest number of unwanted bytes between pieces that are read along, because that is cheaper than another read.
 constexpr int64_t kLargestGap = int64_t{64} << 10;
 
 }  // namespace
 
-// What one checksum covers.
+// The bytes that one checksum covers.
 struct CheckpointReader::Piece {
   size_t file = 0;
   int64_t offset = 0, bytes = 0;
   uint64_t hash = 0;
   const TensorRecord* tensor = nullptr;  // null: the file's header
-  Range elements{};                      // of the tensor
-  Range wanted{};                        // those of them that go to `out`, as `dtype`
+  Range elements{};                      // elements of the tensor in this piece
+  Range wanted{};                        // subset of `elements` that goes to `out`, as `dtype`
   std::string_view dtype{};
   std::byte* out = nullptr;
-  WantedElements::Elsewhere elsewhere{};  // where the wanted ones go, if `out` is null
+  WantedElements::Elsewhere elsewhere{};  // target of the wanted elements if `out` is null
 };
 
 CheckpointReader::CheckpointReader(const Directory& root, const std::string& tag)
@@ -101,7 +101,7 @@ void CheckpointReader::read_pieces(std::vector<Piece> pieces, const OnDamage& on
     return a.file != b.file ? a.file < b.file : a.offset < b.offset;
   });
   std::vector<ReadAhead::Stretch> stretches;
-  std::vector<size_t> ends;  // of each stretch's pieces
+  std::vector<size_t> ends;  // by stretch: end of its pieces
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     const int64_t end = piece.offset + piece.bytes;

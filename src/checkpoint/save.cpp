@@ -24,7 +24,7 @@ std::string table_name(int rank) {
   return concat("table-", rank, ".json");
 }
 
-// One save: the phases that all ranks go through together.
+// One save. Its phases run on all ranks together.
 class Save {
  public:
   Save(const SaveRequest& request, Comm& comm, Io& io) : request_(request), comm_(comm), io_(io) {}
@@ -50,23 +50,24 @@ class Save {
 
   bool leads() const { return comm_.rank() == 0; }
 
-  // Engines whose callers name the tags, as Accelerate does for several models, leave one another's checkpoints alone.
+  // Returns whether several engines may save to the directory in turn. If callers name the tags, as Accelerate does for
+  // several models, engines do not touch one another's checkpoints.
   bool shares() const { return request_.keep == 0 && request_.tag != concat("global_step", request_.step); }
 
   void prepare() {
     check_tag(request_.tag);
     if (!leads()) return;
     root_ = Directory::create(io_, request_.root);
-    replaces(*root_, request_.tag);  // or throws, before anything is written
+    replaces(*root_, request_.tag);  // throws before anything is written if the name is taken
     DirectoryLock& lock = (request_.locks ? *request_.locks : own_locks_).of(*root_, kOneWriter);
     turn_ = lock.take_turn(kOneEngine, shares());
-    // First: what dead processes left may be what fills the disk.
+    // This comes first, because files of dead processes may be what fills the disk.
     attempt([&] { sweep(*root_, lock.is_sure() ? Others::kAreDead : Others::kMayLive); });
     attempt([&] { retain_before(*root_, request_.keep, request_.step, request_.tag); });
     sequence_ = next_sequence(*root_);
     std::string name = private_name(".tmp-", request_.tag);
     root_->create_directory(name);
-    temporary_ = std::move(name);  // from here on there is something to delete
+    temporary_ = std::move(name);  // from here on there is a directory to delete
     root_->sync();
   }
 
@@ -75,7 +76,7 @@ class Save {
     Directory directory = root_->open_directory(temporary_);
     RankTable table = write_rank_file(directory, rank_file_name(comm_.rank()), request_);
     table.state = request_.rank_state;
-    write_small_file(directory, table_name(comm_.rank()), to_text(table));  // makes the directory durable, too
+    write_small_file(directory, table_name(comm_.rank()), to_text(table));  // also makes the directory durable
   }
 
   void commit_all() {
@@ -102,14 +103,14 @@ class Save {
     saved_.bytes = manifest.file_bytes();
   }
 
-  // After the commit: nothing here can undo it, so nothing here fails the save.
+  // Runs after the commit. Nothing here can undo the commit, so no error here fails the save.
   void tidy() {
     if (replaced_) attempt([&] { root_->remove_tree(temporary_); });
     if (request_.latest) attempt([&] { write_latest(*root_, request_.tag); });
     attempt([&] { retain(*root_, request_.keep, request_.tag); });
   }
 
-  // For what is no part of the save: a failure is a warning.
+  // Runs a step that is not part of the save. A failure is logged as a warning.
   void attempt(const auto& step) const noexcept {
     zeroshard::attempt(step, [&](const std::string& reason) {
       return placed_ ? concat("checkpoint '", request_.tag, "' is saved, but: ", reason) : reason;
@@ -127,7 +128,7 @@ class Save {
   Io& io_;
   std::optional<Directory> root_;
   DirectoryLocks own_locks_;
-  std::unique_lock<std::mutex> turn_;  // of rank 0, among the engines of its process
+  std::unique_lock<std::mutex> turn_;  // rank 0's turn among the engines of its process
   std::string temporary_;
   int64_t sequence_ = 0;
   Saved saved_;

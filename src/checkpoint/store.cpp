@@ -29,7 +29,7 @@ bool is_tag(std::string_view tag) {
                      [](char c) { return is_alphanumeric(c) || c == '.' || c == '_' || c == '-'; });
 }
 
-// Whether a private name is of a process of this host that is no more.
+// Returns whether a private name belongs to a dead process of this host.
 bool is_abandoned(std::string_view name, Others others) {
   if (!name.starts_with(kTemporary) && !name.starts_with(kTrash)) return false;
   const size_t number = name.rfind('.');
@@ -40,7 +40,7 @@ bool is_abandoned(std::string_view name, Others others) {
   return has_ended(process_name) || (others == Others::kAreDead && is_of_another_place(process_name));
 }
 
-// Of an entry of the root itself: nothing when there is none.
+// Returns the status of an entry of the root; nothing if it does not exist.
 std::optional<FileStatus> status_of(const Directory& root, const std::string& name) {
   FileStatus status;
   const int result = retry_interrupted([&] { return root.io().stat_at(root.fd(), name, status); });
@@ -49,7 +49,8 @@ std::optional<FileStatus> status_of(const Directory& root, const std::string& na
   return status;
 }
 
-// Whether a directory is a checkpoint, damaged or not: others may have a file of the manifest's name.
+// Returns whether a directory is a checkpoint, damaged or not. Other directories may contain a file with the manifest's
+// name.
 bool is_checkpoint(const Directory& directory) {
   const std::string manifest(kManifestName);
   if (!directory.exists(manifest)) return false;
@@ -57,7 +58,8 @@ bool is_checkpoint(const Directory& directory) {
   return starts_like_manifest(read_small_file(directory, manifest, kMaxManifestBytes));
 }
 
-// A checkpoint that was saved under another tag may have been renamed as a whole: its files say that tag, too.
+// Checks that the manifest belongs to the files beside it. Its tag may differ from the name of the directory, because a
+// checkpoint may have been renamed as a whole.
 void check_fits(const Manifest& manifest, const Directory& directory) {
   if (manifest.files.empty()) return;
   const FileRecord& file = manifest.files.front();
@@ -69,14 +71,15 @@ void check_fits(const Manifest& manifest, const Directory& directory) {
                        shown(manifest.tag), "', and does not fit the files beside it"));
 }
 
-// Whether `name` is what it was when it had the status `before`: a run may replace one that others look at.
+// Returns whether `name` is still the entry that had the status `before`, because a run may replace a checkpoint while
+// others look at it.
 bool is_same(const Directory& root, const std::string& name, const FileStatus& before) {
   FileStatus now;
   return root.io().stat_at(root.fd(), name, now) != 0 || (now.device == before.device && now.inode == before.inode);
 }
 
-// One checkpoint for the listing: nothing when it is not one, or goes away meanwhile. Without a manifest it is a
-// damaged one when it is `named` by the hint, and of no interest otherwise.
+// Adds one checkpoint to the listing, unless it is not a checkpoint or disappears meanwhile. A directory without a
+// manifest counts as damaged if the hint has `named` it, and is ignored otherwise.
 void add_to(StoreListing& listing, const Directory& root, const std::string& name, bool named) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -103,7 +106,7 @@ void add_to(StoreListing& listing, const Directory& root, const std::string& nam
   }
 }
 
-// What the hint says, when it is a valid tag.
+// Returns the contents of the hint, if it is a valid tag.
 std::optional<std::string> read_latest(const Directory& root) {
   const std::string latest(kLatestName);
   try {
@@ -124,7 +127,8 @@ bool has(const StoreListing& listing, const std::string& tag) {
          std::any_of(bad.begin(), bad.end(), [&](const auto& each) { return each.first == tag; });
 }
 
-// After the others: a run commits a checkpoint first, then names it, then deletes older ones, perhaps meanwhile.
+// Called after the other entries were listed, because a run first commits a checkpoint, then names it in the hint, and
+// then deletes older ones, perhaps during the listing.
 void add_latest(StoreListing& listing, const Directory& root) {
   while ((listing.latest = read_latest(root)) && !has(listing, *listing.latest)) {
     const std::string tag = *listing.latest;
@@ -137,14 +141,14 @@ void add_latest(StoreListing& listing, const Directory& root) {
   }
 }
 
-// Newest commit first; then what a run that went back has left behind, which is no part of its history. Of copies of
-// one checkpoint the one that the hint names comes first.
+// Sorts the newest commit first, and then the checkpoints that a run left behind when it went back, because they are
+// not part of its history. Among copies of one checkpoint, the one that the hint names comes first.
 void put_in_order(std::vector<FoundCheckpoint>& committed, const std::optional<std::string>& latest) {
   const auto age = [&](const FoundCheckpoint& each) {
     return std::tuple(each.sequence, each.step, each.tag == latest, std::string_view(each.tag));
   };
   std::sort(committed.begin(), committed.end(), [&](const auto& a, const auto& b) { return age(a) > age(b); });
-  int64_t step = INT64_MAX;  // of the last one in the history
+  int64_t step = INT64_MAX;  // step of the last one in the history
   for (FoundCheckpoint& each : committed) {
     each.left_behind = each.step > step;
     if (!each.left_behind) step = each.step;
@@ -154,13 +158,13 @@ void put_in_order(std::vector<FoundCheckpoint>& committed, const std::optional<s
 
 void discard(Directory& root, const std::string& tag) {
   const std::string trash = private_name(kTrash, tag);
-  root.rename(tag, trash);  // at once: no half-deleted directory looks whole
+  root.rename(tag, trash);  // atomic, so that no half-deleted directory looks whole
   root.sync();
   root.remove_tree(trash);
 }
 
-// Those that do not count as the newest (`latest` false) are kept for something else than to go on from them: they
-// stand in for none of the others.
+// Checkpoints that do not count as the newest (`latest` is false) are kept for other purposes than continuing from
+// them. They do not count towards `keep`.
 void delete_older(Directory& root, StoreListing& listing, int keep, int64_t step, const std::string& except) {
   std::erase_if(listing.committed, [&](const FoundCheckpoint& found) { return found.step > step || !found.latest; });
   for (size_t i = size_t(keep); i < listing.committed.size(); ++i)
@@ -241,12 +245,13 @@ bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequenc
 int64_t next_sequence(const Directory& root) {
   int64_t highest = 0;
   for (const std::string& name : root.list()) {
-    // Twice: what cannot be read for the moment alone would be newer than this commit.
+    // Tries twice, because a checkpoint that is only temporarily unreadable would otherwise look newer than this
+    // commit.
     for (int tries = 0; is_tag(name) && tries < 2; ++tries) {
       try {
         highest = std::max(highest, peek_sequence(root, name));
         break;
-      } catch (const IoError&) {  // no checkpoint, or one that cannot be loaded either
+      } catch (const IoError&) {  // not a checkpoint, or one that cannot be loaded either
       }
     }
   }
@@ -291,9 +296,9 @@ void retain_before(Directory& root, int keep, int64_t step, const std::string& e
   if (keep <= 0) return;
   const std::vector<std::string> names = root.list();
   const auto tags = std::count_if(names.begin(), names.end(), [](const std::string& name) { return is_tag(name); });
-  if (tags <= keep) return;  // as ever: no manifest needs to be read
+  if (tags <= keep) return;  // the usual case: no manifest needs to be read
   StoreListing listing = list_store(root);
-  // No further than the last commit went: it is not sure yet that there will be another.
+  // Deletes only up to the last commit, because the present save may still fail.
   if (!listing.committed.empty()) step = std::min(step, listing.committed.front().step);
   delete_older(root, listing, keep, step, except);
 }
