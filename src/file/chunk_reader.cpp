@@ -10,7 +10,8 @@ namespace zeroshard {
 ChunkReader::ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot)
     : store_(store), alone_(std::move(alone)), group_(group), slot_(slot) {}
 
-// The slot has values in the group's first chunk, as in every other; a group without chunks has none to read.
+// Returns the bytes per value of the slot, which are the same in all chunks of the group. A group without chunks has no
+// values to read.
 int64_t ChunkReader::value_bytes() const {
   const ChunkLayout& layout = store_.layout();
   if (layout.numel(group_) == 0) return sizeof(float);
@@ -42,7 +43,7 @@ void ChunkReader::read_bytes(Range bytes, void* to) {
 
 void ChunkReader::fetch(size_t chunk) {
   chunk_.reset();
-  if (!memory_) {  // for the group's longest chunk: its first
+  if (!memory_) {  // large enough for the group's longest chunk, which is the first
     const ChunkLayout& layout = store_.layout();
     const Chunk& longest = layout.chunks()[layout.find(group_, 0)];
     memory_ = allocate_direct(longest.slot_begin(slot_ + 1) - longest.slot_begin(slot_));

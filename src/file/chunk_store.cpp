@@ -39,7 +39,7 @@ ChunkStore::~ChunkStore() {
   for (Buffer& buffer : buffers_) {
     try {
       buffer.await_readers();
-    } catch (const std::exception&) {  // who reads has failed, and reads nothing more
+    } catch (const std::exception&) {  // the reader has failed, so it reads nothing any more
     }
   }
 }
@@ -63,15 +63,15 @@ void ChunkStore::make_queue(const Wrap& wrap) {
                                                options_.queue_depth, options_.block_bytes);
 }
 
-// Once from end to end: a file system may keep what was reserved apart from what was written, and the first write to
-// each stretch would be slow.
+// Writes the files once from end to end. Otherwise the first write to each part would be slow, because a file system
+// may treat reserved space differently from written space.
 void ChunkStore::fill_files() {
   if (buffers_.empty()) return;
   std::byte* const zeros = buffers_[0].memory.get();
   std::memset(zeros, 0, size_t(layout_.totals().record_bytes));
   for (size_t number = 0; number < layout_.chunks().size(); ++number) {
     const Chunk& chunk = layout_.chunks()[number];
-    const size_t owner = number % buffers_.size();  // so that some are under way at once
+    const size_t owner = number % buffers_.size();  // several buffers, so that several writes run at once
     while (!transfers_->is_idle(owner)) transfers_->advance(/*wait=*/true);
     transfers_->begin({BlockRequest::Kind::kWrite, chunk.file, zeros, chunk.bytes(), chunk.offset, owner});
     for (int slot = 0; slot < chunk.slots; ++slot) {
@@ -89,7 +89,8 @@ void ChunkStore::guarded(const Call& all) {
   if (!failure_.empty()) throw IoError(failure_);
   try {
     all();
-  } catch (const std::exception& error) {  // also where memory has run out: what was to be written may be lost
+    // Also after std::bad_alloc, because data that should have been written may be lost.
+  } catch (const std::exception& error) {
     if (failure_.empty()) failure_ = error.what();
     throw;
   }
@@ -184,8 +185,8 @@ void ChunkStore::flush() {
   });
 }
 
-// What is lent may be a part of the chunk that was lent last. Else the plan goes on from there; what is lent
-// unannounced makes a plan of its own.
+// Makes `next` the front of the plan. It may be a part of the chunk that was lent last. Otherwise the plan continues
+// from there. A range that was not announced makes a new plan.
 void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   if (next.empty()) return;
   const bool goes_on = current_ != nullptr && current_->chunk == next.front().chunk;
@@ -199,7 +200,7 @@ void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   }
 }
 
-// The chunk with the blocks that are wanted, in a buffer that is current from then on.
+// Returns a buffer with the wanted blocks of the chunk. The buffer becomes the current one.
 ChunkStore::Buffer& ChunkStore::bring(const Planned& wanted) {
   if (current_ != nullptr && current_->chunk != wanted.chunk) leave_current();
   Buffer* buffer = find(wanted.chunk);
@@ -207,7 +208,7 @@ ChunkStore::Buffer& ChunkStore::bring(const Planned& wanted) {
     buffer = &least_needed();
     buffer->reset(wanted.chunk);
   }
-  current_ = buffer;  // first: who waits reads ahead, into others
+  current_ = buffer;  // set first, because waiting reads ahead into other buffers
   const Blocks missing = wanted.to_read() & ~buffer->there;
   if (missing.any()) {
     wait_for(*buffer);
@@ -226,11 +227,11 @@ ChunkStore::Buffer* ChunkStore::find(size_t chunk) {
 }
 
 bool ChunkStore::is_planned(size_t chunk) const {
-  const auto end = plan_.begin() + std::min(std::ssize(plan_), std::ssize(buffers_));  // what comes later has no buffer
+  const auto end = plan_.begin() + std::min(std::ssize(plan_), std::ssize(buffers_));  // later chunks have no buffer
   return std::any_of(plan_.begin(), end, [&](const Planned& each) { return each.chunk == chunk; });
 }
 
-// Its transfers may still be under way, and its readers.
+// Returns the buffer that is needed least. It may still have running transfers and readers.
 ChunkStore::Buffer& ChunkStore::least_needed() {
   const auto rank = [&](const Buffer& buffer) {
     if (!buffer.chunk) return 0;
@@ -244,7 +245,7 @@ ChunkStore::Buffer& ChunkStore::least_needed() {
 }
 
 void ChunkStore::read_ahead() {
-  size_t ahead = 1;  // buffers in use: the current one, and those of what is planned
+  size_t ahead = 1;  // buffers in use: the current one, and those of planned chunks
   for (const Planned& next : plan_) {
     if (ahead++ >= buffers_.size()) return;
     Buffer* buffer = find(next.chunk);
@@ -326,7 +327,7 @@ ChunkStore::SlotBlocks ChunkStore::copy_buffered(size_t chunk, int slot, std::by
     const bool is_at_rest = buffer != nullptr && (buffer->writing || transfers_->is_idle(number(*buffer)));
     for (size_t block = 0; block < own.blocks(); ++block) {
       const size_t bit = size_t(slot) * own.blocks() + block;
-      // What has changed is in the buffer alone, also while other blocks are read into it.
+      // Changed blocks are only in the buffer, even while other blocks are read into it.
       const bool is_here = buffer != nullptr && (buffer->changed[bit] || (is_at_rest && buffer->there[bit]));
       if (!is_here) {
         missing.set(block);
@@ -368,7 +369,7 @@ void ChunkStore::fail(const std::string& message) {
   if (failure_.empty()) failure_ = message;
 }
 
-// Calls visit(first byte in the record, bytes) for stretches of whole blocks, as long as possible.
+// Calls visit(first byte in the record, bytes) for ranges of whole blocks that are as long as possible.
 template <typename Visit>
 void ChunkStore::for_each_stretch(const Chunk& chunk, const Blocks& blocks, const Visit& visit) const {
   int64_t begin = 0, end = 0;

@@ -7,9 +7,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kMaxDepth = 128;  // of a tree that is deleted: each level needs a descriptor and stack
+constexpr int kMaxDepth = 128;  // depth of a tree that can be deleted: each level needs a descriptor and stack
 
-// For a path that cannot be opened because it, or a directory above it, is missing.
+// Returns the parent directory of a path that cannot be opened, because the path or its parent may be missing.
 std::string parent_of(const std::string& path) {
   const size_t last = path.find_last_not_of('/');
   const size_t slash = last == std::string::npos ? last : path.rfind('/', last);
@@ -18,7 +18,7 @@ std::string parent_of(const std::string& path) {
   return end == std::string::npos ? "/" : path.substr(0, end + 1);
 }
 
-// The reason why a name below a directory is refused on any file system; empty: it is valid.
+// Returns why a name below a directory is refused on any file system; empty if it is valid.
 std::string_view flaw_of(std::string_view name) {
   if (name.empty()) return "the name is empty";
   if (name.front() == '/') return "the name is absolute";
@@ -37,7 +37,7 @@ std::string_view flaw_of(std::string_view name) {
 
 Directory Directory::create(Io& io, const std::string& path) {
   if (std::optional<Directory> there = open_if_there(io, path)) return std::move(*there);
-  if (path == ".") throw_io_error("open the directory", path, -ENOENT);  // the parent of nothing
+  if (path == ".") throw_io_error("open the directory", path, -ENOENT);  // "." has no parent that could be created
   Directory parent = create(io, parent_of(path));
   const int result = retry_interrupted([&] { return io.mkdir(path); });
   if (result != -EEXIST) check_io(result, "create the directory", path);  // another rank may have created it
@@ -56,7 +56,7 @@ std::optional<Directory> Directory::open_if_there(Io& io, const std::string& pat
   const int fd = retry_interrupted([&] { return io.open_dir(path); });
   if (fd == -ENOENT) return std::nullopt;
   check_io(fd, "open the directory", path);
-  OpenFd opened(io, fd);  // first: there may be no memory for the path
+  OpenFd opened(io, fd);  // owns the descriptor first, because there may be no memory for the path
   return Directory(io, std::move(opened), path);
 }
 

@@ -20,11 +20,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Kind = BlockRequest::Kind;
 
-constexpr int64_t kRecordBytes = int64_t{8} << 20;  // of a transfer; a chunk of states has 12 MiB
+constexpr int64_t kRecordBytes = int64_t{8} << 20;  // size of a transfer; a chunk of states has 12 MiB
 constexpr int64_t kBlocks[] = {int64_t{256} << 10, int64_t{1} << 20, int64_t{4} << 20};
 constexpr int kDepths[] = {8, 32};
 constexpr int kRounds = 2;
-constexpr size_t kBuffers = 4;  // as many records under way
+constexpr size_t kBuffers = 4;  // records that are transferred at a time
 constexpr int64_t kLeastBytes = int64_t{64} << 20;
 
 std::string name_of_file_system(int fd) {
@@ -39,7 +39,7 @@ std::string name_of_file_system(int fd) {
   return concat("type ", found.f_type);
 }
 
-// A file, and memory for the records that are under way.
+// A file, and memory for the records that are being transferred.
 class Probe {
  public:
   Probe(const std::string& directory, const DiskProbeOptions& options, int64_t bytes, Io& io)
@@ -51,8 +51,9 @@ class Probe {
   }
   const SwapFile& file() const { return file_; }
 
-  // Writes records once, from the first on: all, or those that `seconds` suffice for, and kLeastBytes at least. Only
-  // these are measured: what was only reserved is slow, see ChunkStore. Returns their bytes.
+  // Writes records once, starting with the first: all records, or those that fit into `seconds`, but at least
+  // kLeastBytes. Only these records are measured, because space that is only reserved is slow (see ChunkStore). Returns
+  // their bytes.
   int64_t fill(double seconds, DiskReport& report) {
     const auto all = size_t(file_.bytes() / kRecordBytes), least = size_t(kLeastBytes / kRecordBytes);
     move(kBlocks[1], kDepths[1], report, [&](size_t next, double elapsed) -> std::optional<Next> {
@@ -62,11 +63,11 @@ class Probe {
     });
     return int64_t(records_) * kRecordBytes;
   }
-  // Bytes a second, until `seconds` are over.
+  // Transfers records for `seconds`. Returns the bytes per second.
   double measure(int64_t block_bytes, int depth, double seconds, DiskReport& report) {
     return move(block_bytes, depth, report, [&](size_t next, double elapsed) -> std::optional<Next> {
       if (elapsed >= seconds) return std::nullopt;
-      // Those that are read lie half a file ahead of those that are written.
+      // Records are read half a file ahead of those that are written.
       const bool reads = next % 2 == 0;
       return Next{reads ? Kind::kRead : Kind::kWrite, (next / 2 + (reads ? records_ / 2 : 0)) % records_};
     });
@@ -78,8 +79,8 @@ class Probe {
     size_t record = 0;
   };
 
-  // Reads and writes what `choose` returns for the number of records before it and the seconds since the first, until
-  // it returns nothing. Returns bytes a second.
+  // Reads and writes the records that `choose` returns, until it returns nothing. Its arguments are the number of
+  // earlier records and the seconds since the first. Returns the bytes per second.
   template <typename Choose>
   double move(int64_t block_bytes, int depth, DiskReport& report, const Choose& choose) {
     TransferQueue transfers(make_queue(depth, report), io_, {{file_.fd(), file_.path(), file_.direct()}}, kBuffers,
@@ -111,7 +112,7 @@ class Probe {
   Io& io_;
   SwapFile file_;
   DirectBuffer buffers_[kBuffers];
-  size_t records_ = 0;  // that were written
+  size_t records_ = 0;  // number of written records
 };
 
 }  // namespace
@@ -138,7 +139,7 @@ DiskReport probe_disk(const std::string& directory, const DiskProbeOptions& opti
   report.file_bytes = probe.fill(options.seconds, report);
   for (const int64_t block_bytes : kBlocks)
     for (const int depth : kDepths) report.rates.push_back({.block_bytes = block_bytes, .queue_depth = depth});
-  // Round after round: what another program does to the disk meanwhile does not fall on one of them alone.
+  // Measures all sizes in each round, so that a disturbance by another program does not affect only one of them.
   const double each = options.seconds / double(kRounds * report.rates.size());
   for (int round = 0; round < kRounds; ++round) {
     for (DiskReport::Rate& rate : report.rates) {

@@ -12,7 +12,7 @@ FileReader::FileReader(const Directory& directory, const std::string& name)
   FileStatus status;
   check_io(retry_interrupted([&] { return io_->fstat(fd_.get(), status); }), "look up", path_);
   size_ = status.size;
-  io_->advise_sequential(fd_.get());  // a hint: it may fail
+  io_->advise_sequential(fd_.get());  // a hint, which may fail
 }
 
 void FileReader::read(int64_t offset, void* data, int64_t bytes) const {
@@ -57,7 +57,7 @@ void write_small_file(Directory& directory, const std::string& name, std::string
     if (closed != -EINTR) check_io(closed, "close", path);
     directory.rename(temporary, name);
   } catch (...) {
-    io.unlink_at(directory.fd(), temporary);  // best effort: the first error is reported
+    io.unlink_at(directory.fd(), temporary);  // best effort, because the first error is reported
     throw;
   }
   directory.sync();

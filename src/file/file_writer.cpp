@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kRunBytes = int64_t{16} << 20;  // for one write: larger writes are no faster
+constexpr int64_t kRunBytes = int64_t{16} << 20;  // bytes of one write; larger writes are not faster
 
 }  // namespace
 
@@ -45,7 +45,7 @@ class FileWriter::Impl {
 
   void finish() {
     ZS_CHECK(state_ == State::kOpen, "finish() of ", path_, ", which is finished or has failed");
-    state_ = State::kFailed;  // until it has succeeded
+    state_ = State::kFailed;  // changed to kClosed after success
     end_run();
     background_.wait();
     write_rest();
@@ -53,7 +53,8 @@ class FileWriter::Impl {
       check_io(retry_interrupted([&] { return io_.ftruncate(fd_.get(), offset_); }), "cut", path_);
     check_io(retry_interrupted([&] { return io_.fdatasync(fd_.get()); }), "make durable", path_);
     const int closed = fd_.close();
-    if (closed != -EINTR) check_io(closed, "close", path_);  // interrupted: closed and, by then, durable
+    // After an interruption the file is closed, and it is durable already.
+    if (closed != -EINTR) check_io(closed, "close", path_);
     state_ = State::kClosed;
   }
 
@@ -64,7 +65,7 @@ class FileWriter::Impl {
     if (reserved_ == 0) return;
     const int result = retry_interrupted([&] { return io_.fallocate(fd_.get(), reserved_); });
     if (result == -EOPNOTSUPP || result == -ENOSYS) {
-      // The file system cannot reserve space, but it can tell whether there is enough.
+      // The file system cannot reserve space, but it can say whether there is enough.
       const int64_t free = io_.free_bytes(fd_.get());
       if (free >= 0 && free < reserved_) fail_reserve(-ENOSPC);
       reserved_ = 0;
@@ -78,7 +79,8 @@ class FileWriter::Impl {
     throw_io_error("reserve space for", path_, result, full.empty() ? concat("it needs ", reserved_, " bytes") : full);
   }
 
-  // The run: the next bytes of the file, contiguous in the caller's memory, which are written from there.
+  // Extends the run: the next bytes of the file, contiguous in the caller's memory, from where they are written
+  // directly.
   void lengthen_run(const std::byte* data, int64_t bytes) {
     if (run_bytes_ == 0 || data != run_ + run_bytes_) {
       end_run();
@@ -118,7 +120,7 @@ class FileWriter::Impl {
     }
   }
 
-  // Gives the filled buffer to the thread, once it has finished its current write.
+  // Gives the filled buffer to the thread when the thread has finished its current write.
   void hand_over() {
     background_.wait();
     std::swap(filling_, writing_);
@@ -151,10 +153,10 @@ class FileWriter::Impl {
   int64_t filled_ = 0;
   const std::byte* run_ = nullptr;
   int64_t run_bytes_ = 0;  // run_bytes_ and filled_ are never both above 0
-  int64_t offset_ = 0;     // in the file, for the first byte of filling_ or of the run
-  bool direct_ = false;    // for fd_; used by the thread while it has a job
+  int64_t offset_ = 0;     // position in the file of the first byte of filling_ or of the run
+  bool direct_ = false;    // state of fd_; the thread uses it while it has a job
   State state_ = State::kOpen;
-  Background background_;  // last: its thread ends before the members that it uses
+  Background background_;  // the last member, because its thread must end before the members that it uses
 };
 
 FileWriter::FileWriter(Directory& directory, const std::string& name, int64_t expected_bytes) {

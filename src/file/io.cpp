@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// The operations that cannot fail for lack of write permission.
+// Returns whether the operation cannot fail for lack of write permission.
 bool reads(std::string_view operation) {
   for (const std::string_view each : {"open", "open the directory", "read", "list", "look up", "map"})
     if (operation == each) return true;

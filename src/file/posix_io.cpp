@@ -19,7 +19,7 @@ namespace zeroshard {
 namespace {
 
 struct Modes {
-  mode_t file, directory;  // before the umask
+  mode_t file, directory;  // permissions before the umask is applied
 };
 constexpr Modes kPrivate{0600, 0700}, kShared{0666, 0777};
 
@@ -33,7 +33,7 @@ int64_t result_of(ssize_t result) {
   return result < 0 ? -errno : int64_t{result};
 }
 
-// Checked beforehand, because the kernel answers a write beyond the limit with a signal that ends the process.
+// Checks the limit in advance, because the kernel answers a write beyond it with a signal that ends the process.
 bool exceeds_limit(int64_t end) {
   struct rlimit limit;
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && rlim_t(end) > limit.rlim_cur;
@@ -63,7 +63,7 @@ class RawFd {
   int fd_;
 };
 
-// Opens each component below the one before; none may be a link.
+// Opens each component below the previous one. No component may be a link.
 int open_by_component(int dir, const std::string& name, int flags, mode_t mode) {
   RawFd parent(-1);
   size_t begin = 0;
@@ -88,7 +88,7 @@ class PosixIo final : public Io {
   int open_dir_at(int dir, const std::string& name) override { return open_beneath(dir, name, kOpenDirectory); }
 
   int open_at(int dir, const std::string& name) override {
-    // O_NONBLOCK: opening a FIFO would wait for a writer for ever.
+    // O_NONBLOCK is set because opening a FIFO would otherwise wait for a writer forever.
     return regular(open_beneath(dir, name, O_RDONLY | O_NONBLOCK | kNotFollowed));
   }
 
@@ -100,7 +100,8 @@ class PosixIo final : public Io {
   }
   int create_unnamed(int dir) override {
     const int fd = result_of(::openat(dir, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
-    return fd == -EISDIR || fd == -ENOENT ? -EOPNOTSUPP : fd;  // kernels and file systems that do not know the flag
+    // Returned by kernels and file systems that do not support the flag.
+    return fd == -EISDIR || fd == -ENOENT ? -EOPNOTSUPP : fd;
   }
   int mkdir(const std::string& path) override { return result_of(::mkdir(path.c_str(), modes_.directory)); }
   int mkdir_at(int dir, const std::string& name) override {
@@ -126,12 +127,12 @@ class PosixIo final : public Io {
   int fsync(int fd) override { return result_of(::fsync(fd)); }
 
   int lock(int fd) override {
-    // The lock belongs to the open file, not to the process: closing another descriptor of the file does not end it.
+    // The lock belongs to the open file, not to the process, so closing another descriptor of the file does not end it.
     struct flock whole {};
     whole.l_type = F_WRLCK;
     const int result = result_of(::fcntl(fd, F_OFD_SETLK, &whole));
     if (result == -EACCES) return -EAGAIN;
-    return result == -EINVAL ? result_of(::flock(fd, LOCK_EX | LOCK_NB)) : result;  // where the kernel is too old
+    return result == -EINVAL ? result_of(::flock(fd, LOCK_EX | LOCK_NB)) : result;  // used if the kernel is too old
   }
   int set_direct(int fd, bool direct) override {
     const int flags = ::fcntl(fd, F_GETFL);
@@ -213,13 +214,13 @@ class PosixIo final : public Io {
       how.mode = mode;
       how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
       const int fd = result_of(int(::syscall(SYS_openat2, dir, name.c_str(), &how, sizeof(how))));
-      // Sandboxes answer unknown calls with -EPERM.
+      // Sandboxes answer unknown system calls with -EPERM.
       if (fd != -ENOSYS && fd != -EPERM) return fd;
     }
     return open_by_component(dir, name, flags, mode);
   }
 
-  // Calls `call(directory, last component)`; the preceding components lead to the directory.
+  // Calls `call(directory, last component)` with the directory to which the preceding components lead.
   template <typename Call>
   int in_parent(int dir, const std::string& name, const Call& call) {
     const size_t slash = name.rfind('/');

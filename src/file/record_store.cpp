@@ -27,7 +27,8 @@ RecordStore::RecordStore(Options options, Io& io, OnFailure on_failure, const Wr
 }
 
 RecordStore::~RecordStore() {
-  if (!process_.is_own()) static_cast<void>(transfers_.release());  // a forked child has not the threads behind it
+  // A forked child does not have the threads that the queue uses.
+  if (!process_.is_own()) static_cast<void>(transfers_.release());
 }
 
 void RecordStore::make_queue(Io& io, const Wrap& wrap) {
@@ -62,7 +63,7 @@ void RecordStore::note_failure(const char* message) noexcept {
   if (on_failure_) std::exchange(on_failure_, {})(failure_);
 }
 
-// The threads and the ring behind the files are the parent's, and so may be the lock.
+// Throws in a forked child. The threads and the ring belong to the parent, and the lock may be held by it.
 void RecordStore::check_process() const {
   if (process_.is_own()) return;
   throw StateError(
@@ -117,7 +118,7 @@ DirectBuffer RecordStore::get(Id id) {
   ZS_ASSERT(found != records_.end(), "a record is asked for that was dropped");
   Slot* slot = nullptr;
   guarded([&] { slot = &slot_for(id); });
-  // Where there is no memory for it, nothing has begun: no failure of the files.
+  // If there is no memory, no read has begun, so the files have not failed.
   if (!slot->record) slot->memory = allocate_direct(found->second.padded());
   DirectBuffer memory;
   guarded([&] {
@@ -131,10 +132,10 @@ DirectBuffer RecordStore::get(Id id) {
   return memory;
 }
 
-// Memory that is read to is not given back before the read is done, nor space that is written to: another record's
-// write might be overtaken.
+// Memory is not freed before a read into it has ended. Space is not freed before a write to it has ended, because that
+// write might overtake the write of another record.
 void RecordStore::drop(Id id) noexcept {
-  if (!process_.is_own()) return;  // the record is the parent's
+  if (!process_.is_own()) return;  // the record belongs to the parent
   const std::lock_guard lock(mutex_);
   const auto found = records_.find(id);
   if (found == records_.end()) return;
@@ -175,7 +176,8 @@ void RecordStore::wait_for_writes(Id id) {
     if (buffer.record == id) wait_for(owner(buffer));
 }
 
-// To the slot's memory. As many requests as can be under way at once: nobody starts others while the caller computes.
+// Reads into the slot's memory. It starts as many requests as can run at once, because nobody starts more while the
+// caller computes.
 void RecordStore::begin_read(Slot& slot, Id id) {
   const Record& record = records_.at(id);
   wait_for_writes(id);
@@ -187,7 +189,7 @@ void RecordStore::begin_read(Slot& slot, Id id) {
   transfers_->begin(transfer);
 }
 
-// The one that the record is read to, or one that is free.
+// Returns the slot to which the record is being read, or a free one.
 RecordStore::Slot& RecordStore::slot_for(Id id) {
   for (Slot& slot : slots_)
     if (slot.record == id) return slot;
@@ -199,7 +201,7 @@ RecordStore::Slot& RecordStore::slot_for(Id id) {
   return slot;
 }
 
-// Into a slot that is not `used`, unless it would have to be waited for. Where there is no memory, nothing is read.
+// Reads into a slot other than `used`, unless that would have to wait. If there is no memory, nothing is read.
 void RecordStore::read_ahead_of(Id id, const Slot* used) {
   auto next = records_.lower_bound(id);
   if (next == records_.begin()) return;

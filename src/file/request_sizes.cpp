@@ -18,17 +18,18 @@
 namespace zeroshard {
 namespace {
 
-constexpr const char* kKnown = "disks";  // a line for each disk
+constexpr const char* kKnown = "disks";  // has a line for each disk
 constexpr const char* kHeader = "# start of a machine, device, bytes of a request, requests at once\n";
-constexpr const char* kLock = "disks.lock";  // locked by who measures
-constexpr int64_t kMostBytes = 64 << 10;     // of kKnown
-constexpr size_t kMostKnown = 200;           // disks, the latest; machines may share a home
+constexpr const char* kLock = "disks.lock";  // locked by the process that measures
+constexpr int64_t kMostBytes = 64 << 10;     // size limit of kKnown
+// Limit for the number of disks; the latest stay, because machines may share a home directory.
+constexpr size_t kMostKnown = 200;
 constexpr int64_t kProbeBytes = int64_t{128} << 20;
-constexpr double kProbeSeconds = 1;  // and at most as long to write the file first
-constexpr double kGain = 1.1;        // each measurement of other sizes is so much faster, or the usual ones stay
+constexpr double kProbeSeconds = 1;  // also the limit for writing the file first
+constexpr double kGain = 1.1;  // every measurement of other sizes must be this much faster, or the usual sizes stay
 constexpr std::chrono::milliseconds kPoll{20};
 
-// Of one start of a machine; numbers of devices change with the next.
+// Identifies a disk until the machine restarts, because numbers of devices change then.
 struct Disk {
   std::string boot;
   uint64_t device = 0;
@@ -49,7 +50,7 @@ struct Known {
   RequestSizes sizes;
 };
 
-// Nothing of a line that no measurement has written.
+// Returns nothing for a line that no measurement has written.
 std::optional<Known> parse(const std::string& line) {
   std::istringstream words(line);
   Known known;
@@ -131,7 +132,7 @@ RequestSizes measured_sizes(const std::string& directory, const RequestSizesOpti
     std::this_thread::sleep_for(kPoll);
   }
   std::vector<Known> all = read_known(cache);
-  write_known(cache, all);  // where that fails, a measurement would be lost
+  write_known(cache, all);  // tried first, because if it fails, a measurement would be lost
   all.push_back({disk, measure(directory, options, io)});
   write_known(cache, all);
   return all.back().sizes;

@@ -61,14 +61,14 @@ class Mapping {
 };
 
 // Note [The ring]
-// Two queues in memory that the kernel shares. We write requests behind the tail of the first and move the tail; the
-// kernel moves the head when io_uring_enter takes them. It writes results behind the tail of the second; we move its
-// head. Whoever reads what the other has written loads the other's index with acquire; whoever hands over stores its
-// own with release. The kernel looks at the first queue within io_uring_enter alone, so requests it did not take are
-// ours.
+// A ring consists of two queues in memory that is shared with the kernel. We write requests behind the tail of the
+// first queue and move its tail; the kernel moves its head when io_uring_enter takes them. The kernel writes results
+// behind the tail of the second queue; we move its head. Each side reads the other's index with acquire, and stores its
+// own index with release. The kernel reads the first queue only within io_uring_enter, so requests that it did not take
+// still belong to us.
 class RingQueue final : public BlockQueue {
  public:
-  // Throws nothing; ready() tells whether it can be used.
+  // Never throws. ready() says whether the ring can be used.
   RingQueue(const QueueFiles& files, RingSystem& system) : system_(system), buffers_(files.buffers), fds_(files.fds) {
     io_uring_params params{};
     const int fd = system.setup(unsigned(files.depth), &params);
@@ -77,7 +77,7 @@ class RingQueue final : public BlockQueue {
       return;
     }
     ring_ = UniqueFd(fd);
-    // One mapping for both queues is older (5.4) than what else is used here.
+    // Older kernels than 5.4 use separate mappings, but other features used here need a newer kernel anyway.
     if ((params.features & IORING_FEAT_SINGLE_MMAP) == 0) return;
     const size_t requests_end = params.sq_off.array + params.sq_entries * sizeof(unsigned);
     const size_t results_end = params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe);
@@ -97,10 +97,10 @@ class RingQueue final : public BlockQueue {
   }
 
   ~RingQueue() override {
-    // The kernel writes to memory of requests that are under way: it must not be freed before.
+    // The kernel writes to the memory of running requests, so the memory must not be freed before they end.
     std::vector<BlockResult> dropped;
     while (why_ == 0 && under_way_ > 0) {
-      if (collect(/*wait=*/true, dropped) < 0) ::usleep(kPauseUs);  // results come without being asked for, too
+      if (collect(/*wait=*/true, dropped) < 0) ::usleep(kPauseUs);  // results also arrive without this call
     }
   }
 
@@ -110,7 +110,7 @@ class RingQueue final : public BlockQueue {
   void start(std::span<const BlockRequest> requests) override {
     const unsigned mask = *queue<unsigned>(offsets_.sq_off.ring_mask);
     std::atomic_ref<unsigned> tail(*queue<unsigned>(offsets_.sq_off.tail));
-    const unsigned first = tail.load(std::memory_order_relaxed);  // ours alone
+    const unsigned first = tail.load(std::memory_order_relaxed);  // only this side writes it
     for (size_t i = 0; i < requests.size(); ++i) {
       const unsigned slot = (first + unsigned(i)) & mask;
       *entries_->at<io_uring_sqe>(slot * unsigned(sizeof(io_uring_sqe))) = entry_of(requests[i]);
@@ -130,7 +130,7 @@ class RingQueue final : public BlockQueue {
       take(results);
       if (result >= 0 || result == -EINTR || results.size() > before) continue;
       if (result != -EAGAIN && result != -EBUSY) return result;
-      ::usleep(kPauseUs);  // results come without being asked for, too
+      ::usleep(kPauseUs);  // results also arrive without this call
     }
     return 0;
   }
@@ -141,7 +141,7 @@ class RingQueue final : public BlockQueue {
     return queues_->at<T>(offset);
   }
 
-  // Whether the kernel knows the operations that are used here (5.6).
+  // Returns whether the kernel supports the operations that are used here (5.6).
   int probe() {
     constexpr unsigned kCount = 64;
     alignas(io_uring_probe) std::byte memory[sizeof(io_uring_probe) + kCount * sizeof(io_uring_probe_op)] = {};
@@ -153,7 +153,7 @@ class RingQueue final : public BlockQueue {
     return 0;
   }
 
-  // A sandbox may allow everything but io_uring_enter. Gives the kernel a request that does nothing.
+  // Gives the kernel a request that does nothing, because a sandbox may allow everything except io_uring_enter.
   int pass_nothing() {
     io_uring_sqe& entry = *entries_->at<io_uring_sqe>(0);
     entry = {};
@@ -169,7 +169,8 @@ class RingQueue final : public BlockQueue {
     return 0;
   }
 
-  // Saves work for each request. Refused where memory may not be locked (ulimit -l): then it goes without.
+  // Registering saves work for each request. It is refused if memory may not be locked (ulimit -l), and then requests
+  // work without it.
   void register_files_and_buffers() {
     has_files_ = system_.register_with(ring_.get(), IORING_REGISTER_FILES, fds_.data(), unsigned(fds_.size())) >= 0;
     std::vector<iovec> memory;
@@ -198,7 +199,7 @@ class RingQueue final : public BlockQueue {
     return entry;
   }
 
-  // Gives the kernel the requests behind `first`. What it does not take ends with the reason for that.
+  // Gives the kernel the requests behind `first`. A request that the kernel does not take ends with the kernel's error.
   void submit(std::span<const BlockRequest> requests, unsigned first) {
     size_t taken = 0;
     while (taken < requests.size()) {
@@ -228,14 +229,14 @@ class RingQueue final : public BlockQueue {
   }
 
   RingSystem& system_;
-  std::vector<std::span<std::byte>> buffers_;  // those that are registered
+  std::vector<std::span<std::byte>> buffers_;  // registered buffers
   std::vector<int> fds_;
   bool has_files_ = false;
   UniqueFd ring_;
   std::optional<Mapping> queues_, entries_;
   io_uring_params offsets_{};
   int why_ = -ENOSYS;  // 0: it can be used
-  int under_way_ = 0;  // in the kernel
+  int under_way_ = 0;  // number of requests in the kernel
   std::vector<BlockResult> refused_;
 };
 

@@ -15,9 +15,9 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kMetadata = "__metadata__";
-constexpr size_t kMaxOtherKeys = 1000;  // of one tensor, ignored
+constexpr size_t kMaxOtherKeys = 1000;  // limit for ignored keys of one tensor
 
-// Takes the JSON as a stream of events, so that nothing is built but the result, and anything wrong ends it at once.
+// Takes the JSON as a stream of events, so that only the result is built, and an error ends the parsing at once.
 class HeaderEvents final : public nlohmann::json_sax<Json> {
  public:
   HeaderEvents(const std::string& source, SafetensorsHeader& header) : source_(source), header_(header) {}
@@ -105,14 +105,14 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   const std::string& source_;
   SafetensorsHeader& header_;
   std::vector<Place> stack_;
-  bool in_root_ = true;  // not in a tensor or the metadata: what messages are about
+  bool in_root_ = true;  // not in a tensor or the metadata; used in messages
   bool in_metadata_ = false;
   bool seen_metadata_ = false;
   std::string metadata_key_;
-  Field field_ = Field::kIgnored;  // of the tensor, whose value comes
-  std::array<bool, 3> seen_{};     // fields of the tensor, so far
-  std::set<std::string> others_;   // and those that are ignored
-  int offsets_ = 0;                // numbers in data_offsets, so far
+  Field field_ = Field::kIgnored;  // field of the tensor whose value comes next
+  std::array<bool, 3> seen_{};     // fields of the tensor that have occurred
+  std::set<std::string> others_;   // ignored keys of the tensor that have occurred
+  int offsets_ = 0;                // count of numbers in data_offsets
 };
 
 bool HeaderEvents::key(string_t& name) {
@@ -186,7 +186,7 @@ template <typename... Args>
       concat(source, " is not a safetensors file that can be used: tensor '", shown(entry.name), "': ", args...));
 }
 
-// In 64 bits, dimension by dimension, as the format's own reader does it.
+// Computes in 64 bits, dimension by dimension, like the format's own reader.
 uint64_t bytes_of(const std::string& source, const SafetensorsEntry& entry) {
   uint64_t bits = 1;
   bool overflow = false;
@@ -207,7 +207,7 @@ void check_names(const std::string& source, const std::vector<SafetensorsEntry>&
   }
 }
 
-// Sorts by offset.
+// Sorts the entries by offset, and checks that they fill the data without gap or overlap.
 void check_layout(const std::string& source, std::vector<SafetensorsEntry>& entries, int64_t data_bytes) {
   std::stable_sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
@@ -241,7 +241,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view header_json, int64_t
   if (bytes > kMaxSafetensorsHeaderBytes || bytes > file_size - 8)
     refuse("its header has ", bytes, " bytes, and the file ", file_size);
   if (!header_json.starts_with('{')) refuse("its header does not begin with '{'");
-  // The JSON parser would take it for the end.
+  // The JSON parser would take a zero byte for the end.
   if (const size_t zero = header_json.find('\0'); zero != header_json.npos)
     refuse("its header has a zero byte at ", zero);
   SafetensorsHeader header;

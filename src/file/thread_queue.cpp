@@ -19,7 +19,7 @@ class ThreadQueue final : public BlockQueue {
       try {
         threads_.emplace_back([this] { run(); });
       } catch (const std::system_error&) {
-        break;  // the process may not get another thread
+        break;  // the process may be unable to start more threads
       }
     }
   }
@@ -84,12 +84,12 @@ class ThreadQueue final : public BlockQueue {
 
   Io& io_;
   std::vector<int> fds_;
-  std::mutex mutex_;  // of waiting_, results_ and stopping_
+  std::mutex mutex_;  // protects waiting_, results_ and stopping_
   std::condition_variable work_, done_;
   std::deque<BlockRequest> waiting_;
   std::vector<BlockResult> results_;
   bool stopping_ = false;
-  std::vector<std::thread> threads_;  // last: they use the members above
+  std::vector<std::thread> threads_;  // the last member, because threads use the members above
 };
 
 }  // namespace
