@@ -119,7 +119,7 @@ void ShmMemory::attached(const SegmentGrant& grant) {
 }
 
 void ShmMemory::free(uint64_t segment) noexcept {
-  if (!process_.is_own()) return;  // peers still read the rank's memory, so its child must not unmap it
+  if (!process_.is_own()) return;  // peers still read the rank's memory; its child must not unmap it
   const std::scoped_lock lock(mutex_);
   for (auto at = own_.begin(); at != own_.end(); ++at) {
     if (at->second.first != segment) continue;

@@ -256,7 +256,7 @@ bool ShardedGroup::was_written() const {
 void ShardedGroup::remember_parameters() {
   if (!checksum_) return;
   const Mover& mover = *options_.to_host;
-  mover.follow();  // the device may have updated some elements
+  mover.follow();  // the device may have updated a part
   const SideStream::Scope scope(mover.stream());
   checksum_->remember(updated_memory());
   written_until(mover.record());

@@ -129,7 +129,7 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const double state_share = state_tier == Tier::kDevice ? 1 : options.state_share;
   place.parameters = {parameters == Placement::kReplicated ? Extent::kWhole : Extent::kShard, dtype};
   place.host_updates = requires_grad && (state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device));
-  const bool device_updates = options.on_device && (!place.host_updates || state_share < 1);  // some or all elements
+  const bool device_updates = options.on_device && (!place.host_updates || state_share < 1);  // a part, or all
   // The shards of small units stay on the device, because their gathered parameters do.
   const bool is_gathered = options.stage == 3 && parameters == Placement::kSharded;
   if (is_gathered) place.parameters.tier = tier_of_parameters(dtype, requires_grad, device_updates, options);

@@ -49,7 +49,7 @@ void GradBucket::begin(SlotRing::Slot* slot) {
     uses(slot).take();
     kept_ = shard().clone();
   } else {
-    uses(slot).share();  // no take() needed: the launch runs after all readers of the last result anyway
+    uses(slot).share();  // where nothing is added, the launch comes after all readers of the last result anyway
   }
   state_ = Filling{std::move(buffer), slot, std::vector<bool>(group_.params.size(), false)};
 }

@@ -65,7 +65,7 @@ std::optional<c10::Event> GradientExit::end(Array& to, size_t bucket) {
   const SideStream::Scope scope(mover_.stream());
   buffer_->uses.take();
   mover_.move(host->at(0), std::exchange(filling_, at::Tensor()));
-  buffer_->uses.end();  // the next sum in this buffer waits for this copy, but not for later ones
+  buffer_->uses.end();  // the next sum in this buffer waits for this copy, and for none that comes later
   return mover_.record();
 }
 
