@@ -6,7 +6,7 @@
 All processes of a try are in one control group with that limit, which kills them when they pass it. Plain Trainer is
 tried with longer and longer sequences until it is killed. Then ranks with sequence parallelism, tiles, activation
 checkpoints in files and the optimizer states sharded train a sequence that is `factor` times as long. The memory that
-each rank took beside what it held before its first step stands beside what `zeroshard plan` says of activations.
+each rank took beside what it held when all was imported stands beside what `zeroshard plan` says.
 """
 
 import argparse
@@ -121,8 +121,11 @@ def watch(most, done):
 def work_shared(length):
     import threading
 
+    import transformers.trainer  # noqa: F401 - imports what a first step would import
     import zeroshard
 
+    make_model(1)
+    begin = resident()
     model, ids = make_model(length)
     ranks = int(os.environ["WORLD_SIZE"])
     config = {
@@ -136,7 +139,6 @@ def work_shared(length):
     zeroshard.tile(model)
     engine, *_ = zeroshard.initialize(model=model, config=config)
     batch = {"input_ids": ids, "labels": ids}
-    begin = resident()
     most, done, losses = [0], threading.Event(), []
     watcher = threading.Thread(target=watch, args=(most, done))
     watcher.start()
@@ -210,7 +212,11 @@ def main():
         print(f"  a rank: {rank['before'] / 1e6:.0f} MB before, {(rank['most'] - rank['before']) / 1e6:.1f} MB beside")
     print(f"seconds of a step, with its start: {seconds:.0f}")
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(planned(Path(folder), length, options.ranks), indent=1))
+        plan = planned(Path(folder), length, options.ranks)
+    parts = {"states": plan["total_bytes_per_rank"], "temporary": plan["device"]["temporary_bytes"]}
+    parts["activations"] = plan["activations"]["total_bytes"]
+    named = ", ".join(f"{name} {value / 1e6:.1f}" for name, value in parts.items())
+    print(f"planned for a rank: {sum(parts.values()) / 1e6:.1f} MB ({named})")
 
 
 if __name__ == "__main__":
