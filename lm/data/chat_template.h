@@ -6,7 +6,7 @@
 
 #include "zeroshard/tokenizer.h"
 
-// Turns conversations into the text formats that models are trained with, without Jinja.
+// Turns conversations into the text formats with which models are trained, without Jinja.
 namespace zeroshard {
 
 enum class Role : uint8_t { kSystem, kUser, kAssistant, kTool };
@@ -16,8 +16,9 @@ struct Message {
   std::string content;
 };
 
-// Text that is either all learned or all not. `starts`: the piece begins a stretch that is encoded separately. It
-// begins with a special token, at which tokenizers cut anyway, or follows one that is put before a text.
+// A text that is either learned completely or not at all. `starts`: the piece begins a part that is encoded separately.
+// Such a piece begins with a special token, at which tokenizers cut anyway, or follows a special token that precedes a
+// text.
 struct TextPiece {
   std::string text;
   bool learn = false;
@@ -30,9 +31,10 @@ class ChatTemplate {
   // the tokenizer lacks a special token of the template.
   ChatTemplate(const std::string& name, const Tokenizer& tokenizer);
 
-  // Answers and the token that ends each are learned. Throws ValueError if `messages` do not fit the template.
+  // Renders a conversation. Answers are learned, and so is the token that ends each answer. Throws ValueError if
+  // `messages` do not fit the template.
   std::vector<TextPiece> render(const std::vector<Message>& messages) const;
-  // For an instruction with an input, which "alpaca" puts under a separate heading.
+  // Returns the messages for an instruction with an input, which "alpaca" puts under a separate heading.
   std::vector<Message> instruction(std::string_view instruction, std::string_view input, std::string_view output) const;
 
  private:
@@ -48,16 +50,16 @@ class ChatTemplate {
 
   std::string name_;
   Form form_;
-  std::string bos_, eos_;  // if the template uses them
+  std::string bos_, eos_;  // empty if the template does not use them
 };
 
 struct EncodedDocument {
   std::vector<int32_t> ids;
-  std::vector<uint8_t> learn;  // as long as ids
+  std::vector<uint8_t> learn;  // one entry per id
 };
 
-// Gives the same ids as the whole text: pieces are encoded together, and a token that lies in two pieces belongs to the
-// later one.
+// Encodes pieces together, so that the ids are the same as for the whole text. A token that lies in two pieces belongs
+// to the later piece.
 EncodedDocument encode_pieces(const std::vector<TextPiece>& pieces, const Tokenizer& tokenizer);
 
 }  // namespace zeroshard

@@ -9,46 +9,46 @@
 
 namespace zeroshard {
 
-// The documents of some files that belong to one part, training or validation. Immutable.
+// The documents of some files that belong to the training part or the validation part. Immutable.
 class Corpus {
  public:
-  // Throws like Dataset.
+  // Throws the errors of Dataset.
   Corpus(const std::vector<std::string>& files, const DatasetOptions& options);
 
-  // Members are the part's documents, in the order of the files; none is empty.
+  // Members are the part's documents, in the order of the files. None is empty.
   int64_t members() const { return int64_t(members_.size()); }
   int64_t tokens() const { return tokens_; }
   int64_t length(uint32_t member) const { return place(member).length; }
 
-  // Appends tokens [begin, begin + count) of a member to `ids`, and the next token of the member for each to `targets`:
-  // kNoTarget where there is none, or it is not to be learned.
+  // Appends tokens [begin, begin + count) of a member to `ids`. Appends the member's next token for each of them to
+  // `targets`, or kNoTarget if there is no next token or it is not to be learned.
   void read(uint32_t member, int64_t begin, int64_t count, std::vector<int32_t>& ids,
             std::vector<int32_t>& targets) const;
 
-  // Throw IoError if a file, or that of a member, has been cut since it was opened; see TokenFile. To be called before
-  // many lengths are read, or those of a member.
+  // Throw IoError if a file (or the file of a member) has been truncated since it was opened; see TokenFile. Call them
+  // before many lengths are read, or before the length of a member is read.
   void check_whole() const;
   void check_whole(uint32_t member) const;
 
-  uint64_t identity() const { return identity_; }  // of the files' contents
+  uint64_t identity() const { return identity_; }  // identifies the files' contents
 
  private:
   struct Place {
     const TokenFile* file;
-    int64_t begin, length;  // in the file
+    int64_t begin, length;  // position in the file
   };
   size_t file_of(int64_t document) const;
   Place place(uint32_t member) const;
-  Place place_of_document(int64_t document) const;  // as a whole
-  int64_t held_out(int64_t length) const;           // at the end of a divided document
+  Place place_of_document(int64_t document) const;  // the undivided document
+  int64_t held_out(int64_t length) const;  // tokens at the end of a divided document that the validation part gets
   void open(const std::vector<std::string>& files);
   void choose_members();
 
   DatasetOptions options_;
   std::vector<TokenFile> files_;
-  std::vector<int64_t> first_document_;  // of each file, and one past the last
-  bool divided_ = false;                 // every document is divided, instead of their number
-  std::vector<uint32_t> members_;        // documents
+  std::vector<int64_t> first_document_;  // by file, and one for the end
+  bool divided_ = false;                 // every document is divided, instead of the set of documents
+  std::vector<uint32_t> members_;        // indices of documents
   int64_t tokens_ = 0;
   uint64_t identity_ = 0;
 };

@@ -19,11 +19,11 @@ class LineSource {
  public:
   virtual ~LineSource() = default;
 
-  // The next line with its newline (the last line may lack it); valid until the next call. False at the end. Throws
-  // ValueError for a line of more than `max_bytes`.
+  // Reads the next line with its newline, which the last line may lack. The line is valid until the next call. Returns
+  // false at the end. Throws ValueError for a line of more than `max_bytes`.
   virtual bool next(std::string_view& line, int64_t max_bytes) = 0;
   const std::string& path() const { return path_; }
-  int64_t line() const { return line_; }  // number of the last line, from 1
+  int64_t line() const { return line_; }  // number of the last line, counted from 1
   int64_t bytes() const { return bytes_; }
 
  protected:
@@ -33,10 +33,10 @@ class LineSource {
   int64_t line_ = 0, bytes_ = 0;
 };
 
-// The lines of a file, pipe or device.
+// Reads the lines of a file, pipe or device.
 class LineReader : public LineSource {
  public:
-  // `path` "-": standard input. Throws IoError.
+  // `path` "-" means standard input. Throws IoError.
   LineReader(const std::string& path, const std::atomic<bool>* stop);
 
   bool next(std::string_view& line, int64_t max_bytes) override;
@@ -48,31 +48,32 @@ class LineReader : public LineSource {
   int fd_;
   const std::atomic<bool>* stop_;
   std::string buffer_;
-  size_t begin_ = 0, searched_ = 0;  // in buffer_: start of the next line; no newline before this
+  // Positions in buffer_: start of the next line, and end of the part without a newline.
+  size_t begin_ = 0, searched_ = 0;
   bool ended_ = false;
 };
 
 // Opens an input for reading, and refuses a directory. Throws IoError.
 OpenFd open_input(const std::string& path, int flags, const std::atomic<bool>* stop);
 
-// Throws Error when `stop` is set.
+// Throws Error if `stop` is set.
 void check_stop(const std::atomic<bool>* stop);
 
-// A document as read: a text, or a line of JSON.
+// A document as it was read: either a text or a line of JSON.
 struct RawDocument {
   std::string text;
   bool json = false;
   uint32_t file = 0;  // index of the input
-  int64_t line = 0;   // where it begins
+  int64_t line = 0;   // line where it begins
 };
 
-// The documents of all inputs, one after the other.
+// Reads the documents of all inputs, one after another.
 class DocumentReader {
  public:
-  // Throws ValueError if there is a Parquet file but no reader for it.
+  // Throws ValueError if there is a Parquet file, but no library that reads it.
   DocumentReader(const std::vector<std::string>& inputs, const TokenizeOptions& options);
 
-  // Empty at the end.
+  // Returns the next document; nothing at the end.
   std::optional<RawDocument> next();
   int64_t bytes() const { return bytes_ + (reader_ ? reader_->bytes() : 0); }
 
@@ -85,11 +86,11 @@ class DocumentReader {
 
   const std::vector<std::string>& inputs_;
   const TokenizeOptions& options_;
-  const ParquetPlugin* parquet_ = nullptr;  // if an input needs it
+  const ParquetPlugin* parquet_ = nullptr;  // set if an input needs it
   std::unique_ptr<LineSource> reader_;
   size_t file_ = 0;
   bool more_of_file_ = true;
-  int64_t bytes_ = 0;  // in the files before
+  int64_t bytes_ = 0;  // bytes of earlier files
 };
 
 }  // namespace zeroshard

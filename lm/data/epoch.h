@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// A stretch of a member that lies in one row.
+// Consecutive tokens of a member that are in one row.
 struct Piece {
   uint32_t member;
   int64_t begin, count;
@@ -20,7 +20,7 @@ class Epoch {
   virtual std::vector<Piece> row(int64_t index) const = 0;
 };
 
-// kStream: 12 bytes per document and 4 per row.
+// The rows of kStream. Takes 12 bytes per document and 4 per row.
 class StreamEpoch final : public Epoch {
  public:
   StreamEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);
@@ -29,12 +29,12 @@ class StreamEpoch final : public Epoch {
 
  private:
   int64_t length_, rows_;
-  std::vector<uint32_t> order_;      // of the members
-  std::vector<int64_t> ends_;        // end of order_[i] in the stream
-  std::vector<uint32_t> row_order_;  // empty: not shuffled
+  std::vector<uint32_t> order_;      // order of the members
+  std::vector<int64_t> ends_;        // by index in order_: end of the member in the stream
+  std::vector<uint32_t> row_order_;  // empty if rows are not shuffled
 };
 
-// kWhole and kSeparate: documents are cut into pieces of at most a row. About 12 bytes per piece.
+// The rows of kWhole and kSeparate: documents are cut into pieces that fit into a row. Takes about 12 bytes per piece.
 class PieceEpoch final : public Epoch {
  public:
   PieceEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);
@@ -43,10 +43,10 @@ class PieceEpoch final : public Epoch {
 
  private:
   struct Part {
-    uint32_t member, number;  // the number-th piece of its document
+    uint32_t member, number;  // the piece is the number-th of its document
   };
   int64_t length_of(const Part& part) const;
-  std::vector<uint32_t> pack() const;  // the row of each part
+  std::vector<uint32_t> pack() const;  // returns the row of each part
   void group(const std::vector<uint32_t>& row_of, int64_t rows);
 
   const Corpus& corpus_;

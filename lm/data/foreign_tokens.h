@@ -11,14 +11,15 @@ constexpr int bytes_of(IdType type) {
   return type == IdType::kUint16 ? 2 : type == IdType::kInt64 ? 8 : 4;
 }
 
-// The position of the ids in a file of another program.
+// The place and type of the ids in a file of another program.
 struct ForeignTokens {
   std::string format;
   IdType type = IdType::kUint16;
-  int64_t begin = 0, tokens = 0;  // offset of the first id, which may be unaligned, and their number
+  int64_t begin = 0, tokens = 0;  // offset of the first id (which may be unaligned), and the number of ids
 };
 
-// Decides by the first bytes, or by the suffix ".u16" (plain uint16). Throws ValueError naming `path` and the field.
+// Recognises the format by the first bytes, or by the suffix ".u16" (plain uint16). Throws ValueError that names `path`
+// and the field.
 ForeignTokens parse_foreign_tokens(std::string_view file, const std::string& path);
 
 }  // namespace zeroshard

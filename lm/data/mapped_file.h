@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// A whole regular file as memory, for reading. Throws IoError. The kernel ends a process that reads memory behind the
-// end of a file: call check_whole() before each use of bytes() that comes later than the constructor.
+// Maps a whole regular file into memory, for reading. Throws IoError. The kernel ends a process that reads memory
+// behind the end of a file. So call check_whole() before each use of bytes() after construction.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -15,8 +15,8 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::string_view bytes() const { return bytes_; }
-  // Throws IoError if the file has been cut since. Looks at the path, because a descriptor for each file would be many:
-  // a file that is deleted or has another one in its place by now is as it was.
+  // Throws IoError if the file has been truncated since. It checks the path, because a descriptor for each file would
+  // need many descriptors. So a file that has been deleted or replaced counts as unchanged.
   void check_whole() const;
 
  private:

@@ -2,9 +2,9 @@
 #include <cstddef>
 #include <cstdint>
 
-// The interface of libzeroshard_parquet.so, which alone links Arrow (lm/parquet_plugin). It is C: no exception and no
-// type of Arrow or the standard library crosses it, so both sides may be compiled differently. Any change here needs a
-// new kParquetPluginVersion.
+// The interface of libzeroshard_parquet.so, the only library that links Arrow (lm/parquet_plugin). The interface is C:
+// no exception and no type of Arrow or the standard library crosses it, so both sides may be compiled differently.
+// Every change here needs a new kParquetPluginVersion.
 namespace zeroshard {
 
 inline constexpr const char* kParquetPluginFile = "libzeroshard_parquet.so";
@@ -13,11 +13,11 @@ inline constexpr uint32_t kParquetPluginVersion = 1;
 
 extern "C" {
 
-// An open file. For one thread at a time.
+// An open file. Used by one thread at a time.
 struct ParquetRows;
 
-// The selected part of a row: a column of strings or, if there are fields, a column of lists of structs with these
-// fields, each a string.
+// The selected part of a row. It is a column of strings or, if there are fields, a column of lists of structs with
+// these fields, each a string.
 struct ParquetColumn {
   const char* name;
   const char* const* fields;
@@ -26,16 +26,16 @@ struct ParquetColumn {
 
 struct ParquetPlugin {
   uint32_t version;  // must stay the first member
-  // Takes over `fd` and closes it in the end. Null if there is no memory; other failures are reported by error().
+  // Takes ownership of `fd`. Returns null if there is no memory; error() reports other failures.
   ParquetRows* (*open)(int fd);
-  // Why a call failed, or null. After a failed call, only close() may be called.
+  // Returns why a call failed, or null. After a failed call, only close() may be called.
   const char* (*error)(const ParquetRows* rows);
-  // Name of a column of the file, null after the last.
+  // Returns the name of a column of the file; null after the last.
   const char* (*column)(const ParquetRows* rows, size_t index);
-  // Call it once, before next(). Returns 0, or -1 for failure.
+  // Selects the columns. Call it once, before next(). Returns 0, or -1 on failure.
   int (*select)(ParquetRows* rows, const ParquetColumn* columns, size_t count);
-  // The next row, as a JSON object in UTF-8 of the selected values, valid until the next call: 1; 0 at the end; -1 for
-  // failure.
+  // Gets the selected values of the next row as a JSON object in UTF-8, which is valid until the next call. Returns 1,
+  // 0 at the end, or -1 on failure.
   int (*next)(ParquetRows* rows, const char** json, size_t* bytes);
   void (*close)(ParquetRows* rows);
 };

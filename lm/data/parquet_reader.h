@@ -8,20 +8,20 @@
 
 namespace zeroshard {
 
-// Decides by the file name.
+// Returns whether the file name is that of a Parquet file.
 bool is_parquet(const std::string& path);
 
-// Throws ValueError if an input that is read as lines begins like a Parquet file.
+// Throws ValueError if an input that is to be read as lines begins like a Parquet file.
 void refuse_parquet(std::string_view beginning, const std::string& path);
 
-// Loads the library that reads Parquet files, from next to the program or where the dynamic linker searches. It stays
-// loaded. Throws ValueError naming `path`, which cannot be read without it.
+// Loads the library that reads Parquet files from the directory of the program, or from where the dynamic linker
+// searches. The library stays loaded. Throws ValueError that names `path`, which cannot be read without the library.
 const ParquetPlugin& load_parquet_plugin(const std::string& path);
 
-// The rows of a Parquet file, as lines of JSON with the columns that the format needs.
+// Reads the rows of a Parquet file as lines of JSON, with the columns that the format needs.
 class ParquetReader : public LineSource {
  public:
-  // Throws IoError for a file that cannot be read, ValueError for one that lacks a column.
+  // Throws IoError for a file that cannot be read, and ValueError for a file that lacks a column.
   ParquetReader(const ParquetPlugin& plugin, const std::string& path, const TokenizeOptions& options);
 
   bool next(std::string_view& line, int64_t max_bytes) override;

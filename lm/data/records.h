@@ -9,14 +9,15 @@
 
 namespace zeroshard {
 
-// Turns a document as read into ids. Safe for concurrent calls of encode().
+// Turns a document that was read into ids. Any number of threads may call encode().
 class DocumentEncoder {
  public:
   DocumentEncoder(const Tokenizer& tokenizer, const std::vector<std::string>& inputs, const TokenizeOptions& options);
 
-  // Whether some tokens are not learned.
+  // Returns whether some tokens are not learned.
   bool masked() const { return template_.has_value(); }
-  // No ids for a document without text; `learn` only if masked(). Throws ValueError with file, line and field.
+  // Returns no ids for a document without text, and sets `learn` only if masked(). Throws ValueError with file, line
+  // and field.
   EncodedDocument encode(const RawDocument& document) const;
 
  private:

@@ -3,16 +3,16 @@
 #include <span>
 #include <utility>
 
-// Random orders that are the same with every compiler and library: std::shuffle's are not specified.
+// Makes random orders that are the same with every compiler and library. std::shuffle does not specify its order.
 namespace zeroshard {
 
-// SplitMix64: the n-th number is a hash of key and n.
+// The SplitMix64 generator: the n-th number is a hash of key and n.
 class SplitMix64 {
  public:
   explicit SplitMix64(uint64_t key) : state_(key) {}
 
   uint64_t next() { return mix(state_ += UINT64_C(0x9E3779B97F4A7C15)); }
-  // In [0, bound), equally likely up to bound / 2^64.
+  // Returns a number in [0, bound). All are equally likely up to bound / 2^64.
   uint64_t below(uint64_t bound) {
     __extension__ using Wide = unsigned __int128;
     return uint64_t(Wide(next()) * bound >> 64);
@@ -35,7 +35,7 @@ inline SplitMix64 generator(uint64_t seed, int64_t epoch, Purpose purpose) {
   return SplitMix64(SplitMix64::mix(SplitMix64::mix(SplitMix64::mix(seed + 1) ^ uint64_t(epoch)) ^ uint64_t(purpose)));
 }
 
-// Fisher and Yates.
+// Shuffles by the method of Fisher and Yates.
 template <typename Value>
 void shuffle(std::span<Value> values, SplitMix64 random) {
   for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[random.below(i)]);

@@ -9,17 +9,17 @@
 
 #include "base/align.h"
 
-// The layout of a token file; docs/token-files.md describes it.
+// Defines the layout of a token file, which docs/token-files.md describes.
 namespace zeroshard {
 
 static_assert(std::endian::native == std::endian::little, "token files are read and written as they lie in memory");
 
 inline constexpr std::string_view kTokenMagic = "zstokens";
 inline constexpr uint32_t kTokenVersion = 1;
-inline constexpr int64_t kTokenHeadBytes = 64;   // magic, version, zeros: ids begin behind it
-inline constexpr int64_t kTokenAlignment = 64;   // of each section
-inline constexpr int64_t kTokenFootBytes = 128;  // the last bytes of the file
-inline constexpr int64_t kPieceBytes = 1 << 20;  // covered by one checksum
+inline constexpr int64_t kTokenHeadBytes = 64;   // magic, version and zeros; the ids follow
+inline constexpr int64_t kTokenAlignment = 64;   // alignment of each section
+inline constexpr int64_t kTokenFootBytes = 128;  // size of the footer, the last bytes of the file
+inline constexpr int64_t kPieceBytes = 1 << 20;  // bytes that one checksum covers
 inline constexpr size_t kTokenizerDigestBytes = 16;
 
 // The contents of the footer.
@@ -28,15 +28,15 @@ struct TokenFoot {
   int32_t id_bytes = 0;
   bool masked = false;
   std::string tokenizer;    // empty, or kTokenizerDigestBytes
-  uint64_t table_hash = 0;  // of the table of checksums
+  uint64_t table_hash = 0;  // hash of the table of checksums
 };
 
-// Offsets in the file, from the counts alone.
+// Offsets of the sections in the file, computed from the counts.
 struct TokenSections {
   int64_t mask = 0, ends = 0, body_end = 0, table = 0, pieces = 0, foot = 0, file_bytes = 0;
 };
 
-// The counts must not overflow: see parse_token_foot().
+// Returns the offsets. The counts must not overflow: see parse_token_foot().
 inline TokenSections token_sections(const TokenFoot& foot) {
   TokenSections at;
   at.mask = align_up(kTokenHeadBytes + foot.tokens * foot.id_bytes, kTokenAlignment);
@@ -52,8 +52,8 @@ inline TokenSections token_sections(const TokenFoot& foot) {
 std::array<std::byte, kTokenHeadBytes> make_token_head();
 std::array<std::byte, kTokenFootBytes> make_token_foot(const TokenFoot& foot);
 
-// `file`: all of it. Throws ValueError naming `source` and the field unless the footer and its checksums are right, and
-// the counts are possible and give exactly the size of the file.
+// Parses the footer of a whole file. Throws ValueError that names `source` and the field if the footer or its checksums
+// are wrong, if the counts are impossible, or if they do not give exactly the size of the file.
 TokenFoot parse_token_foot(std::string_view file, const std::string& source);
 
 template <typename Number>

@@ -8,10 +8,10 @@
 
 namespace zeroshard {
 
-// Appends a string of JSON. `text` is UTF-8.
+// Appends `text`, which is UTF-8, as a JSON string.
 void append_json_string(std::string& json, std::string_view text);
 
-// The types that JsonStrings and JsonLists accept. A column of only nulls has no other type: it may be either.
+// Return whether JsonStrings or JsonLists accept the type. A column of only nulls has no other type, so both accept it.
 bool holds_strings(const arrow::DataType& type);
 bool holds_lists(const arrow::DataType& type);
 
@@ -23,7 +23,7 @@ class JsonCells {
   virtual void append(std::string& json, int64_t row) const = 0;
 };
 
-// For lists of structs, only `fields` are returned; for strings, `fields` is empty.
+// Makes the cells of an array. For lists of structs, only `fields` are returned; for strings, `fields` is empty.
 std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array, const std::vector<std::string>& fields);
 
 }  // namespace zeroshard

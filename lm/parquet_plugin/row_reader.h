@@ -13,23 +13,23 @@
 
 namespace zeroshard {
 
-// The rows of a Parquet file in order, with a few megabytes in memory at a time. Throws Arrow's exceptions, or
+// Reads the rows of a Parquet file in order, with a few megabytes in memory at a time. Throws Arrow's exceptions, or
 // std::runtime_error.
 class RowReader {
  public:
-  // Owns `fd` from the beginning, also when it throws.
+  // Owns `fd` from the beginning, even if it throws.
   explicit RowReader(int fd);
 
   const std::vector<std::string>& columns() const { return columns_; }
   void select(const ParquetColumn* columns, size_t count);
-  // A JSON object, valid until the next call; false at the end.
+  // Gets the next row as a JSON object that is valid until the next call. Returns false at the end.
   bool next(std::string_view& json);
 
  private:
   struct Wanted {
     std::string name;
     std::vector<std::string> fields;
-    std::unique_ptr<JsonCells> cells;  // of batch_
+    std::unique_ptr<JsonCells> cells;  // cells of batch_
   };
 
   void select_leaves(const parquet::arrow::SchemaField& column, const Wanted& wanted);
@@ -40,12 +40,12 @@ class RowReader {
   std::shared_ptr<parquet::FileMetaData> metadata_;
   std::vector<std::string> columns_;
   std::vector<Wanted> wanted_;
-  std::vector<int> leaves_;                            // the columns of Parquet to read; columns without fields
+  std::vector<int> leaves_;                            // index of the next row group
   int row_group_ = 0;                                  // the next
-  std::unique_ptr<arrow::RecordBatchReader> batches_;  // of a row group
+  std::unique_ptr<arrow::RecordBatchReader> batches_;  // batches of a row group
   int64_t left_ = 0;                                   // rows left in batches_
   std::shared_ptr<arrow::RecordBatch> batch_;
-  int64_t row_ = 0;  // of batch_: the next
+  int64_t row_ = 0;  // index of the next row of batch_
   std::string json_;
 };
 

@@ -8,23 +8,24 @@
 
 namespace zeroshard {
 
-// Tokens that are found in text before any other processing.
+// Finds added tokens in text before any other processing.
 class AddedTokens {
  public:
   struct Token {
     std::string content;
     int32_t id = 0;
-    bool special = false;                 // found only on demand, and skipped on demand
-    bool single_word = false;             // not in the middle of a word, at either end
-    bool lstrip = false, rstrip = false;  // also takes the white space before, after
+    bool special = false;                 // is found only on demand, and skipped on demand
+    bool single_word = false;             // is not found next to a word character
+    bool lstrip = false, rstrip = false;  // takes the preceding or following white space, too
   };
 
-  // `text`: how the token is found, not empty. If two tokens have the same text, the first counts.
+  // `text` is the text by which the token is found; it must not be empty. If two tokens have the same text, the first
+  // counts.
   void insert(std::string_view text, Token token);
   bool empty() const { return tokens_.empty(); }
 
-  // Cuts `text` at the tokens: part(begin, end) for the text between them, token(id) for each. From left to right, the
-  // longest token first. A place where a token was found but not taken is not searched for another one.
+  // Cuts `text` at the tokens: calls part(begin, end) for the text between them and token(id) for each token, from left
+  // to right. The longest token wins. If a token was found at a place but not taken, no other token is searched there.
   template <typename Part, typename Found>
   void cut(std::string_view text, bool parse_special, const Part& part, const Found& token) const {
     size_t done = 0;
@@ -39,7 +40,7 @@ class AddedTokens {
       const Token& candidate = tokens_[static_cast<size_t>(found->value)];
       if (!is_taken(candidate, text, begin, end, parse_special)) continue;
       widen(candidate, text, done, begin, end);
-      if (candidate.lstrip && begin >= end) continue;  // white space that the token before has taken
+      if (candidate.lstrip && begin >= end) continue;  // the previous token has taken this white space
       if (done < begin) part(done, begin);
       token(candidate.id);
       done = end;

@@ -10,32 +10,33 @@
 
 namespace zeroshard {
 
-// Byte-pair encoding of one word: its units (bytes or characters) are merged pair by pair, lowest rank first, leftmost
-// first among equals. Immutable; any number of threads may encode, each with its own Scratch.
+// Byte-pair encoding of one word. Its units (bytes or characters) are merged pair by pair, the lowest rank first, and
+// the leftmost first among equal ranks. Immutable. Any number of threads may encode, each with its own Scratch.
 class Bpe {
  public:
   struct Scratch {
     WordCache cache;
     std::vector<int32_t> symbols;
-    std::vector<Merge> pairs;              // of a symbol and its right neighbour
-    std::vector<uint32_t> previous, next;  // of long words
+    std::vector<Merge> pairs;              // merges of each symbol with its right neighbour
+    std::vector<uint32_t> previous, next;  // used for long words
     std::vector<uint64_t> heap;            // rank << 32 | place
   };
-  // How a character that is no token is encoded.
+  // Says how a character that is not a token is encoded.
   struct Unknown {
-    int32_t id = -1;                // -1: not at all
+    int32_t id = -1;                // -1: it is left out
     bool fuse = false;              // a run of such characters gives one id
-    bool after_merging = false;     // SentencePiece; Hugging Face decides before merging
-    ByteIds bytes = no_byte_ids();  // tried first: the tokens of the characters' bytes
+    bool after_merging = false;     // true for SentencePiece; Hugging Face decides before merging
+    ByteIds bytes = no_byte_ids();  // tried first: the tokens for the character's bytes
   };
   struct Parts {
-    StringTable tokens;  // by their text
+    StringTable tokens;  // ids by the tokens' text
     MergeTable merges;
-    bool byte_units = false;            // else units are characters of well-formed UTF-8
-    bool ignore_merges = false;         // a word that is itself a token becomes that token
-    bool words_begin_at_space = false;  // no merge joins another character with a U+2581 after it: cut there
+    bool byte_units = false;     // false: units are characters of well-formed UTF-8
+    bool ignore_merges = false;  // a word that is itself a token becomes that token
+    // No merge joins another character with a following U+2581, so words are cut there.
+    bool words_begin_at_space = false;
     Unknown unknown;
-    // Characters that are no tokens but merge into some: they get ids from first_extra on.
+    // Characters that are not tokens, but merge into some. They get ids from first_extra on.
     int32_t first_extra = INT32_MAX;
     std::vector<std::string> extra;
   };
@@ -59,7 +60,7 @@ class Bpe {
   void merge_long(Scratch& scratch) const;
 
   Parts parts_;
-  ByteIds byte_ids_;  // of one-byte units
+  ByteIds byte_ids_;  // ids of one-byte units
 };
 
 }  // namespace zeroshard

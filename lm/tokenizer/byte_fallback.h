@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// The ids of the tokens <0x00> to <0xFF>, as far as they exist, with which tokenizer.json's model encodes the bytes of
-// unknown text if it has `byte_fallback`. `ids`: its tokens as written.
+// Returns the ids of the tokens <0x00> to <0xFF> that exist. tokenizer.json's model encodes the bytes of unknown text
+// with them if it has `byte_fallback`. `ids` has the model's tokens as they are written.
 inline ByteIds read_byte_fallback(const JsonField& model, const StringTable& ids, bool byte_level) {
   ByteIds bytes = no_byte_ids();
   if (!model.boolean_or("byte_fallback", false)) return bytes;

@@ -5,7 +5,8 @@
 
 namespace zeroshard {
 
-// GPT-2's alphabet, in which byte-level vocabularies are written: a printable character for each byte.
-std::optional<std::string> from_byte_alphabet(std::string_view token);  // nothing if a character is not part of it
+// Decodes GPT-2's alphabet, which has a printable character for each byte and in which byte-level vocabularies are
+// written.
+std::optional<std::string> from_byte_alphabet(std::string_view token);  // nothing if a character is not in the alphabet
 
 }  // namespace zeroshard

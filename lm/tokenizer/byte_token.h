@@ -7,7 +7,7 @@
 
 namespace zeroshard {
 
-// The ids of the tokens that stand for bytes; -1: there is none.
+// The ids of the tokens for bytes; -1: there is none.
 using ByteIds = std::array<int32_t, 256>;
 
 inline ByteIds no_byte_ids() {
@@ -16,7 +16,7 @@ inline ByteIds no_byte_ids() {
   return ids;
 }
 
-// Appends the ids of the bytes of `text`. If one of them has none, returns false and appends nothing.
+// Appends the ids of the bytes of `text`. If one byte has no id, returns false and appends nothing.
 template <typename Ids>
 bool append_byte_ids(const ByteIds& bytes, std::string_view text, Ids& out) {
   const auto id = [&](char byte) { return bytes[static_cast<unsigned char>(byte)]; };
@@ -26,7 +26,7 @@ bool append_byte_ids(const ByteIds& bytes, std::string_view text, Ids& out) {
   return true;
 }
 
-// The byte that a token like "<0x0A>" stands for.
+// Returns the byte of a token like "<0x0A>".
 inline std::optional<unsigned char> byte_of_token(std::string_view token) {
   const auto digit = [&](char c) {
     return c >= '0' && c <= '9'   ? c - '0'

@@ -4,14 +4,14 @@
 
 namespace zeroshard {
 
-// Changes that normalizers of tokenizer.json make to single characters.
+// The changes that normalizers of tokenizer.json make to single characters.
 enum class CharacterMap {
-  kLowercase,     // regardless of the neighbours
+  kLowercase,     // ignores neighbouring characters
   kStripAccents,  // drops combining marks
   kNmt,           // drops control characters; other spaces become U+0020
 };
 
-// `text` is well formed.
+// Returns the changed text. `text` must be well formed.
 std::string mapped(std::string_view text, CharacterMap map);
 
 }  // namespace zeroshard

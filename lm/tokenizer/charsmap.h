@@ -6,20 +6,21 @@
 
 namespace zeroshard {
 
-// SentencePiece's compiled normalization rules: a double array of the replaced texts, and the replacements.
+// SentencePiece's compiled normalization rules: a double array of the texts to replace, and the replacements.
 class Charsmap {
  public:
   struct Rule {
-    size_t bytes = 0;  // of the text; 0: no rule
+    size_t bytes = 0;  // length of the text; 0: no rule
     std::string_view replacement;
   };
 
-  // Empty: no rules. Throws ValueError naming `name` if the bytes are invalid.
+  // Empty bytes mean no rules. Throws ValueError that names `name` if the bytes are invalid.
   Charsmap(std::string_view bytes, const std::string& name);
-  // The rule for the longest text that `text` begins with, as SentencePiece applies it.
+  // Returns the rule for the longest text with which `text` begins, as SentencePiece applies it.
   Rule longest(std::string_view text) const { return find(text, Which::kLongest); }
-  // All of `text`, as Hugging Face's `tokenizers` do it: each grapheme of less than 6 bytes by the rule for the
-  // shortest text that it begins with; without such a rule, and in longer graphemes, each character by its own rule.
+  // Normalizes all of `text` like Hugging Face's `tokenizers`. A grapheme of less than 6 bytes is replaced by the rule
+  // for the shortest text with which it begins. Without such a rule, and in longer graphemes, each character is
+  // replaced by its own rule.
   std::string apply_to_graphemes(std::string_view text) const;
 
  private:

@@ -7,15 +7,15 @@
 
 namespace zeroshard {
 
-// How tokenizer.json turns tokens into text.
+// Turns tokens into text, as tokenizer.json defines.
 class Decoder {
  public:
-  // Null: tokens are joined by spaces. Throws ValueError for unsupported decoders.
+  // A null field joins tokens by spaces. Throws ValueError for unsupported decoders.
   explicit Decoder(const JsonField& field);
 
-  // Bytes that form no whole character stay unchanged.
+  // Bytes of an incomplete character stay unchanged.
   std::string decode(std::vector<std::string> tokens) const;
-  // Whether decoding consists only of from_byte_alphabet for each single token.
+  // Returns whether decoding consists only of from_byte_alphabet() for each single token.
   bool byte_level_only() const { return steps_.size() == 1 && std::holds_alternative<ByteLevel>(steps_[0]); }
 
  private:
@@ -27,7 +27,7 @@ class Decoder {
   };
   struct Strip {
     std::string character;
-    size_t start = 0, stop = 0;  // the largest numbers to strip
+    size_t start = 0, stop = 0;  // largest number of characters to strip
   };
   struct Metaspace {
     std::string replacement;

@@ -10,14 +10,14 @@
 
 namespace zeroshard {
 
-// The deepest nesting of brackets outside of strings, also of text that is not JSON. The library parses any depth, but
-// it writes and copies values recursively: a text that is too deep would end the process.
+// Returns the deepest nesting of brackets outside of strings, also for text that is not JSON. The library parses any
+// depth, but it writes and copies values recursively, so a text that is too deep would end the process.
 int json_depth(std::string_view text);
 
-// Throws ValueError naming `name` for text that is not JSON or is nested too deeply.
+// Throws ValueError that names `name` for text that is not JSON or is nested too deeply.
 nlohmann::json parse_json(std::string_view text, const std::string& name);
 
-// One value of a JSON file with its path, for errors that name both. Refers to the value.
+// A value of a JSON file with its path. Errors name both. It refers to the value.
 class JsonField {
  public:
   using Json = nlohmann::json;
@@ -32,7 +32,7 @@ class JsonField {
     ZS_CHECK(value_.contains(key), place_, " lacks '", key, "'");
     return {value_[key], concat(place_, ".", key)};
   }
-  // Null if there is none.
+  // Returns the field; null if there is none.
   JsonField optional(const char* key) const {
     static const Json kNull;
     ZS_CHECK(value_.is_object(), place_, " must be an object, not ", shown());
@@ -68,7 +68,7 @@ class JsonField {
     return value_.get<int64_t>();
   }
 
-  // Throws ValueError if there is any other key: nothing is ignored.
+  // Throws ValueError if there is any other key, so that no key is ignored.
   void allow_only(std::initializer_list<std::string_view> keys) const {
     ZS_CHECK(value_.is_object(), place_, " must be an object, not ", shown());
     for (const auto& [key, value] : value_.items())

@@ -13,16 +13,16 @@
 
 namespace zeroshard {
 
-// {"String": ...} or {"Regex": ...} as a regular expression.
+// Returns {"String": ...} or {"Regex": ...} as a regular expression.
 Regex regex_of(const JsonField& pattern);
 
-// The changes that tokenizer.json makes to text before it is cut.
+// Changes text before it is cut into words, as tokenizer.json defines.
 class Normalizer {
  public:
-  // Null: no changes. Throws ValueError for unsupported normalizers.
+  // A null field means no changes. Throws ValueError for unsupported normalizers.
   explicit Normalizer(const JsonField& field);
 
-  // Returns `text`, or a text in the workspace that lives until the next call with it.
+  // Returns `text`, or a text in the workspace that stays valid until the next call with it.
   std::string_view apply(std::string_view text, Workspace& workspace) const;
   bool empty() const { return steps_.empty(); }
 
@@ -44,7 +44,7 @@ class Normalizer {
   void add(const JsonField& field, int depth);
   bool add_by_name(const JsonField& field, const std::string& type);
   void add_replace(const JsonField& field);
-  // Each returns false if `text` does not change, else writes the result.
+  // Each returns false if `text` does not change; otherwise it writes the result.
   static bool run(const UnicodeForm& form, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const CharacterMap& map, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const Charsmap& charsmap, std::string_view text, std::string& result, Workspace& workspace);

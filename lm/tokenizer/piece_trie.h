@@ -8,16 +8,17 @@
 
 namespace zeroshard {
 
-// Finds which of many byte strings a text has at a position. Built at once, in time linear in their bytes; the children
-// of a node are adjacent.
+// Finds the byte strings with which a text begins. It is built at once, in time linear in the bytes of the strings. The
+// children of a node are adjacent.
 class PieceTrie {
  public:
   using Entry = std::pair<std::string_view, int32_t>;  // a string and its value, which is not negative
 
-  // If entries have equal strings, the last counts; empty strings are skipped. Throws ValueError for too many bytes.
+  // If entries have equal strings, the last one counts. Empty strings are skipped. Throws ValueError for too many
+  // bytes.
   explicit PieceTrie(std::vector<Entry> entries);
 
-  // Calls visit(value, bytes) for each string that `text` begins with, the shortest first.
+  // Calls visit(value, bytes) for each string with which `text` begins, the shortest first.
   template <typename Visit>
   void each_prefix(std::string_view text, const Visit& visit) const {
     if (text.empty()) return;
@@ -50,7 +51,7 @@ class PieceTrie {
                     std::vector<Range>& ranges);
 
   std::vector<Node> nodes_;
-  std::vector<char> labels_;  // the byte that leads to each node
+  std::vector<char> labels_;  // by node: the byte that leads to it
   std::array<uint32_t, 256> of_first_byte_{};
 };
 

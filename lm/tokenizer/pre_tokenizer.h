@@ -12,17 +12,17 @@
 
 namespace zeroshard {
 
-// Cuts text into the words that are encoded one by one, as tokenizer.json defines.
+// Cuts text into words, as tokenizer.json defines. Each word is encoded on its own.
 class PreTokenizer {
  public:
   using Visit = std::function<void(std::string_view word)>;
 
-  // Null: the whole text is one word. Throws ValueError for unsupported pre-tokenizers.
+  // A null field makes the whole text one word. Throws ValueError for unsupported pre-tokenizers.
   explicit PreTokenizer(const JsonField& field);
 
-  // `at_start`: the text is the beginning of the encoded text.
+  // `at_start` says that the text is the beginning of the encoded text.
   void each_word(std::string_view text, bool at_start, Workspace& workspace, const Visit& visit) const;
-  // Whether words consist of bytes that the vocabulary writes in GPT-2's alphabet.
+  // Returns whether words consist of bytes that the vocabulary writes in GPT-2's alphabet.
   bool byte_level() const { return byte_level_; }
 
  private:

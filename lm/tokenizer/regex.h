@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// A compiled regular expression over well-formed UTF-8. Immutable; any number of threads may search, each with a
-// Scratch of its own.
+// A compiled regular expression over well-formed UTF-8. Immutable. Any number of threads may search, each with its own
+// Scratch.
 class Regex {
  public:
   class Scratch {
@@ -26,14 +26,14 @@ class Regex {
     size_t begin = 0, end = 0;
   };
 
-  // In Oniguruma's syntax; throws ValueError for unsupported expressions.
+  // `pattern` has Oniguruma's syntax. Throws ValueError for unsupported expressions.
   explicit Regex(std::string_view pattern);
   ~Regex();
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
 
-  // Calls visit(match) for each match from left to right. Matches do not overlap; an empty match never directly follows
-  // another match. Throws ValueError when a match takes too many steps.
+  // Calls visit(match) for each match from left to right. Matches do not overlap, and an empty match never directly
+  // follows another match. Throws ValueError if a match takes too many steps.
   template <typename Visit>
   void each_match(std::string_view text, Scratch& scratch, const Visit& visit) const {
     Match match;

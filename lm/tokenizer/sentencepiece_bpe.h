@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// The merges that a SentencePiece model implies: two neighbours join if the joined text is a piece, highest score
-// first. Throws ValueError naming `name` for unsupported models.
+// Derives the merges of a SentencePiece model: two neighbours merge if the joined text is a piece, the highest score
+// first. Throws ValueError that names `name` for unsupported models.
 Bpe bpe_of(const SentencePieceModel& model, const std::string& name);
 
 }  // namespace zeroshard

@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// The contents of a SentencePiece model: the fields that tokenizing needs.
+// The fields of a SentencePiece model that a tokenizer needs.
 struct SentencePieceModel {
   enum class Type { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
   struct Piece {
@@ -20,13 +20,13 @@ struct SentencePieceModel {
   Kind kind = Kind::kUnigram;
   bool byte_fallback = false, treat_whitespace_as_suffix = false;
   std::string bos_piece = "<s>", eos_piece = "</s>";
-  std::string unk_surface = " \xE2\x81\x87 ";  // the text of a decoded unknown token
+  std::string unk_surface = " \xE2\x81\x87 ";  // text of a decoded unknown token
   std::string charsmap;                        // compiled normalization rules; empty: none
   bool add_dummy_prefix = true, remove_extra_whitespaces = true, escape_whitespaces = true;
   bool has_denormalizer = false;
 };
 
-// `name` is used in errors. Throws ValueError if the bytes are no such model.
+// Errors name `name`. Throws ValueError if the bytes are not such a model.
 SentencePieceModel parse_sentencepiece(std::string_view bytes, const std::string& name);
 
 }  // namespace zeroshard

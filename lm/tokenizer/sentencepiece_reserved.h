@@ -7,21 +7,21 @@
 
 namespace zeroshard {
 
-// Pieces that text consists of.
+// Returns whether text may consist of this piece.
 inline bool is_ordinary(const SentencePieceModel::Piece& piece) {
   return piece.type == SentencePieceModel::Type::kNormal || piece.type == SentencePieceModel::Type::kUserDefined;
 }
 
-// Throws ValueError naming `name` for unsupported settings of any type of model.
+// Throws ValueError that names `name` for unsupported settings of any type of model.
 void check_supported(const SentencePieceModel& model, const std::string& name);
 
 // The ids of pieces that are not text.
 struct ReservedPieces {
   int32_t unknown = -1;
-  ByteIds bytes = no_byte_ids();  // all or none
+  ByteIds bytes = no_byte_ids();  // either all or none are set
 };
 
-// Throws ValueError naming `name` if they contradict the model.
+// Throws ValueError that names `name` if the reserved pieces contradict the model.
 ReservedPieces reserved_pieces(const SentencePieceModel& model, const std::string& name);
 
 }  // namespace zeroshard

@@ -13,14 +13,14 @@
 
 namespace zeroshard {
 
-// A SentencePiece model of type BPE or Unigram.
+// A tokenizer with a SentencePiece model of type BPE or Unigram.
 class SentencePieceTokenizer : public Tokenizer {
  public:
   struct Options {
-    bool add_bos = true, add_eos = false;  // added by encode() if the model has such tokens
+    bool add_bos = true, add_eos = false;  // encode() adds them if the model has such tokens
   };
 
-  // `name` is used in errors. Throws ValueError for unsupported models.
+  // Errors name `name`. Throws ValueError for unsupported models.
   SentencePieceTokenizer(const SentencePieceModel& model, const std::string& name, Options options);
 
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const override;
@@ -32,7 +32,7 @@ class SentencePieceTokenizer : public Tokenizer {
  private:
   using Type = SentencePieceModel::Type;
   void read_pieces(const SentencePieceModel& model, const std::string& name);
-  // Like SentencePiece: spaces become U+2581.
+  // Normalizes like SentencePiece: spaces become U+2581.
   void normalize(std::string_view text, std::string& result) const;
   std::string_view normalize_prefix(std::string_view& text) const;
   void encode_part(std::string_view part, Workspace& workspace, std::vector<int32_t>& ids) const;

@@ -12,7 +12,7 @@ namespace zeroshard {
 // Turns words into ids.
 using SubwordModel = std::variant<Bpe, Unigram>;
 
-// The working memory of encode_word(), for one call at a time. Only the part for the model in use takes memory.
+// The working memory of encode_word(), for one call at a time. Only the part of the model in use takes memory.
 struct SubwordScratch {
   Bpe::Scratch bpe;
   Unigram::Scratch unigram;

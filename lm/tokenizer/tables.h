@@ -9,20 +9,20 @@ namespace zeroshard {
 
 uint64_t hash_text(std::string_view text);
 
-// Byte strings and their ids; open addressing, built once.
+// Maps byte strings to ids, with open addressing.
 class StringTable {
  public:
-  // `expected`: how many will be inserted; there may be more.
+  // `expected` is the number of insertions; there may be more.
   explicit StringTable(size_t expected = 0);
 
-  void insert(std::string_view text, int32_t id);  // replaces another id of the same text
-  int32_t find(std::string_view text) const;       // -1: not there
+  void insert(std::string_view text, int32_t id);  // replaces the id of an equal text
+  int32_t find(std::string_view text) const;       // -1: not found
 
  private:
   struct Slot {
     uint32_t hash = 0;
     int32_t id = -1;
-    size_t begin = 0, bytes = 0;  // in text_
+    size_t begin = 0, bytes = 0;  // place in text_
   };
   size_t slot_of(std::string_view text, uint32_t hash) const;
   void grow();
@@ -36,7 +36,7 @@ struct Merge {
   int32_t rank = 0, id = 0;
 };
 
-// The result and the rank of merging two neighbouring symbols; lower ranks merge first.
+// Maps two neighbouring symbols to the result and the rank of their merge. Lower ranks merge first.
 class MergeTable {
  public:
   explicit MergeTable(size_t expected = 0);
@@ -52,7 +52,7 @@ class MergeTable {
   size_t size() const { return count_; }
 
  private:
-  static constexpr uint64_t kEmpty = ~uint64_t{0};  // ids are not negative
+  static constexpr uint64_t kEmpty = ~uint64_t{0};  // no key of ids, because ids are not negative
   struct Slot {
     uint64_t key = kEmpty;
     Merge merge;
@@ -67,7 +67,7 @@ class MergeTable {
   size_t mask_ = 0, count_ = 0;
 };
 
-// Finds the longest of some byte strings that a text has at a position.
+// Finds the longest of some byte strings with which a text begins.
 class PrefixTrie {
  public:
   struct Found {
@@ -75,10 +75,10 @@ class PrefixTrie {
     size_t bytes = 0;
   };
 
-  // `text` must not be empty. Returns false, and changes nothing, if it exists already.
+  // Adds a string, which must not be empty. Returns false and changes nothing if the string exists already.
   bool insert(std::string_view text, int32_t value);
   std::optional<Found> longest(std::string_view text) const;
-  // The first position at or after `from` where one of them may begin; text.size() if there is none.
+  // Returns the first position at or after `from` where one of the strings may begin; text.size() if there is none.
   size_t candidate(std::string_view text, size_t from) const {
     while (from < text.size() && first_[static_cast<unsigned char>(text[from])] == 0) ++from;
     return from;
@@ -93,7 +93,7 @@ class PrefixTrie {
   uint32_t child(uint32_t node, char byte) const;  // 0: none
 
   std::vector<Node> nodes_;
-  std::vector<uint32_t> first_ = std::vector<uint32_t>(256, 0);  // node + 1 for the first byte
+  std::vector<uint32_t> first_ = std::vector<uint32_t>(256, 0);  // node + 1, by first byte
 };
 
 }  // namespace zeroshard

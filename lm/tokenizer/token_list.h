@@ -10,14 +10,14 @@
 
 namespace zeroshard {
 
-// Tokens by id and ids by token.
+// Maps ids to tokens and tokens to ids.
 class TokenList {
  public:
-  // `size`: the largest id + 1.
+  // `size` is the largest id + 1.
   explicit TokenList(int64_t size)
       : texts_(static_cast<size_t>(size)), used_(static_cast<size_t>(size), 0), ids_(static_cast<size_t>(size)) {}
 
-  // Returns false, and changes nothing, if the id already has another token.
+  // Sets a token. Returns false and changes nothing if the id already has another token.
   bool set(int32_t id, const std::string& text) {
     const auto at = static_cast<size_t>(id);
     if (used_[at] != 0) return texts_[at] == text;
@@ -28,7 +28,7 @@ class TokenList {
   }
   int64_t size() const { return static_cast<int64_t>(texts_.size()); }
   bool has(int64_t id) const { return id >= 0 && id < size() && used_[static_cast<size_t>(id)] != 0; }
-  // Throws ValueError if there is none.
+  // Returns the token of an id. Throws ValueError if there is none.
   const std::string& text(int32_t id) const {
     ZS_CHECK(has(id), "token id ", id, " is not in the vocabulary of ", size(), " ids");
     return texts_[static_cast<size_t>(id)];
@@ -44,7 +44,7 @@ class TokenList {
   StringTable ids_;
 };
 
-// A digest of everything that encode() depends on.
+// Computes a digest of everything that encode() depends on.
 class TokenizerDigest {
  public:
   void add(std::string_view text) {

@@ -21,10 +21,10 @@ struct BoundaryTokens {
   std::string bos, eos;  // empty: none
 };
 
-// A tokenizer as Hugging Face's `tokenizers` writes it, with a model of type BPE or Unigram.
+// A tokenizer in the format of Hugging Face's `tokenizers`, with a model of type BPE or Unigram.
 class JsonTokenizer : public Tokenizer {
  public:
-  // `file` is the contents of tokenizer.json; `name` is used in errors.
+  // `file` is the contents of tokenizer.json. Errors name `name`.
   JsonTokenizer(const JsonField::Json& file, const std::string& name, const BoundaryTokens& boundaries);
 
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const override;
@@ -44,9 +44,9 @@ class JsonTokenizer : public Tokenizer {
   PreTokenizer pre_tokenizer_;
   SubwordModel model_;
   Decoder decoder_;
-  AddedTokens added_, added_normalized_;  // found in the unchanged text, and in the normalized text
+  AddedTokens added_, added_normalized_;  // tokens found in the unchanged text, and in the normalized text
   std::vector<uint8_t> special_;          // by id
-  std::vector<std::string> bytes_;        // by id, if each token can be decoded alone
+  std::vector<std::string> bytes_;        // by id: the token's bytes, if each token can be decoded alone
   SpecialIds around_;
   mutable WorkspacePool workspaces_;
 };

@@ -5,9 +5,9 @@
 
 namespace zeroshard {
 
-// tokenizer.json's model of type BPE. `byte_level`: its tokens are written in GPT-2's alphabet.
+// Reads tokenizer.json's model of type BPE. `byte_level` says that its tokens are written in GPT-2's alphabet.
 Bpe read_bpe(const JsonField& model, bool byte_level);
-// The digest of the model, without its tokens.
+// Adds the model without its tokens to the digest.
 void add_bpe_to_digest(const JsonField& model, TokenizerDigest& digest);
 
 }  // namespace zeroshard

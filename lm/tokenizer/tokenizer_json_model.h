@@ -5,11 +5,11 @@
 
 namespace zeroshard {
 
-// The tokens of tokenizer.json's model and its added tokens.
+// Reads the tokens of tokenizer.json's model and its added tokens.
 TokenList read_tokens(const JsonField& root);
-// The model itself. `byte_level`: its tokens are written in GPT-2's alphabet.
+// Reads the model itself. `byte_level` says that its tokens are written in GPT-2's alphabet.
 SubwordModel read_model(const JsonField& model, bool byte_level);
-// The digest of the model, without its tokens.
+// Adds the model without its tokens to the digest.
 void add_to_digest(const JsonField& model, TokenizerDigest& digest);
 
 }  // namespace zeroshard

@@ -5,13 +5,14 @@
 
 namespace zeroshard {
 
-// tokenizer.json's model of type Unigram: its vocabulary is [["token", score], ...] by id. If tokens are equal, the
-// last counts. Throws ValueError for another form.
+// These functions read tokenizer.json's model of type Unigram, whose vocabulary is [["token", score], ...] by id. If
+// tokens are equal, the last one counts. Throws ValueError for another form.
 void check_unigram_vocabulary(const JsonField& vocab);
 void add_unigram_tokens(const JsonField& vocab, TokenList& tokens);
-// The model, whose vocabulary was checked. `byte_level`: its tokens are written in GPT-2's alphabet.
+// Reads the model, whose vocabulary must have been checked. `byte_level` says that its tokens are written in GPT-2's
+// alphabet.
 Unigram read_unigram(const JsonField& model, bool byte_level);
-// The digest of the model, without its tokens.
+// Adds the model without its tokens to the digest.
 void add_unigram_to_digest(const JsonField& model, TokenizerDigest& digest);
 
 }  // namespace zeroshard

@@ -10,11 +10,12 @@
 
 namespace zeroshard {
 
-// Cuts text into the pieces with the highest sum of scores (Kudo 2018, arXiv:1804.10959). Of equal sums, the path wins
-// whose last piece begins first. Immutable; any number of threads may encode, each with its own Scratch.
+// Cuts text into the pieces with the highest sum of scores (Kudo 2018, arXiv:1804.10959). Among equal sums, the path
+// whose last piece begins first wins. Immutable. Any number of threads may encode, each with its own Scratch.
 class Unigram {
  public:
-  // The libraries differ in rounding, which decides between nearly equal sums, and in unknown characters.
+  // The two libraries differ in rounding, which decides between nearly equal sums, and in the encoding of unknown
+  // characters.
   enum class Flavor {
     kSentencePiece,  // sums are floats; each unknown character becomes bytes, or part of one unknown id
     kHuggingFace,    // sums are doubles; a run of unknown characters may be a token, or becomes bytes as a whole
@@ -25,17 +26,17 @@ class Unigram {
   };
   struct Parts {
     std::vector<Piece> pieces;      // by id; pieces that are not text have an empty text
-    double unknown_score = 0;       // for a character that is no piece
+    double unknown_score = 0;       // score of a character that is not a piece
     int32_t unknown_id = -1;        // -1: such a character is an error
     ByteIds bytes = no_byte_ids();  // tried first for unknown characters
-    bool byte_units = false;        // characters are bytes; else characters of well-formed UTF-8
+    bool byte_units = false;        // false: characters are those of well-formed UTF-8
     Flavor flavor = Flavor::kHuggingFace;
   };
-  // The end of a piece, and the best path that ends there.
+  // A position in the text, and the best path that ends there.
   struct Node {
     double score = 0;
     int32_t id = -1;
-    uint32_t bytes = 0;  // of the path's last piece; 0: no path
+    uint32_t bytes = 0;  // length of the path's last piece; 0: no path
   };
   struct Step {
     size_t begin = 0;
@@ -46,9 +47,9 @@ class Unigram {
     std::vector<Node> nodes;
     std::vector<Step> path;
   };
-  // The longest piece that may begin at a character: limits the time.
+  // The length limit of a piece, which limits the time of encoding.
   static constexpr size_t kMaxPieceBytes = 1024;
-  static constexpr double kUnknownPenalty = 10;  // an unknown character scores this much less than the worst piece
+  static constexpr double kUnknownPenalty = 10;  // an unknown character scores this much below the worst piece
 
   explicit Unigram(Parts parts);
 

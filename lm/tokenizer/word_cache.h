@@ -7,13 +7,13 @@
 
 namespace zeroshard {
 
-// The ids of short words seen before. Direct-mapped: a new word replaces an older one, so the cache never grows beyond
+// Caches the ids of short words. It is direct-mapped: a new word replaces an older one, so the cache never grows beyond
 // the 2 MiB that the first word allocates.
 class WordCache {
  public:
   static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
 
-  // Appends the ids of `word`: the cached ones, or those that append_ids() appends, which are then cached.
+  // Appends the ids of `word`: the cached ids, or those that append_ids() appends, which are then cached.
   template <typename AppendIds>
   void encode(std::string_view word, std::vector<int32_t>& out, const AppendIds& append_ids) {
     if (word.size() > kMaxBytes) return append_ids();
@@ -38,7 +38,7 @@ class WordCache {
  private:
   static constexpr size_t kEntries = size_t{1} << 15;
   struct alignas(64) Entry {
-    uint8_t bytes = 0, count = 0;  // bytes 0: free
+    uint8_t bytes = 0, count = 0;  // bytes 0: the entry is free
     char text[kMaxBytes] = {};
     int32_t ids[kMaxIds] = {};
   };

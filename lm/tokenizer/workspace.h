@@ -9,12 +9,12 @@
 
 namespace zeroshard {
 
-// The working memory of a call of encode(), for one call at a time.
+// The working memory of encode(), for one call at a time.
 struct Workspace {
   Regex::Scratch regex;
   SubwordScratch model;
   std::string well_formed, normalized, spare;
-  std::vector<std::string> steps;  // texts that steps of the pre-tokenizer changed
+  std::vector<std::string> steps;  // texts that steps of the pre-tokenizer have changed
 };
 
 // A pool of workspaces, so that caches survive from call to call without being shared by threads. Thread-safe.

@@ -16,15 +16,16 @@ struct TrainBatch {
   int64_t num_targets = 0;
 };
 
-// The rows on `device`, or this rank's piece of them if ranks share rows. All rows have the same length, which the
-// number of these ranks divides. The host does not wait for the copy to a device, nor later for its ids.
+// Makes a batch of rows on `device`, or of this rank's piece of the rows if ranks share them. All rows must have the same
+// length, which the number of these ranks divides. The host does not wait for the copy to a device, nor later for its
+// ids.
 TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device,
                       const std::shared_ptr<const SequenceGroup>& sequence = nullptr);
 
-// One row that has only ids.
+// Makes a batch of one row that has only ids.
 TokenBatch batch_of(const std::vector<int32_t>& ids, at::Device device);
 
-// The sum over targets of -log p(target): a scalar, fp32. `logits`: [batch, length, vocabulary].
+// Returns the sum over targets of -log p(target): a scalar, fp32. `logits`: [batch, length, vocabulary].
 at::Tensor sum_of_losses(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace zeroshard

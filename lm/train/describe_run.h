@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// What a run of `steps` steps will do, in aligned lines: model, data, steps, engine, memory of a rank, and where the
-// results go. `validation` may be null.
+// Describes a run of `steps` steps in aligned lines: model, data, steps, engine, memory of a rank, and the place of the
+// results. `validation` may be null.
 std::string describe_plan(const TrainConfig& config, const CausalLM& model, Dataset& training, Dataset* validation,
                           int64_t steps, bool on_device);
 

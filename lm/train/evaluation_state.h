@@ -8,29 +8,30 @@ namespace zeroshard {
 
 class World;
 
-// What the evaluations of a run have come to.
+// The results of a run's evaluations.
 struct EvaluationState {
-  int64_t step = -1;  // of the last one
+  int64_t step = -1;  // step of the last evaluation
   double best = std::numeric_limits<double>::infinity();
-  int64_t without_progress = 0;  // evaluations in a row
+  int64_t without_progress = 0;  // number of evaluations in a row without a better loss
 
-  // For a checkpoint.
+  // Returns the state for a checkpoint.
   nlohmann::json to_json() const;
 };
 
-// Throws nlohmann's error for something else. Without "evaluated", as earlier versions wrote it: of step `step`.
+// Reads a saved state. Throws nlohmann's error for another value. Earlier versions did not write "evaluated"; such a
+// state belongs to step `step`.
 EvaluationState evaluation_state_of(const nlohmann::json& saved, int64_t step);
 
 // Note [Evaluations after a save]
-// A checkpoint is saved before the evaluation of its step, so that an error or a kill in the evaluation does not cost
-// the steps. What the evaluation comes to is then written beside the checkpoints, in a file: a run that goes on from
-// the checkpoint does not make it again.
+// A checkpoint is saved before the evaluation of its step, so that an error or a kill during the evaluation does not
+// lose the steps. The result of the evaluation is then written to a file next to the checkpoints. A run that continues
+// from the checkpoint reads the file and does not evaluate again.
 
-// On rank 0. A file that cannot be written is logged: the evaluation would only be made again.
+// Writes the file on rank 0. If that fails, the failure is only logged, because the evaluation can be made again.
 void write_evaluation(const std::string& checkpoints, const EvaluationState& state);
 
-// Collective: the state from the file if it is of `step`, else `saved`. A file of another step is deleted: it is of
-// steps that this run makes again, or of an earlier run.
+// Returns the state from the file if it belongs to `step`, else `saved`. Collective. A file of another step is deleted,
+// because this run will make that step again, or it belongs to an earlier run.
 EvaluationState read_evaluation(const std::string& checkpoints, int64_t step, const EvaluationState& saved,
                                 World& world);
 

@@ -11,13 +11,13 @@ namespace zeroshard {
 // The model of a run, without memory yet.
 struct MadeModel {
   std::shared_ptr<CausalLM> model;
-  std::optional<LoraOptions> lora;  // the run's options, spelled out
+  std::optional<LoraOptions> lora;  // options of the run, spelled out
 };
-// Throws ValueError or IoError, also if the rows are too long for the model, nothing is left to train, or the ranks of
-// a sequence group cannot share the rows or the model's heads.
+// Throws ValueError or IoError. Also throws if the rows are too long for the model, if nothing is left to train, or if the
+// ranks of a sequence group cannot share the rows or the model's heads.
 MadeModel make_model(const TrainConfig& config);
 
-// From the model's files, or initial ones.
+// Returns the values in the model's files, or initial values.
 ParameterValues values_of(const TrainOptions& options, CausalLM& model);
 
 // Writes the output directory from the newest checkpoint: the model, or its adapters.

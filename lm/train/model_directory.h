@@ -7,26 +7,27 @@ namespace zeroshard {
 
 struct ModelExport {
   std::string model;        // the directory that the model came from
-  std::string checkpoints;  // its newest checkpoint has the weights
+  std::string checkpoints;  // directory whose newest checkpoint has the weights
   std::string output;
   std::string dtype = "F32";  // F32, BF16 or F16
 };
 
-// Throws ValueError if a run would overwrite another model than its own: the one it starts from, or one that lies in
+// Throws ValueError if a run would overwrite another model than its own: either the one from which it starts, or one in
 // `output` without checkpoints. Throws IoError if a file that is copied at the end cannot be read.
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints);
 
-// "NAME (TARGET), ...": those of the files beside the weights that are links and lead out of `model`, whose contents
-// would get into `output`; empty: none. Links into the blobs/ of a Hugging Face cache are not counted.
+// Returns "NAME (TARGET), ..." for the links that lead out of `model`, among the files besides the weights, because
+// their contents would be copied to `output`; empty if there are none. Links into the blobs/ of a Hugging Face cache do
+// not count.
 std::string links_out_of(const std::string& model);
 
-// Writes a Hugging Face directory: the weights (chosen by `weights`, but in what.dtype) as safetensors, config.json
-// with their dtype, the other files of `model` for transformers, such as its tokenizer, and a generation config, if
-// necessary made from config.json. Each file gets its name when it is whole, config.json last. Throws IoError or
-// ValueError; files that existed before are then still whole.
+// Writes a Hugging Face directory. It contains the weights (chosen by `weights`, but in what.dtype) as safetensors,
+// config.json with their dtype, the other files of `model` for transformers, such as its tokenizer, and a generation
+// config, which is made from config.json if necessary. Each file gets its name when it is whole, config.json last.
+// Throws IoError or ValueError; files that existed before are then still whole.
 void write_model_directory(const ModelExport& what, ExportOptions weights = {});
 
-// The same with adapters in PEFT's format instead of a model: `weights` chooses the tensors, `config` is the text of
+// The same with adapters in PEFT's format instead of a model. `weights` chooses the tensors. `config` is the text of
 // adapter_config.json, which is written last.
 void write_adapter_directory(const ModelExport& what, ExportOptions weights, const std::string& config);
 

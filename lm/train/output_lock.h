@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Collective. Reserves train.output and train.checkpoints.folder for this job: rank 0 holds the locks, the other ranks
-// hold none. Throws on every rank when another job has one.
+// Reserves train.output and train.checkpoints.folder for this job. Collective: rank 0 holds the locks, the other ranks
+// hold none. Throws on every rank if another job has one of them.
 std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world);
 
 }  // namespace zeroshard

@@ -9,14 +9,14 @@
 
 namespace zeroshard {
 
-// train.samples.prompts as tokens.
+// The texts of train.samples.prompts as tokens.
 struct Prompts {
   std::unique_ptr<Tokenizer> tokenizer;  // null without prompts
   std::vector<std::vector<int32_t>> ids;
 };
 
-// Throws IoError or ValueError if there are prompts and the model's directory has no tokenizer, or ValueError naming a
-// prompt that has no tokens, or one that the model does not know.
+// Throws IoError or ValueError if there are prompts and the model's directory has no tokenizer. Throws ValueError that
+// names a prompt without tokens, or with a token that the model does not have.
 Prompts encode_prompts(const TrainOptions& options, const CausalLM& model);
 
 }  // namespace zeroshard

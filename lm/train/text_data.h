@@ -6,13 +6,13 @@
 
 namespace zeroshard {
 
-// Whether a file's name marks it as text: .txt, .jsonl, .ndjson or .json.
+// Returns whether a file's name marks it as text: .txt, .jsonl, .ndjson or .json.
 bool is_text(const std::string& path);
 
-// Replaces the text files in `options` by token files, made with the tokenizer of the model's directory and kept in
-// output/tokens for the next run.
+// Replaces the text files in `options` by token files. The tokenizer of the model's directory makes them, and they are
+// kept in output/tokens for the next run.
 void tokenize_texts(TrainOptions& options);
-// The same, collective: rank 0 makes them. Returns false on all ranks if `stop` became true on one.
+// The same, collective: rank 0 makes the files. Returns false on all ranks if `stop` became true on one.
 bool tokenize_texts(TrainOptions& options, World& world, const std::atomic<bool>& stop);
 
 }  // namespace zeroshard

@@ -18,16 +18,16 @@ namespace zeroshard {
 
 class SequenceGroup;
 
-// Rows of token ids. A row has one document, several packed one after another, or one that is padded.
+// Rows of token ids. A row contains one document, several packed documents, or a padded document.
 struct TokenBatch {
   at::Tensor ids;  // int64, [batch, length]
-  // int64, [batch, length]: which document of its row a token belongs to. Tokens see only tokens of their own document;
-  // 0 is padding. Undefined: every row is one document.
+  // int64, [batch, length]: the document of its row to which a token belongs. Tokens attend only to tokens of their own
+  // document. 0 is padding. Undefined: every row is one document.
   at::Tensor documents;
-  // int64, [batch, length]: a token's position in its document. Undefined: counted from `documents`.
+  // int64, [batch, length]: the position of a token in its document. Undefined: computed from `documents`.
   at::Tensor positions;
-  // The least and the greatest of the ids, if the caller knows them. Otherwise they are looked up, for which the host
-  // waits if the ids are on a device.
+  // The smallest and the largest id, if the caller knows them. Otherwise they are computed, and the host waits if the
+  // ids are on a device.
   std::optional<std::pair<int64_t, int64_t>> id_range = std::nullopt;
   // The ranks that have equal pieces of the same rows, in their order; null: the rows are whole. `ids` are then this
   // rank's piece, and `documents` and `positions` are those of whole rows.
@@ -37,24 +37,27 @@ struct TokenBatch {
   at::Tensor piece_of(const at::Tensor& rows) const;  // this rank's columns of whole rows, [batch, row_length]
 };
 
-// The cached keys and values of the tokens that a model has seen, so that later tokens need no second pass over them.
+// The cached keys and values of the tokens that a model has processed, so that later tokens need no second pass over
+// them.
 class KvCache {
  public:
-  // For rows of up to `capacity` tokens.
+  // `capacity` is the largest number of tokens of a row.
   explicit KvCache(int64_t capacity) : capacity_(capacity) {}
 
-  int64_t length() const { return length_; }  // tokens of a row so far
+  int64_t length() const { return length_; }  // number of tokens of a row so far
   int64_t capacity() const { return capacity_; }
-  // Appends a layer's new tokens, each [batch, kv_heads, length, head_dim]; returns those of all its tokens.
+  // Appends a layer's new keys and values, each [batch, kv_heads, length, head_dim]. Returns the keys and values of all
+  // its tokens.
   std::pair<at::Tensor, at::Tensor> append(int64_t layer, const at::Tensor& key, const at::Tensor& value);
-  void advance(int64_t tokens) { length_ += tokens; }  // once every layer has appended
+  void advance(int64_t tokens) { length_ += tokens; }  // call it when every layer has appended
 
  private:
   int64_t capacity_, length_ = 0;
   std::map<int64_t, std::pair<at::Tensor, at::Tensor>> layers_;
 };
 
-// Runs the parts of a model. A part is a module with its own parameters; sharded ones must be whole while it runs.
+// Runs the parts of a model. A part is a module with its own parameters. Sharded parameters must be unsharded while it
+// runs.
 class PartRunner {
  public:
   // May be called again with the same input, in a backward pass.
@@ -62,18 +65,18 @@ class PartRunner {
 
   virtual ~PartRunner() = default;
   virtual at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward& forward) const;
-  // One of the equal blocks that most of the model consists of.
+  // Runs one of the equal blocks that make up most of the model.
   virtual at::Tensor run_block(int64_t index, const torch::nn::Module& part, const at::Tensor& input,
                                const Forward& forward) const;
 };
 
-// A decoder that predicts each next token. Parameters have the names of the tensors in the directory's files.
+// A decoder that predicts each next token. Its parameters have the names of the tensors in the directory's files.
 class CausalLM : public torch::nn::Module {
  public:
-  // [batch, length, vocabulary], in the dtype of the parameters. Values at padding have no meaning. With a cache the
-  // batch continues where the cache ends and is added to it; `documents` and `positions` must then be undefined, and
-  // only the last token's logits are returned: [batch, 1, vocabulary]. Throws ValueError for a wrong shape or dtype, or
-  // an id outside the vocabulary.
+  // Returns logits [batch, length, vocabulary] in the dtype of the parameters. Values at padding have no meaning. With
+  // a cache, the batch continues where the cache ends and is appended to it. `documents` and `positions` must then be
+  // undefined, and only the last token's logits are returned: [batch, 1, vocabulary]. Throws ValueError for a wrong
+  // shape or dtype, or for an id outside the vocabulary.
   at::Tensor logits(const TokenBatch& batch, const PartRunner& runner = {}, KvCache* cache = nullptr);
 
   struct Sizes {
@@ -84,17 +87,17 @@ class CausalLM : public torch::nn::Module {
   int64_t max_length() const { return sizes_.max_length; }
   // Draws initial values for the parameters, as the architecture defines them.
   void initialize(uint64_t seed);
-  // Elements [begin, end) of one parameter, in row-major order, as initialize() draws them: a value depends only on
-  // `seed`, its position and the parameter's name. `out`: fp32, on the host.
+  // Writes elements [begin, end) of one parameter, in row-major order, as initialize() draws them, to `out` on the host
+  // as fp32. A value depends only on `seed`, its position and the parameter's name.
   void initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out);
-  // A parameter beside the architecture's own, such as an adapter's: drawn uniformly from [-bound, bound], and in none
-  // of the model's files.
+  // Adds a parameter that the architecture does not have, such as an adapter's. It is drawn uniformly from [-bound,
+  // bound], and the model's files do not contain it.
   void add_parameter(const std::string& name, double bound) { added_[name] = bound; }
   bool is_added(const std::string& name) const { return added_.contains(name); }
 
  protected:
   explicit CausalLM(const Sizes& sizes) : sizes_(sizes) {}
-  // `batch` is complete and checked.
+  // Computes the logits. `batch` is complete and checked.
   virtual at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) = 0;
   // Fills some elements, each drawn from the same distribution.
   virtual void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) = 0;
@@ -104,27 +107,27 @@ class CausalLM : public torch::nn::Module {
   std::map<std::string, double> added_;
 };
 
-// Values of model_type that make_causal_lm() knows.
+// Returns the values of model_type that make_causal_lm() supports.
 std::vector<std::string> causal_lm_types();
 
-// The model that the text of a config.json describes. Its parameters are fp32 and have no memory: a ModuleEngine gives
-// them memory, with the values of one of the two functions below, or allocate() does. `source` is named in errors.
-// Throws ValueError naming an unsupported architecture, field or value, and what is supported.
+// Makes the model that the text of a config.json describes. Its parameters are fp32 and have no memory: a ModuleEngine
+// gives them memory, with the values of one of the two functions below, or allocate() does. Errors name `source`.
+// Throws ValueError for an unsupported architecture, field or value, and says what is supported.
 std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, const std::string& source);
-// The same for the config.json of a directory.
+// The same for the config.json in a directory.
 std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory);
 
-// The values of initialize(seed). `model` must live as long as they are read.
+// Returns the values of initialize(seed). `model` must live as long as they are read.
 ParameterValues initial_values(CausalLM& model, uint64_t seed);
-// The values in the safetensors files of a directory, of any floating-point dtype; added parameters have none. Throws
-// like load_causal_lm().
+// Returns the values in the safetensors files of a directory, of any floating-point dtype. Added parameters have no
+// values there. Throws like load_causal_lm().
 ParameterValues stored_values(const CausalLM& model, const std::string& directory);
-// Gives parameters without memory their whole size. Their values are undefined.
+// Gives parameters without memory their whole size, with undefined values or with `values`.
 void allocate(CausalLM& model);
-void allocate(CausalLM& model, const ParameterValues& values);  // with these values
+void allocate(CausalLM& model, const ParameterValues& values);
 
-// The model of a Hugging Face directory with its weights, in memory. Throws ValueError or IoError naming the file, and
-// the tensor when one is missing, has another shape, or belongs to no parameter.
+// Loads the model of a Hugging Face directory with its weights into memory. Throws ValueError or IoError that names the
+// file, and the tensor if one is missing, has another shape, or belongs to no parameter.
 std::shared_ptr<CausalLM> load_causal_lm(const std::string& directory);
 
 }  // namespace zeroshard

@@ -8,49 +8,52 @@
 // Rows of tokens for training, made from token files (docs/token-files.md).
 namespace zeroshard {
 
-// Used instead of a target where nothing is to be learned. LibTorch's losses ignore this value by default.
+// The target of a position at which nothing is learned. LibTorch's losses ignore this value by default.
 inline constexpr int32_t kNoTarget = -100;
 
 // The input and the targets of a language model. Each vector has DatasetOptions::length entries.
 struct TokenRow {
   std::vector<int32_t> ids;
-  std::vector<int32_t> targets;    // the token that follows, or kNoTarget
-  std::vector<int32_t> documents;  // 1, 2, ... in the order within the row; 0: padding
+  std::vector<int32_t> targets;    // the next token, or kNoTarget
+  std::vector<int32_t> documents;  // 1, 2, ... in their order in the row; 0: padding
 };
 
 struct DatasetOptions {
-  // kStream: the documents of an epoch one after another, cut into rows wherever a row is full. kWhole: documents are
-  // cut only when they are longer than a row, and several that fit share one. kSeparate: one row per document or piece.
+  // kStream: the documents of an epoch form one stream, which is cut where a row is full. kWhole: a document is cut
+  // only if it is longer than a row, and several short documents share a row. kSeparate: one row per document or piece.
   enum class Packing : uint8_t { kStream, kWhole, kSeparate };
   enum class Part : uint8_t { kTraining, kValidation };
 
-  int64_t length = 1024;  // of a row, in tokens
+  int64_t length = 1024;  // length of a row in tokens
   Packing packing = Packing::kStream;
   Part part = Part::kTraining;
-  // A share of the documents, chosen by the seed; with too few documents, of the tokens at the end of each.
+  // The share of documents in the validation part, which the seed chooses. If there are too few documents, it is the
+  // share of tokens at the end of each document.
   double validation_share = 0;
   bool shuffle = true;
   uint64_t seed = 0;
   int64_t vocab_size = 0;  // every id must be smaller; 0: not checked
-  // For files of other programs, which have no index of documents: a document ends after this id. Unset: with its file.
+  // For files of other programs, which have no index of documents: a document ends after this id. Unset: each file is
+  // one document.
   std::optional<int32_t> eos;
 };
 
 // An endless sequence of rows, epoch after epoch. Each epoch has every token of the files once, in an order that
-// depends only on (seed, epoch). Row `i` is the same for any number of ranks, and a run continues from a row number.
-// Files stay mapped; nothing is copied before it is requested. Safe for concurrent calls of row().
+// depends only on (seed, epoch). Row `i` is the same for any number of ranks, so a run can continue from a row number.
+// Files stay mapped; nothing is copied before it is requested. Any number of threads may call row().
 class Dataset {
  public:
-  // Throws IoError or ValueError naming a file that is no token file, damaged, empty or has ids past the vocabulary.
+  // Throws IoError or ValueError that names a file which is not a token file, is damaged, is empty or has ids outside
+  // the vocabulary.
   Dataset(const std::vector<std::string>& files, const DatasetOptions& options);
   ~Dataset();
 
   TokenRow row(int64_t number);
   int64_t rows_in_epoch(int64_t epoch);
   int64_t epoch_of(int64_t number);
-  int64_t tokens() const;  // in this part
+  int64_t tokens() const;  // tokens in this part
   int64_t documents() const;
-  // Identifies the tokens and the options that decide the rows. 16 hexadecimal digits.
+  // Identifies the tokens and the options that determine the rows. 16 hexadecimal digits.
   const std::string& digest() const;
 
  private:

@@ -10,37 +10,38 @@ namespace zeroshard {
 class CausalLM;
 struct ParameterValues;
 
-// An adapter adds scale * B A dropout(x) to the output of a linear module with weight [out, in], where A is [r, in] and
-// B is [out, r].
+// The options of an adapter. An adapter adds scale * B A dropout(x) to the output of a linear module with weight [out,
+// in], where A is [r, in] and B is [out, r].
 struct LoraOptions {
   int64_t r = 8;
   double alpha = 8;         // scale = alpha / r
-  double dropout = 0;       // in training
+  double dropout = 0;       // used only in training
   bool use_rslora = false;  // scale = alpha / sqrt(r) (Kalajdzievski 2023)
-  // Modules whose path is one of these, or ends in "." and one of these; {"all-linear"}: every linear module but the
-  // head. Empty: q_proj and v_proj; for GPT-2 c_attn.
+  // Selects modules whose path is one of these, or ends in "." and one of these. {"all-linear"} selects every linear
+  // module except the head. Empty: q_proj and v_proj, or c_attn for GPT-2.
   std::vector<std::string> target_modules;
 
   double scale() const;
 };
 
-// Reads the adapter_config.json of a directory. Throws IoError or ValueError naming the file and the field, also for
-// every field that would make the adapter something else.
+// Reads the adapter_config.json of a directory. Throws IoError or ValueError that names the file and the field, also
+// for every field that zeroshard does not support.
 LoraOptions read_lora_options(const std::string& directory);
 
-// Adds adapters to a model, as parameters without memory: MODULE.lora_A.weight, drawn uniformly from +-1/sqrt(in) by
-// initialize(), and MODULE.lora_B.weight, initially zero. Afterwards no other parameter requires a gradient. Returns
-// the options with target_modules spelled out. Throws ValueError, beginning with the option's name, when an entry of
-// target_modules is no linear module.
+// Adds adapters to a model, as parameters without memory: MODULE.lora_A.weight, which initialize() draws uniformly from
+// +-1/sqrt(in), and MODULE.lora_B.weight, which is zero at first. After that, no other parameter requires a gradient.
+// Returns the options with target_modules spelled out. Throws ValueError that begins with the option's name if an entry
+// of target_modules is not a linear module.
 LoraOptions add_lora(CausalLM& model, LoraOptions options);
 
-// `adapters` for the parameters that add_lora() added, `base` for all others.
+// Returns values from `adapters` for the parameters that add_lora() added, and from `base` for all others.
 ParameterValues with_adapters(const CausalLM& model, ParameterValues base, ParameterValues adapters);
-// The values in a directory's adapter_model.safetensors. Throws IoError or ValueError naming the file, and the tensor
-// when one is missing, has another shape, or belongs to no adapter of the model.
+// Returns the values in a directory's adapter_model.safetensors. Throws IoError or ValueError that names the file, and
+// the tensor if one is missing, has another shape, or belongs to no adapter of the model.
 ParameterValues stored_adapters(const CausalLM& model, const std::string& directory);
 
-// The model of a Hugging Face directory with the adapter of another directory, both with their weights, in memory.
+// Loads the model of a Hugging Face directory with the adapter of another directory, both with their weights, into
+// memory.
 std::shared_ptr<CausalLM> load_causal_lm(const std::string& directory, const std::string& adapter);
 
 }  // namespace zeroshard

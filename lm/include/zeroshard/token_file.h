@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-// Files of token ids: zeroshard's own (docs/token-files.md), llm.c's, NumPy's, and plain uint16.
+// Files of token ids in the formats of zeroshard (docs/token-files.md), llm.c and NumPy, and as plain uint16.
 namespace zeroshard {
 
 class Io;
@@ -16,21 +16,22 @@ struct TokenFileInfo {
   std::string format;  // "zeroshard", "llm.c", "npy" or "u16"
   int64_t bytes = 0, tokens = 0, documents = 0;
   int id_bytes = 0;
-  // Known only for zeroshard's own files:
+  // The following members are known only for zeroshard's own files:
   int64_t vocab_size = 0;     // 0: not known
   int64_t max_id = -1;        // -1: not known
-  int64_t max_position = -1;  // of the first token with that id
+  int64_t max_position = -1;  // position of the first token with that id
   bool masked = false;        // some tokens are not learned as targets
-  int64_t learned = 0;        // the number of tokens that are learned; without a mask, all
+  int64_t learned = 0;        // number of learned tokens; all if there is no mask
   std::string tokenizer;      // Tokenizer::digest(); empty: not known
 };
 
-// A mapped file of tokens. Opening it checks the metadata, reading an id checks that id. The file must not change
-// meanwhile. One that has been cut is an IoError of the next call, except of document_end() and learned(), which are
-// called too often to look: there, or when it is cut within a call, the process may end. Safe for concurrent calls.
+// A mapped file of tokens. Opening it checks the metadata, and reading an id checks that id. The file must not change
+// meanwhile. If it is truncated, the next call throws IoError, except document_end() and learned(), which are called
+// too often to check. After a truncation these two, or a call that is running, may end the process. Any number of
+// threads may call it.
 class TokenFile {
  public:
-  // `eos`: ends documents in a file that has no index of them (this reads the whole file); unset: the file is one
+  // `eos` ends documents in a file without an index of documents (this reads the whole file). Unset: such a file is one
   // document. Throws IoError, or ValueError that names file and field.
   explicit TokenFile(const std::string& path, std::optional<int32_t> eos = std::nullopt);
   ~TokenFile();
@@ -38,20 +39,22 @@ class TokenFile {
   TokenFile& operator=(TokenFile&&) noexcept;
 
   const TokenFileInfo& info() const;
-  // The position after the last token of a document. Documents follow each other without gaps and are never empty.
+  // Returns the position after the last token of a document. Documents follow each other without gaps and are never
+  // empty.
   int64_t document_end(int64_t document) const;
 
-  // Tokens from position `begin` on. Throws ValueError for an id that is negative or not below `limit`.
+  // Reads tokens from position `begin` on. Throws ValueError for an id that is negative or not below `limit`.
   void read(int64_t begin, std::span<int32_t> ids, int64_t limit = INT64_C(1) << 31) const;
   bool learned(int64_t position) const;
 
-  // Throws ValueError naming the first token whose id is not below `limit`. Reads all of a foreign file.
+  // Throws ValueError that names the first token whose id is not below `limit`. Reads all of a foreign file.
   void check_ids(int64_t limit) const;
-  // Throws IoError if the file has been cut since it was opened.
+  // Throws IoError if the file has been truncated since it was opened.
   void check_whole() const;
-  // Compares every byte with the checksums; returns one line per damaged stretch. Foreign files have no checksums.
+  // Compares every byte with the checksums. Returns one line per damaged part. Foreign files have no checksums.
   std::vector<std::string> verify() const;
-  // Depends on all contents of zeroshard's own files; for foreign files on size, begin, end and samples.
+  // Identifies the contents. For zeroshard's own files it depends on all contents, and for foreign files on size,
+  // begin, end and samples.
   uint64_t identity() const;
 
  private:
@@ -65,9 +68,9 @@ struct TokenFileOptions {
   std::string tokenizer;  // 16 hexadecimal digits, or empty
 };
 
-// Writes a token file, document by document, in a few MiB of memory. After finish() it has its name, and its contents
-// are durable. Before that, and after any failure, the name does not exist or still has its old contents. If only the
-// last step of finish() failed, the new file is there, but a power failure may undo it.
+// Writes a token file, document by document, with a few MiB of memory. After finish() the file has its name, and its
+// contents are durable. Before that, and after any failure, the name does not exist or still has its old contents. If
+// only the last step of finish() failed, the new file exists, but a power failure may undo it.
 class TokenFileWriter {
  public:
   TokenFileWriter(const std::string& path, const TokenFileOptions& options);
@@ -76,10 +79,10 @@ class TokenFileWriter {
   TokenFileWriter(const TokenFileWriter&) = delete;
   TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
-  // Appends one document, if not empty. `learn`, only for a masked file: 0 for a token that is no target.
-  // After an error, of this or of finish(), only destruction is allowed.
+  // Appends one document; does nothing if it is empty. `learn` is only for a masked file: 0 for a token that is not a
+  // target. After an error of this function or of finish(), only destruction is allowed.
   void append(std::span<const int32_t> ids, std::span<const uint8_t> learn = {});
-  // Throws ValueError when there is no token at all.
+  // Throws ValueError if there is no token at all.
   void finish();
 
   int64_t tokens() const;

@@ -8,16 +8,17 @@
 
 #include "zeroshard/tokenizer.h"
 
-// Turns text into token files: `zeroshard tokenize`. docs/token-files.md describes the kinds of input.
+// Turns text into token files. `zeroshard tokenize` calls these functions. docs/token-files.md describes the kinds of
+// input.
 namespace zeroshard {
 
 class Io;
 
 struct TokenizeOptions {
   // kAuto: kJsonl for names that end in .jsonl, .ndjson or .json, else kText. In files whose names end in .parquet
-  // every row is a record; kText then means kJsonl.
+  // every row is a record, so kText means kJsonl there.
   enum class Format : uint8_t { kAuto, kText, kJsonl, kChat, kInstruct };
-  // Where one document of a text ends and the next begins. kLine: a line that is `separator`.
+  // Says where one document of a text ends and the next begins. kLine: at a line that equals `separator`.
   enum class Split : uint8_t { kFile, kBlankLines, kLine };
 
   Format format = Format::kAuto;
@@ -27,18 +28,19 @@ struct TokenizeOptions {
   bool append_eos = true;      // appended to each document of kText and kJsonl; templates have their own ends
   Split split = Split::kFile;  // for kText
   std::string separator;
-  // As in options: "blank" for kBlankLines, else the line; does nothing for "".
+  // Reads the option's text: "blank" means kBlankLines, and another text means kLine with that line. Does nothing for
+  // "".
   void split_at(const std::string& text) {
     if (text.empty()) return;
     split = text == "blank" ? Split::kBlankLines : Split::kLine;
     separator = text;
   }
   int threads = 0;                                  // 0: one per core
-  int64_t max_document_bytes = int64_t{256} << 20;  // for a text or a line
-  const std::atomic<bool>* stop = nullptr;          // once true, tokenize_files() throws
+  int64_t max_document_bytes = int64_t{256} << 20;  // limit for a text or a line
+  const std::atomic<bool>* stop = nullptr;          // tokenize_files() throws when it becomes true
 };
 
-// The formats by their option names.
+// The formats with their option names.
 inline constexpr std::pair<const char*, TokenizeOptions::Format> kTokenizeFormats[] = {
     {"auto", TokenizeOptions::Format::kAuto},
     {"text", TokenizeOptions::Format::kText},
@@ -47,14 +49,14 @@ inline constexpr std::pair<const char*, TokenizeOptions::Format> kTokenizeFormat
     {"instruct", TokenizeOptions::Format::kInstruct}};
 
 struct TokenizeReport {
-  int64_t documents = 0, tokens = 0, learned = 0, bytes = 0;  // bytes: of the input
-  int64_t empty = 0;                                          // documents without text; they are left out
+  int64_t documents = 0, tokens = 0, learned = 0, bytes = 0;  // bytes: size of the input
+  int64_t empty = 0;                                          // number of documents without text, which are left out
   double seconds = 0;
 };
 
 // Writes the documents of `inputs`, in order, to `output`, which gets its name only when it is whole and durable.
-// Throws IoError, or ValueError that names file, line and field of an unusable document. Throws ValueError, before
-// anything is written, if `output` is the same file as an input.
+// Throws IoError, or ValueError that names file, line and field of an unusable document. If `output` is the same file
+// as an input, throws ValueError before anything is written.
 TokenizeReport tokenize_files(const Tokenizer& tokenizer, const std::vector<std::string>& inputs,
                               const std::string& output, const TokenizeOptions& options);
 TokenizeReport tokenize_files(Io& io, const Tokenizer& tokenizer, const std::vector<std::string>& inputs,

@@ -6,28 +6,29 @@
 #include <string_view>
 #include <vector>
 
-// Text to token ids and back, equal to Hugging Face's `tokenizers` and SentencePiece.
+// Converts text to token ids and back, with the same results as Hugging Face's `tokenizers` and SentencePiece.
 namespace zeroshard {
 
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // `text` is UTF-8; invalid bytes are read as U+FFFD, one for each maximal ill-formed part (Unicode's recommendation,
-  // and Python's errors="replace"). Names of special tokens in `text` become those tokens only with `parse_special`.
+  // Encodes `text`, which is UTF-8. Each maximal ill-formed part is read as one U+FFFD (Unicode's recommendation, and
+  // Python's errors="replace"). Names of special tokens in `text` become those tokens only with `parse_special`.
   // `add_special` adds the ids that the tokenizer puts around a sequence, such as <s>.
   virtual std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const = 0;
-  // Bytes that end inside a character stay unchanged. Throws ValueError for an id outside the vocabulary.
+  // Decodes ids. Bytes of an incomplete character stay unchanged. Throws ValueError for an id outside the vocabulary.
   virtual std::string decode(const std::vector<int32_t>& ids, bool skip_special) const = 0;
 
-  virtual int64_t vocab_size() const = 0;  // largest id + 1, added tokens included
+  virtual int64_t vocab_size() const = 0;  // largest id + 1, including added tokens
   virtual std::optional<int32_t> id_of(std::string_view token) const = 0;
   virtual const std::string& token(int32_t id) const = 0;
 
-  // From tokenizer_config.json beside it, or special_tokens_map.json; a SentencePiece model has its own.
+  // The tokens that begin and end a sequence. They come from tokenizer_config.json or special_tokens_map.json in the
+  // same directory; a SentencePiece model contains its own.
   const std::optional<int32_t>& bos() const { return bos_; }
   const std::optional<int32_t>& eos() const { return eos_; }
-  // Identifies the results of encode(): equal for equal tokenizers. 16 hexadecimal digits.
+  // Identifies the results of encode(): it is equal for equal tokenizers. 16 hexadecimal digits.
   const std::string& digest() const { return digest_; }
 
  protected:
@@ -35,8 +36,8 @@ class Tokenizer {
   std::string digest_;
 };
 
-// `path`: a tokenizer.json, a SentencePiece model (*.model), or a directory with one of them, tokenizer.json first.
-// Throws IoError or ValueError naming the file, and the field that is wrong or not supported.
+// `path` is a tokenizer.json, a SentencePiece model (*.model), or a directory with one of them, tokenizer.json first.
+// Throws IoError or ValueError that names the file, and the field that is wrong or not supported.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
 
 }  // namespace zeroshard

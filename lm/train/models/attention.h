@@ -12,28 +12,33 @@ namespace zeroshard {
 struct AttentionOptions {
   double scale = 1;
   double softcap = 0;  // scores become softcap * tanh(score / softcap); 0: unchanged
-  int64_t window = 0;  // tokens that a token sees, itself included; 0: all before it
-  double dropout = 0;  // of the probabilities; 0 outside of training
+  int64_t window = 0;  // number of tokens to which a token attends, including itself; 0: all earlier tokens
+  double dropout = 0;  // dropout of the probabilities; 0 outside of training
   int64_t layer = 0;   // index of the layer, for the cache
 };
 
-// State shared by the attention layers of one forward pass: the masks, one per window, made when first needed; and the
-// keys and values of earlier tokens.
+// State that the attention layers of one forward pass share: the masks, one per window, which are made when first
+// needed, and the keys and values of earlier tokens.
 class AttentionContext {
  public:
   // `cache` may be null.
   AttentionContext(TokenBatch batch, KvCache* cache)
       : batch_(std::move(batch)), cache_(cache), past_(cache ? cache->length() : 0) {}
 
-  // Tokens before the batch's tokens: a mask has columns for these first, then for the batch's.
+  // The number of tokens before the batch's tokens. A mask has columns for these first, then for the batch's tokens.
   int64_t past() const { return past_; }
   KvCache* cache() const { return cache_; }
   const SequenceGroup* sequence() const { return batch_.sequence.get(); }
 
+<<<<<<< HEAD
   // Bool, [batch or 1, 1, length, past + length], with the length of whole rows: true if the row's token sees the
   // column's. Undefined if each token sees all tokens before it.
+=======
+  // Returns bool, [batch or 1, 1, length, past + length]: true if the row's token attends to the column's token.
+  // Undefined if each token attends to all earlier tokens.
+>>>>>>> 4e5d8871 (Begin the headers' comments of lm with a subject)
   const at::Tensor& mask(int64_t window);
-  // Never undefined.
+  // The same, but never undefined.
   const at::Tensor& explicit_mask(int64_t window);
 
  private:
@@ -45,10 +50,16 @@ class AttentionContext {
   std::map<int64_t, at::Tensor> masks_;  // by window
 };
 
+<<<<<<< HEAD
 // query: [batch, heads, length, head_dim]; key and value: [batch, kv_heads, length, head_dim], where kv_heads divides
 // heads. Returns [batch, length, heads * head_dim]. Where ranks share rows, `length` is that of this rank's piece, and
 // the ranks exchange heads: each attends over whole rows with an equal part of the heads.
 at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionContext& context,
+=======
+// Computes attention. query: [batch, heads, length, head_dim]; key and value: [batch, kv_heads, length, head_dim],
+// where kv_heads divides heads. Returns [batch, length, heads * head_dim].
+at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, AttentionContext& context,
+>>>>>>> 4e5d8871 (Begin the headers' comments of lm with a subject)
                   const AttentionOptions& options);
 
 }  // namespace zeroshard

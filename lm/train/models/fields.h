@@ -11,41 +11,41 @@ namespace zeroshard {
 
 inline constexpr int64_t kMostSize = int64_t{1} << 28, kMostLayers = int64_t{1} << 14;
 
-// The fields of a config.json. Remembers which were read, so that no field that would change the model is overlooked.
-// null counts as not given. Every error is a ValueError that names the file, the field and its value.
+// Reads the fields of a config.json. It remembers which fields were read, so that no field that would change the model
+// is overlooked. null counts as not given. Every error is a ValueError that names the file, the field and its value.
 class Fields {
  public:
-  // `object` must be a JSON object. `path` stands before the names of fields in errors.
+  // `object` must be a JSON object. `path` precedes the names of fields in errors.
   Fields(nlohmann::json object, std::string source, std::string path = "");
 
   bool has(std::string_view name) const;
   bool written(std::string_view name) const;                                     // has(), or the value is null
   int64_t integer(std::string_view name, std::optional<int64_t> fallback = {});  // at least 0
   int64_t positive(std::string_view name, std::optional<int64_t> fallback = {});
-  // A dimension or the number of layers: from 1 to `most`. No real model reaches that limit, and below it no product of
-  // two such values overflows.
+  // Returns a dimension or the number of layers, from 1 to `most`. No real model reaches that limit, and below it no
+  // product of two such values overflows.
   int64_t size(std::string_view name, std::optional<int64_t> fallback = {}, int64_t most = kMostSize);
   double number(std::string_view name, std::optional<double> fallback = {});
   double probability(std::string_view name, double fallback);  // in [0, 1)
   bool boolean(std::string_view name, bool fallback);
   std::string text(std::string_view name, std::optional<std::string> fallback = {});
-  std::string path(std::string_view name, std::optional<std::string> fallback = {});  // of a file or folder
+  std::string path(std::string_view name, std::optional<std::string> fallback = {});  // path of a file or folder
   std::vector<std::string> paths(std::string_view name);                              // empty: not given
   std::vector<std::string> texts(std::string_view name);                              // empty: not given
   std::vector<std::string> text_or_texts(std::string_view name);  // a string counts as a list of one
   std::optional<Fields> object(std::string_view name);
 
-  // The field is known, but only the value `only` (or none) is supported.
+  // Throws if the field is given with another value than `only`, because other values are not supported.
   void require(std::string_view name, const nlohmann::json& only);
-  // The field does not change the model.
+  // Marks fields that do not change the model as read.
   void ignore(std::initializer_list<const char*> names);
-  // Throws if there are fields that were not read, except those with null or false, or a name that begins with "_".
+  // Throws if there are unread fields, except those with null or false, or with a name that begins with "_".
   void finish() const;
 
   [[noreturn]] void fail(std::string_view name, const std::string& what) const;
 
  private:
-  // Null if there is none; throws then unless it is `optional`.
+  // Returns the field; if there is none, returns null if it is `optional`, and throws otherwise.
   const nlohmann::json* find(std::string_view name, bool optional = true);
   void check_path(std::string_view name, const std::string& path) const;
 

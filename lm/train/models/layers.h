@@ -10,12 +10,12 @@
 
 #include "train/models/fields.h"
 
-// Modules whose parameters have neither memory nor values: their source depends on the use of the model. Shapes are
-// [..., features] in and out.
+// Modules whose parameters have neither memory nor values, because the use of the model decides where the values come
+// from. Shapes are [..., features] in and out.
 namespace zeroshard {
 
-// y = x W^T + b, as torch.nn.Linear; `transposed` keeps W as [in, out], as GPT-2 does. With an adapter,
-// y = x W^T + b + scale * dropout(x) A^T B^T.
+// y = x W^T + b, like torch.nn.Linear. `transposed` keeps W as [in, out], like GPT-2. With an adapter, y = x W^T + b +
+// scale * dropout(x) A^T B^T.
 class Linear final : public torch::nn::Module {
  public:
   Linear(int64_t in, int64_t out, bool bias, bool transposed = false);
@@ -26,7 +26,7 @@ class Linear final : public torch::nn::Module {
   int64_t out_features() const { return weight_.size(transposed_ ? 1 : 0); }
   bool transposed() const { return transposed_; }
 
-  // Call it once. The parameters are lora_A.weight [rank, in] and lora_B.weight [out, rank].
+  // Adds an adapter. Call it once. The parameters are lora_A.weight [rank, in] and lora_B.weight [out, rank].
   void adapt(int64_t rank, double scale, double dropout);
   bool adapted() const { return lora_a_ != nullptr; }
   double adapter_scale() const { return scale_; }
@@ -74,7 +74,7 @@ class LayerNorm final : public torch::nn::Module {
   at::Tensor weight_, bias_;
 };
 
-// The activation for a name of Hugging Face's.
+// Returns the activation for a name of Hugging Face's.
 using Activation = std::function<at::Tensor(const at::Tensor&)>;
 Activation read_activation(Fields& fields, std::string_view name, const std::string& fallback);
 

@@ -9,12 +9,12 @@
 
 namespace zeroshard {
 
-// Suffixes of the adapters' parameter names in a model.
+// The suffixes of the adapters' parameter names in a model.
 constexpr std::string_view kLoraA = ".lora_A.weight", kLoraB = ".lora_B.weight";
-// PEFT's prefix to these names.
+// PEFT's prefix for these names.
 constexpr std::string_view kPeftPrefix = "base_model.model.";
 
-// The linear modules with adapters, by their paths.
+// Returns the linear modules with adapters, by path.
 std::map<std::string, const Linear*> adapted_modules(const CausalLM& model);
 
 }  // namespace zeroshard

@@ -4,10 +4,10 @@
 #include "train/models/fields.h"
 #include "zeroshard/causal_lm.h"
 
-// One function per architecture, each in its own file: reads the fields it knows and makes the model.
+// One function per architecture, each in its own file. Each reads the fields that it supports and makes the model.
 namespace zeroshard {
 
-// " for parameter ...": what there was no memory for.
+// Returns " for parameter ...", for the error that there is no memory for the parameter.
 std::string missing_for(const std::string& name, const at::Tensor& parameter);
 
 std::shared_ptr<CausalLM> make_llama(Fields& fields);

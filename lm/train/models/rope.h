@@ -14,8 +14,8 @@ class Rope {
     at::Tensor cos, sin;  // [batch, 1, length, head_dim], each half the same
   };
 
-  // Reads rope_parameters, or rope_theta and rope_scaling as written before transformers 5. Types: default, linear,
-  // llama3.
+  // Reads rope_parameters, or rope_theta and rope_scaling as written before transformers 5. Supported types: default,
+  // linear, llama3.
   Rope(Fields& fields, int64_t head_dim, double default_theta);
 
   Angles angles(const at::Tensor& positions, at::ScalarType dtype);
@@ -23,7 +23,8 @@ class Rope {
   static at::Tensor rotate(const at::Tensor& x, const Angles& angles);
 
  private:
-  at::Tensor frequencies_;  // fp32, [head_dim / 2], where the positions were last: one copy for all passes
+  // Fp32, [head_dim / 2], on the device of the last positions, so that all passes share one copy.
+  at::Tensor frequencies_;
 };
 
 }  // namespace zeroshard
