@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// Like strip() of Python and Jinja for ASCII text.
+// Strips white space like strip() of Python and Jinja, for ASCII text.
 std::string trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\n\r\v\f\x1c\x1d\x1e\x1f";
   const size_t begin = text.find_first_not_of(kSpace);
@@ -118,7 +118,7 @@ std::vector<TextPiece> ChatTemplate::render(const std::vector<Message>& messages
   return pieces;
 }
 
-// Each message under a heading with its role.
+// Puts each message under a heading with its role.
 void ChatTemplate::render_headed(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   struct Marks {
     const char *before_role, *after_role, *end, *after_end;
@@ -143,7 +143,7 @@ void ChatTemplate::render_headed(const std::vector<Message>& messages, std::vect
   }
 }
 
-// The user's messages in [INST]. The first one includes the system message.
+// Puts the user's messages in [INST]. The first one includes the system message.
 void ChatTemplate::render_bracketed(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   const bool llama = form_ == Form::kLlama2;
   std::string system;
@@ -180,7 +180,7 @@ void ChatTemplate::render_alpaca(const std::vector<Message>& messages, std::vect
   begin_prose(pieces);
 }
 
-// The contents one after another; separators are part of the contents.
+// Puts the contents one after another; separators are part of the contents.
 void ChatTemplate::render_plain(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   for (const Message& message : messages) {
     const bool answer = message.role == Role::kAssistant;
@@ -189,7 +189,8 @@ void ChatTemplate::render_plain(const std::vector<Message>& messages, std::vecto
   begin_prose(pieces);
 }
 
-// Encoded separately from the text after it, which is encoded as the beginning of a text, as a prompt is later.
+// Encodes the BOS token separately from the following text, which is encoded as the beginning of a text, like a prompt
+// later.
 void ChatTemplate::begin_prose(std::vector<TextPiece>& pieces) const {
   if (bos_.empty()) return;
   pieces.front().starts = true;
@@ -205,8 +206,9 @@ std::vector<Message> ChatTemplate::instruction(std::string_view instruction, std
 
 namespace {
 
-// Encodes pieces [begin, end) together. A piece ends where the ids of the text up to its end stop to equal those of the
-// whole. A token that crosses the end belongs to the next piece, so that an answer's first token is learned.
+// Encodes pieces [begin, end) together. A piece ends at the first token that the ids of the text up to the piece's end
+// do not share with the ids of the whole text. So a token that crosses the end belongs to the next piece, and an
+// answer's first token is learned.
 void encode_stretch(const std::vector<TextPiece>& pieces, size_t begin, size_t end, const Tokenizer& tokenizer,
                     EncodedDocument& document) {
   std::string text;
@@ -220,7 +222,7 @@ void encode_stretch(const std::vector<TextPiece>& pieces, size_t begin, size_t e
       const std::vector<int32_t> before = tokenizer.encode(std::string_view(text).substr(0, text_end), false, true);
       ids_end = size_t(std::mismatch(ids.begin(), ids.end(), before.begin(), before.end()).first - ids.begin());
     } else if (i + 1 < end) {
-      continue;  // the next one is alike
+      continue;  // the next piece is learned or not in the same way
     }
     const size_t until = std::max(at, ids_end);
     document.learn.insert(document.learn.end(), until - at, pieces[i].learn);

@@ -56,7 +56,7 @@ PieceEpoch::PieceEpoch(const Corpus& corpus, const DatasetOptions& options, int6
     : corpus_(corpus), length_(options.length) {
   int64_t count = 0;
   for (uint32_t member = 0; member < corpus.members(); ++member) count += ceil_div(corpus.length(member), length_);
-  check_rows(count, length_);  // as many rows as pieces at most
+  check_rows(count, length_);  // there are at most as many rows as pieces
   parts_.reserve(size_t(count));
   for (uint32_t member = 0; member < corpus.members(); ++member)
     for (int64_t number = ceil_div(corpus.length(member), length_), i = 0; i < number; ++i)
@@ -73,16 +73,16 @@ int64_t PieceEpoch::length_of(const Part& part) const {
   return std::min(length_, corpus_.length(part.member) - int64_t(part.number) * length_);
 }
 
-// Best-fit decreasing over the whole epoch: parts from the longest to the shortest, each into the fullest row that has
-// room for it. The number of rows depends only on the lengths, so it is the same in every epoch. Which parts share a
-// row depends on the order among equal lengths, which is that of parts_.
+// Packs by best-fit decreasing over the whole epoch: parts are placed from the longest to the shortest, each into the
+// fullest row with enough room. The number of rows depends only on the lengths, so it is the same in every epoch. The
+// parts that share a row depend on the order among equal lengths, which is that of parts_.
 std::vector<uint32_t> PieceEpoch::pack() const {
   std::vector<uint32_t> by_length(parts_.size()), lengths;
   std::iota(by_length.begin(), by_length.end(), 0U);
   for (const Part& part : parts_) lengths.push_back(uint32_t(length_of(part)));
   std::stable_sort(by_length.begin(), by_length.end(),
                    [&](uint32_t one, uint32_t other) { return lengths[one] > lengths[other]; });
-  std::map<int64_t, std::vector<uint32_t>> open;  // rows by their free room
+  std::map<int64_t, std::vector<uint32_t>> open;  // rows by free room
   std::vector<uint32_t> row_of(parts_.size());
   uint32_t rows = 0;
   for (const uint32_t part : by_length) {

@@ -12,12 +12,12 @@ namespace {
 
 constexpr std::string_view kNumpyMagic = "\x93NUMPY";
 
-// llm.c: 256 int32, of which [0] magic, [1] version, [2] number of tokens.
+// The header of llm.c: 256 int32, of which [0] is the magic, [1] the version and [2] the number of tokens.
 constexpr int64_t kLlmcHeadBytes = 1024;
 constexpr int32_t kLlmcMagic16 = 20240520, kLlmcMagic32 = 20240801;
 
 void check_size(const ForeignTokens& found, std::string_view file, const std::string& path) {
-  // Divided, not multiplied: the number may be arbitrary.
+  // Divides instead of multiplying, because the number may be arbitrary.
   const int64_t bytes = int64_t(file.size()) - found.begin, width = bytes_of(found.type);
   ZS_CHECK(found.tokens >= 0 && bytes % width == 0 && bytes / width == found.tokens, path, ": its header tells of ",
            found.tokens, " tokens of ", width, " bytes, but ", bytes, " bytes follow: it is cut off or damaged");
@@ -35,7 +35,7 @@ ForeignTokens parse_llmc(std::string_view file, const std::string& path) {
   return found;
 }
 
-// The Python literal of a .npy header: {'descr': '<u2', 'fortran_order': False, 'shape': (5,), }.
+// Reads the Python literal of a .npy header: {'descr': '<u2', 'fortran_order': False, 'shape': (5,), }.
 class NumpyHeader {
  public:
   NumpyHeader(std::string_view text, const std::string& path) : text_(text), path_(path) { parse(); }

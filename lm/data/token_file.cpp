@@ -12,9 +12,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kIds = INT64_C(1) << 31;  // an int32 holds ids below it
+constexpr int64_t kIds = INT64_C(1) << 31;  // ids below it fit into an int32
 
-// As int64, so that none can wrap. Values of uint64 beyond int64 are refused.
+// Loads an id as int64, so that no id can wrap. Values of uint64 beyond int64 are refused.
 template <typename Stored>
 int64_t load_id(const char* data, int64_t index) {
   return int64_t(load<Stored>(data + index * int64_t(sizeof(Stored))));
@@ -73,7 +73,7 @@ struct TokenFile::Impl {
     check_ends();
   }
 
-  // A correct checksum does not make them valid: the file may come from anywhere.
+  // A correct checksum does not make the ends valid, because the file may come from anywhere.
   void check_ends() const {
     int64_t before = 0;
     for (int64_t document = 0; document < info_.documents; ++document) {
@@ -158,7 +158,7 @@ struct TokenFile::Impl {
     std::vector<uint64_t> parts{uint64_t(bytes.size())};
     const int64_t sample = std::min(kSample, info_.bytes);
     for (int64_t i = 0; i < kSamples; ++i) {
-      // The first and the last bytes among them.
+      // The samples include the first and the last bytes.
       const auto begin = int64_t(double(info_.bytes - sample) * (double(i) / double(kSamples - 1)));
       parts.push_back(hash_bytes(bytes.data() + begin, sample));
       if (sample == info_.bytes) break;
@@ -168,12 +168,12 @@ struct TokenFile::Impl {
 
   MappedFile file_;
   TokenFileInfo info_;
-  TokenFoot foot_;  // of an own file
+  TokenFoot foot_;  // only for zeroshard's own format
   IdType type_ = IdType::kUint16;
   const char* ids_ = nullptr;
   const char* mask_ = nullptr;       // a bit per token; null: no mask
-  const char* ends_ = nullptr;       // of an own file
-  std::vector<int64_t> found_ends_;  // of a foreign one
+  const char* ends_ = nullptr;       // only for zeroshard's own format
+  std::vector<int64_t> found_ends_;  // only for foreign formats
 };
 
 TokenFile::TokenFile(const std::string& path, std::optional<int32_t> eos) : impl_(std::make_unique<Impl>(path, eos)) {}

@@ -22,14 +22,14 @@ enum Offset : size_t {
   kFootHash = 112,
   kMagicAgain = 120,
 };
-constexpr uint32_t kMasked = 1;  // of the flags
+constexpr uint32_t kMasked = 1;  // bit of the flags
 
 template <typename Number>
 void store(std::byte* data, Number number) {
   std::memcpy(data, &number, sizeof(number));
 }
 
-// Names the file and the field of its foot.
+// Reads the fields of a footer. Its errors name the file and the field.
 class FootReader {
  public:
   FootReader(std::string_view file, const std::string& source)
@@ -39,7 +39,7 @@ class FootReader {
   uint32_t small(size_t offset) const { return load<uint32_t>(foot_.data() + offset); }
   std::string_view bytes(size_t offset, size_t count) const { return foot_.substr(offset, count); }
 
-  // In [low, high].
+  // Returns a number in [low, high].
   int64_t count(size_t offset, const char* field, int64_t low, int64_t high) const {
     const uint64_t value = number(offset);
     ZS_CHECK(value >= uint64_t(low) && value <= uint64_t(high), source_, ": the foot's ", field, " is ", value,

@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-// Reserved at first and cut at the end; a FileWriter also holds twice this much.
+// Space that is reserved at first and cut at the end. A FileWriter also holds twice this much.
 constexpr int64_t kReservedBytes = 1 << 20;
 
 // Bytes in a temporary file, which can be read again when it is finished.
@@ -113,7 +113,7 @@ struct TokenFileWriter::Impl {
     ZS_CHECK(learn.empty() || (masked_ && learn.size() == ids.size()), "a document of ", ids.size(), " tokens has ",
              learn.size(), " marks of what is learned, in a file ", masked_ ? "with" : "without", " a mask");
     if (ids.empty()) return;
-    state_ = State::kFailed;  // until it has succeeded
+    state_ = State::kFailed;  // changed after success
     if (foot_.id_bytes == 2) {
       append_ids<uint16_t>(ids);
     } else {
@@ -163,7 +163,7 @@ struct TokenFileWriter::Impl {
   void finish() {
     ZS_CHECK(state_ == State::kOpen, "finish() of ", directory_.path_of(name_), ", which is finished or has failed");
     ZS_CHECK(foot_.tokens > 0, "there is no token to write to ", directory_.path_of(name_));
-    state_ = State::kFailed;  // until it has succeeded
+    state_ = State::kFailed;  // changed after success
     if (!masked_) foot_.learned = foot_.tokens;
     pad();
     if (bit_ > 0) write_bits();
@@ -185,7 +185,7 @@ struct TokenFileWriter::Impl {
     state_ = State::kFinished;
   }
 
-  // Adds to the body, which is hashed piece by piece.
+  // Appends to the body, which is hashed piece by piece.
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const size_t size = std::min(bytes.size(), size_t(kPieceBytes) - piece_.size());
@@ -231,9 +231,9 @@ struct TokenFileWriter::Impl {
   std::optional<FileWriter> main_;
   std::optional<Spill> ends_, mask_;  // the sections after the ids
   std::vector<std::byte> piece_;      // part of the body that was not written yet
-  std::vector<uint64_t> table_;       // checksums of the pieces before it
+  std::vector<uint64_t> table_;       // checksums of the written pieces
   int64_t written_ = 0;
-  uint8_t bits_ = 0;  // of the mask, not written yet
+  uint8_t bits_ = 0;  // bits of the mask that are not written yet
   int bit_ = 0;
 };
 

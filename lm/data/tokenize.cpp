@@ -17,7 +17,8 @@
 namespace zeroshard {
 namespace {
 
-constexpr size_t kBatchBytes = 1 << 18;  // of text that a thread takes at a time; a longer document is a batch alone
+// Bytes of text that a thread takes at a time; a longer document is a batch of its own.
+constexpr size_t kBatchBytes = 1 << 18;
 
 struct Batch {
   std::vector<RawDocument> documents;
@@ -26,13 +27,14 @@ struct Batch {
   bool done = false;
 };
 
-// Threads that encode batches. Any number may be under way.
+// Threads that encode batches. Any number of batches may be waiting or running.
 class Encoders {
  public:
   Encoders(const DocumentEncoder& encoder, int threads) : encoder_(encoder) {
     try {
       for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
-    } catch (const std::system_error&) {  // no more threads possible: the existing ones, or the caller, do the work
+      // If no more threads are possible, the existing ones or the caller do the work.
+    } catch (const std::system_error&) {
     } catch (...) {
       end();
       throw;
@@ -52,7 +54,7 @@ class Encoders {
     }
     more_.notify_one();
   }
-  // Throws the exception of encoding.
+  // Throws the exception of the encoding thread.
   void wait(Batch& batch) {
     std::unique_lock lock(mutex_);
     done_.wait(lock, [&] { return batch.done; });
@@ -117,7 +119,7 @@ class Job {
 
   TokenizeReport run() {
     const auto begin = std::chrono::steady_clock::now();
-    const size_t at_most = 2 * encoders_.threads() + 1;  // in memory
+    const size_t at_most = 2 * encoders_.threads() + 1;  // largest number of batches in memory
     while (true) {
       check_stop(options_.stop);
       const bool more = read_batch();
@@ -142,7 +144,7 @@ class Job {
     return threads > 1 ? threads : 0;
   }
 
-  // False if nothing was left.
+  // Returns false if no document was left.
   bool read_batch() {
     auto batch = std::make_unique<Batch>();
     for (size_t bytes = 0; bytes < kBatchBytes;) {
@@ -173,13 +175,13 @@ class Job {
   TokenFileWriter writer_;
   TokenizeReport report_;
   std::deque<std::unique_ptr<Batch>> batches_;  // in the order of the documents; encoders_ has pointers to them
-  Encoders encoders_;                           // last: its threads end before what they use
+  Encoders encoders_;  // the last member, because its threads must end before the members that they use
 };
 
-// By another name, too. Writing would replace the text by its tokens.
+// Throws if the output is an input, even by another name, because writing would replace the text by its tokens.
 void check_output_is_no_input(const std::string& output, const std::vector<std::string>& inputs) {
   for (const std::string& input : inputs) {
-    std::error_code missing;  // then it is not the same
+    std::error_code missing;  // set if a file is missing, and then the files differ
     const bool same = std::filesystem::equivalent(input == "-" ? "/dev/stdin" : input, output, missing);
     ZS_CHECK(!same, "the output '", output, "' is the same file as the input ",
              input == "-" ? "standard input" : concat("'", input, "'"),

@@ -16,7 +16,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// `forward` draws the random numbers that follow this state.
+// Saves the random state from which `forward` draws its numbers.
 class RandomState {
  public:
   explicit RandomState(at::Device device)
@@ -38,11 +38,11 @@ struct Again final : torch::CustomClassHolder {
       : forward(std::move(forward_)), random(std::move(random_)) {}
   std::function<at::Tensor(const at::Tensor&)> forward;
   RandomState random;
-  std::function<at::Tensor()> input;  // empty: autograd has it
+  std::function<at::Tensor()> input;  // empty: autograd keeps the input
 };
 
 struct Recompute final : torch::autograd::Function<Recompute> {
-  // `trained` requires a gradient even if the input does not: parameters inside may require one.
+  // `trained` requires a gradient even if the input does not, because parameters inside may require one.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& /*trained*/,
                             std::function<at::Tensor(const at::Tensor&)> forward, const KeepInput& keep) {
     const auto again = c10::make_intrusive<Again>(forward, RandomState(input.device()));

@@ -21,8 +21,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kGrainNumel = 32768;  // fewer elements do not pay for another thread
-constexpr int64_t kChunkRows = 64;  // rows whose part of a weight's gradient is added at once, by any number of threads
+constexpr int64_t kGrainNumel = 32768;  // with fewer elements, another thread does not pay
+// Rows whose part of a weight's gradient is added at once, for any number of threads.
+constexpr int64_t kChunkRows = 64;
 
 int64_t num_chunks(int64_t rows) {
   return (rows + kChunkRows - 1) / kChunkRows;
@@ -81,7 +82,7 @@ struct RmsNormFunction final : torch::autograd::Function<RmsNormFunction> {
     return {dx, parts.defined() ? sum_of_parts(parts) : at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
-  // For gradients of gradients.
+  // The backward for gradients of gradients.
   static variable_list differentiable_backward(AutogradContext* context, const at::Tensor& dy, const at::Tensor& x,
                                                const at::Tensor& weight) {
     const double eps = context->saved_data["eps"].toDouble(), offset = context->saved_data["offset"].toDouble();

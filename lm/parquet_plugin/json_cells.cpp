@@ -11,13 +11,13 @@ namespace {
 
 using arrow::Type;
 
-// A column of nulls.
+// The cells of a column of nulls.
 class JsonNulls : public JsonCells {
  public:
   void append(std::string& json, int64_t) const override { json += "null"; }
 };
 
-// Array: any with GetView().
+// Array is any type with GetView().
 template <typename Array>
 class JsonStrings : public JsonCells {
  public:
@@ -51,7 +51,8 @@ class JsonDictionary : public JsonCells {
       json += "null";
       return;
     }
-    // Arrow does not compare indices with the dictionary, and a damaged file may have any.
+    // Checks the index, because Arrow does not compare indices with the dictionary, and a damaged file may have any
+    // index.
     const int64_t index = array_.GetValueIndex(row);
     if (index < 0 || index >= array_.dictionary()->length())
       throw std::runtime_error("a string is not in the column's dictionary");
@@ -96,7 +97,7 @@ class JsonStructs : public JsonCells {
   std::vector<std::pair<std::string, std::unique_ptr<JsonCells>>> fields_;
 };
 
-// Array: any with values(), value_offset() and value_length().
+// Array is any type with values(), value_offset() and value_length().
 template <typename Array>
 class JsonLists : public JsonCells {
  public:
@@ -155,7 +156,7 @@ bool holds_strings(const arrow::DataType& type) {
   switch (type.id()) {
     case Type::NA:
     case Type::STRING:
-    case Type::BINARY:  // written by programs that do not mark text as such
+    case Type::BINARY:  // some programs write text without marking it as text
     case Type::LARGE_STRING:
     case Type::LARGE_BINARY:
     case Type::STRING_VIEW:
@@ -183,7 +184,7 @@ bool holds_lists(const arrow::DataType& type) {
 
 std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array,
                                            const std::vector<std::string>& fields) {
-  // The schema of a file may contradict its pages: the casts above must be safe in any case.
+  // The schema of a file may contradict its pages, so the casts above must be safe in any case.
   const arrow::DataType* const type = array == nullptr ? nullptr : array->type().get();
   if (type == nullptr || !(fields.empty() ? holds_strings(*type) : holds_lists(*type)))
     throw std::runtime_error("a column has another type than the file says");

@@ -27,7 +27,7 @@ int guarded(ParquetRows& rows, const Call& call) noexcept {
     rows.failed = true;
     try {
       rows.error = error.what();
-    } catch (...) {  // the text of error() for none
+    } catch (...) {  // there is no memory for the text of error()
     }
   } catch (...) {
     rows.failed = true;

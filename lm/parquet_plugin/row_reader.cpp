@@ -46,13 +46,13 @@ RowReader::RowReader(int fd) {
   arrow::util::InitializeUTF8();
   auto file = take(arrow::io::ReadableFile::Open(fd));
   parquet::ReaderProperties properties;
-  properties.enable_buffered_stream();  // else the whole column of a row group is read at once
+  properties.enable_buffered_stream();  // otherwise the whole column of a row group is read at once
   properties.set_buffer_size(1 << 18);
   properties.set_page_checksum_verification(true);
   auto parquet = parquet::ParquetFileReader::Open(std::move(file), properties);
   metadata_ = parquet->metadata();
   parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
-  arrow_properties.set_pre_buffer(false);  // as above
+  arrow_properties.set_pre_buffer(false);  // for the same reason
   reader_ = take(parquet::arrow::FileReader::Make(arrow::default_memory_pool(), std::move(parquet), arrow_properties));
   int64_t rows = 0;
   for (int i = 0; i < metadata_->num_row_groups(); ++i) {

@@ -15,7 +15,7 @@ constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // U+2581
 constexpr size_t kShortSymbols = 48;
 constexpr uint32_t kNoNeighbour = UINT32_MAX;
 
-// The end of the part of `text` that begins at `begin`: the next U+2581 after another character.
+// Returns the end of the part of `text` that begins at `begin`: the next U+2581 after another character.
 size_t end_of_part(std::string_view text, size_t begin) {
   bool after_space = true;  // a part may begin with several U+2581
   for (size_t at = begin; at < text.size(); at += utf8_length(text[at])) {
@@ -57,7 +57,7 @@ void Bpe::encode_part(std::string_view part, Scratch& scratch, std::vector<int32
 
 void Bpe::cut_into_units(std::string_view part, std::vector<int32_t>& symbols) const {
   const Unknown& unknown = parts_.unknown;
-  bool pending = false;  // an unknown id is due before the next known unit
+  bool pending = false;  // an unknown id must be added before the next known unit
   for (size_t at = 0; at < part.size();) {
     const size_t bytes = parts_.byte_units ? 1 : std::min(utf8_length(part[at]), part.size() - at);
     const std::string_view unit = part.substr(at, bytes);
@@ -100,7 +100,7 @@ void Bpe::merge_short(Scratch& scratch) const {
   for (size_t i = 0; i + 1 < symbols.size(); ++i) pairs.push_back(pair(symbols[i], symbols[i + 1]));
   while (!pairs.empty()) {
     const auto by_rank = [](const Merge& a, const Merge& b) { return a.rank < b.rank; };
-    const auto best = std::min_element(pairs.begin(), pairs.end(), by_rank);  // the leftmost
+    const auto best = std::min_element(pairs.begin(), pairs.end(), by_rank);  // returns the leftmost one
     if (best->rank == kNoRank) break;
     const auto at = static_cast<size_t>(best - pairs.begin());
     symbols[at] = best->id;
@@ -113,7 +113,7 @@ void Bpe::merge_short(Scratch& scratch) const {
 
 void Bpe::merge_long(Scratch& scratch) const {
   std::vector<int32_t>& symbols = scratch.symbols;
-  std::vector<Merge>& pairs = scratch.pairs;  // dead places have kNoRank, so that their heap entries are void
+  std::vector<Merge>& pairs = scratch.pairs;  // merged places have kNoRank, so that their heap entries are ignored
   std::vector<uint64_t>& heap = scratch.heap;
   const size_t count = symbols.size();
   ZS_CHECK(count < kNoNeighbour, "a text of ", count, " characters without a place to cut it is too long");

@@ -7,13 +7,13 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kFirstShifted = 256, kShifted = 68;  // 33 + 34 + 1 bytes have no printable character of their own
+constexpr int kFirstShifted = 256, kShifted = 68;  // 33 + 34 + 1 bytes have no printable character
 
 constexpr bool is_itself(int byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-// The others are represented, in order, by the characters from U+0100 on.
+// The bytes without a printable character. The characters from U+0100 on represent them, in order.
 constexpr std::array<unsigned char, kShifted> kShiftedBytes = [] {
   std::array<unsigned char, kShifted> result{};
   size_t count = 0;

@@ -37,7 +37,7 @@ void Decoder::add(const JsonField& field, int depth) {
     if (depth == kMaxSequenceDepth) field.refuse("too many sequences inside each other");
     field["decoders"].each([&](const JsonField& step) { add(step, depth + 1); });
   } else if (type == "ByteLevel") {
-    field.allow_only({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // irrelevant here
+    field.allow_only({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // these keys do not matter here
     steps_.emplace_back(ByteLevel{});
   } else if (type == "ByteFallback") {
     field.allow_only({"type"});
@@ -74,7 +74,7 @@ void Decoder::run(const Fuse&, Tokens& tokens) {
   join(tokens, [](std::string&& token) { return std::move(token); });
 }
 
-// A run of byte tokens becomes one token.
+// Joins a run of byte tokens to one token.
 void Decoder::run(const ByteFallback&, Tokens& tokens) {
   Tokens result;
   bool after_byte = false;

@@ -24,7 +24,7 @@ Json read_json(const fs::path& path) {
   return parse_json(read_file(path), path.string());
 }
 
-// The file for a path given by the user.
+// Returns the file for a path that the user gave.
 fs::path file_of(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return path;
@@ -38,7 +38,7 @@ fs::path file_of(const fs::path& path) {
                        " SentencePiece models (*.model): one tokenizer must be there, or be named"));
 }
 
-// Hugging Face's settings of the tokenizer, from a file next to it; null if there are none.
+// Hugging Face's settings of the tokenizer, from a file in the same directory; null if there are none.
 struct Settings {
   explicit Settings(const fs::path& file) {
     std::error_code error;
@@ -54,7 +54,7 @@ struct Settings {
   bool boolean_or(const char* key, bool otherwise) const {
     return json.is_null() ? otherwise : field().boolean_or(key, otherwise);
   }
-  // "</s>", or an object with it as its content.
+  // Returns a token that is written as "</s>", or as an object with that content.
   std::string token(const char* key) const {
     if (!has(key)) return {};
     const JsonField value = field()[key];

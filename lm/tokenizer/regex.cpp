@@ -14,7 +14,7 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kMaxJitStackBytes = size_t{16} << 20;
-// A match that takes more steps is refused; the limit also grows with each byte of the text.
+// The limit of steps of a match. It also grows with each byte of the text. A match that takes more steps is refused.
 constexpr uint32_t kMatchSteps = 1'000'000, kMatchStepsPerByte = 20;
 
 std::string message_of(int error) {

@@ -16,8 +16,8 @@ bool is_alnum(char c) {
   return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-// Members of the classes on which the two libraries disagree. In PCRE2 U+180E is a space, and marks are not part of a
-// word. In Oniguruma six numbers of Latin-1 are part of a word, but not within brackets.
+// Members of the classes on which the two libraries disagree. In PCRE2, U+180E is a space, and marks are not part of a
+// word. In Oniguruma, six numbers of Latin-1 are part of a word, but not within brackets.
 constexpr std::string_view kSpaceClass = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 constexpr std::string_view kWordNumbers = "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
@@ -60,7 +60,7 @@ class Translator {
     at_ += bytes;
   }
 
-  // With ignored case, Oniguruma lets several characters match one: "ss" and U+00DF.
+  // If case is ignored, Oniguruma lets several characters match one: "ss" and U+00DF.
   void check_case() const {
     const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; };
     const std::string pair = {lower(peek()), lower(peek(1))};
@@ -85,7 +85,7 @@ class Translator {
     refuse(at_, std::min(at_ + 4, in_.size()), "is not supported: of groups, (?: (?= (?! (?<= (?<! (?> and (?i: are");
   }
 
-  // {n}, {n,}, {n,m}, {,m}; a brace that begins none of them is itself.
+  // Reads {n}, {n,}, {n,m} or {,m}. A brace that begins none of them stands for itself.
   void brace() {
     size_t end = at_ + 1;
     const auto number = [&] {
@@ -164,7 +164,7 @@ class Translator {
       default:
         if (is_alnum(c)) refuse(begin, at_, "is not supported");
     }
-    // Any other character is itself; its further bytes follow as they are.
+    // Any other character stands for itself. Its further bytes are copied unchanged.
     if (static_cast<unsigned char>(c) < 0x80) out_ += '\\';
     out_ += c;
   }
@@ -181,11 +181,11 @@ class Translator {
     }
     for (const char c : name)
       if (!is_alnum(c) && c != '_') refuse(begin, at_, "is not supported");
-    // Names of up to two letters are general categories; scripts are meant without their extensions.
+    // Names of up to two letters are general categories. Scripts are meant without their extensions.
     out_ += concat(negative ? "\\P{" : "\\p{", name.size() > 2 ? "sc:" : "", name, "}");
   }
 
-  // \xHH, \x{H...}, \uHHHH.
+  // Reads \xHH, \x{H...} or \uHHHH.
   void code_point(char kind) {
     const size_t begin = at_;
     at_ += 2;
@@ -200,7 +200,7 @@ class Translator {
     }
     const bool complete = digits > 0 && (kind == 'x' || digits == 4) && (!braces || peek() == '}');
     if (braces) ++at_;
-    // \x80 and above are single bytes to Oniguruma.
+    // Oniguruma takes \x80 and above as single bytes.
     const bool character =
         code < 0x110000 && (code < 0xD800 || code > 0xDFFF) && (kind == 'u' || braces || code < 0x80);
     if (!complete || !character) refuse(begin, std::min(at_, in_.size()), "is no character");
@@ -212,7 +212,7 @@ class Translator {
   std::string_view in_;
   std::string out_;
   size_t at_ = 0;
-  std::vector<bool> ignores_case_ = {false};  // of each open group
+  std::vector<bool> ignores_case_ = {false};  // one entry per open group
 };
 
 }  // namespace

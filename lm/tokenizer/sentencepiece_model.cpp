@@ -10,12 +10,12 @@
 namespace zeroshard {
 namespace {
 
-// The wire format of protocol buffers: a sequence of fields, each with a number, a wire type and a value.
+// Reads the wire format of protocol buffers: a sequence of fields, each with a number, a wire type and a value.
 class Wire {
  public:
   Wire(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {}
 
-  // False at the end.
+  // Reads the next field. Returns false at the end.
   bool next() {
     if (at_ == bytes_.size()) return false;
     const uint64_t key = varint();
@@ -53,7 +53,7 @@ class Wire {
   }
   int32_t integer() const {
     expect(0);
-    return static_cast<int32_t>(static_cast<uint32_t>(value_));  // negative ones have ten bytes
+    return static_cast<int32_t>(static_cast<uint32_t>(value_));  // negative numbers have ten bytes
   }
   float number() const {
     expect(5);

@@ -65,7 +65,7 @@ void SentencePieceTokenizer::read_pieces(const SentencePieceModel& model, const 
   }
 }
 
-// Removes from the front of `text` the longest text with a rule, else one character; returns its normalized form.
+// Removes the longest text with a rule from the front of `text`, or else one character. Returns its normalized form.
 std::string_view SentencePieceTokenizer::normalize_prefix(std::string_view& text) const {
   const auto take = [&](size_t bytes) {
     const std::string_view taken = text.substr(0, bytes);
@@ -102,7 +102,8 @@ void SentencePieceTokenizer::normalize(std::string_view text, std::string& resul
 void SentencePieceTokenizer::encode_part(std::string_view part, Workspace& workspace, std::vector<int32_t>& ids) const {
   normalize(part, workspace.normalized);
   if (std::holds_alternative<Bpe>(model_)) return encode_around_user_defined(workspace.normalized, workspace, ids);
-  encode_word(model_, workspace.normalized, workspace.model, ids);  // in this form they are pieces with a score
+  // A Unigram model has user-defined pieces with a score.
+  encode_word(model_, workspace.normalized, workspace.model, ids);
 }
 
 void SentencePieceTokenizer::encode_around_user_defined(std::string_view text, Workspace& workspace,
@@ -156,7 +157,8 @@ std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids, bool
     } else {
       if (at_start && (dummy_prefix_ || removes_extra_spaces_) && piece.starts_with(kSpaceSymbol)) {
         piece.remove_prefix(kSpaceSymbol.size());
-        dropped_space = !removes_extra_spaces_;  // else every space before the first word is dropped
+        // If it removes extra spaces, every space before the first word is dropped.
+        dropped_space = !removes_extra_spaces_;
       }
       text += replaced(piece, kSpaceSymbol, " ");
     }

@@ -12,7 +12,7 @@ namespace {
 
 using Type = SentencePieceModel::Type;
 
-// As in SentencePiece 0.2.3: better than all other pieces, unless those have positive scores.
+// Returns a score like SentencePiece 0.2.3: better than those of all other pieces, unless these are positive.
 float user_defined_score(size_t bytes) {
   return static_cast<float>(0.1 * static_cast<double>(bytes - 1));
 }

@@ -21,7 +21,7 @@ struct Parts {
   std::string_view left, right;
 };
 
-// "a b" or ["a", "b"]; nothing for anything else.
+// Returns the parts of "a b" or ["a", "b"]; nothing for other values.
 std::optional<Parts> parts_of(const JsonField::Json& merge) {
   if (merge.is_string()) {
     const std::string_view text = merge.get_ref<const std::string&>();
@@ -33,7 +33,7 @@ std::optional<Parts> parts_of(const JsonField::Json& merge) {
   return Parts{merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
 }
 
-// Calls visit(left, right, index) for each merge. There are hundreds of thousands: only errors build paths.
+// Calls visit(left, right, index) for each merge. There are hundreds of thousands, so only errors build paths.
 template <typename Visit>
 void each_merge(const JsonField& merges, const Visit& visit) {
   if (!merges.json().is_array()) merges.refuse("it must be an array");
@@ -52,7 +52,7 @@ bool has_every_byte(const StringTable& tokens) {
   return true;
 }
 
-// `complete`: every text can be encoded.
+// `complete` says that every text can be encoded.
 void read_unknown(const JsonField& model, const StringTable& ids, bool complete, bool byte_level,
                   Bpe::Unknown& unknown) {
   if (complete) return;
@@ -64,7 +64,7 @@ void read_unknown(const JsonField& model, const StringTable& ids, bool complete,
   unknown.bytes = read_byte_fallback(model, ids, byte_level);
 }
 
-// Whether `text` has another character directly before a U+2581.
+// Returns whether `text` has another character directly before a U+2581.
 bool has_space_inside(std::string_view text) {
   constexpr std::string_view kSpace = "\xE2\x96\x81";
   for (size_t at = text.find(kSpace); at != text.npos; at = text.find(kSpace, at + 1))
@@ -81,7 +81,7 @@ Bpe read_bpe(const JsonField& model, bool byte_level) {
   parts.byte_units = byte_level;
   parts.ignore_merges = model.boolean_or("ignore_merges", false);
   parts.tokens = StringTable(vocab.json().size());
-  StringTable ids(vocab.json().size());  // as written
+  StringTable ids(vocab.json().size());  // by the tokens as they are written
   for (const auto& [text, value] : vocab.json().items()) {
     const auto id = value.get<int32_t>();
     ids.insert(text, id);

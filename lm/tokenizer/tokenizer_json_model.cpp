@@ -8,7 +8,7 @@
 namespace zeroshard {
 namespace {
 
-// Ids may have gaps, but memory is not allocated for many more ids than tokens.
+// Returns the limit for ids. Ids may have gaps, but memory is not allocated for many more ids than tokens.
 int64_t most_ids(size_t tokens) {
   return static_cast<int64_t>(tokens) * 8 + 65536;
 }
@@ -19,7 +19,7 @@ bool is_unigram(const JsonField& model) {
   return type == "Unigram";
 }
 
-// The largest id of {"token": id} + 1.
+// Returns the largest id of {"token": id} + 1.
 int64_t size_of_bpe(const JsonField& vocab, int64_t most) {
   if (!vocab.json().is_object()) vocab.refuse("it must be an object of tokens and ids");
   int64_t size = 0;

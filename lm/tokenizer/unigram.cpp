@@ -44,7 +44,7 @@ Unigram::Unigram(Parts parts)
       flavor_(parts.flavor),
       trie_(entries_of(parts.pieces)) {}
 
-// Encodes a text from left to right. At a position that no piece spans, all paths meet: everything before is decided,
+// Encodes a text from left to right. All paths meet at a position that no piece spans. Everything before it is decided:
 // its ids are appended, and its nodes are free. So ordinary text needs nodes for only a few words at a time.
 class Unigram::Run {
  public:
@@ -62,7 +62,7 @@ class Unigram::Run {
   }
 
  private:
-  // Extends the best path to `at` by every piece; returns the length of the character there.
+  // Extends the best path to `at` by every piece. Returns the length of the character there.
   size_t extend(size_t at) {
     if (is_single() && std::abs(nodes_[at - begin_].score) > kMaxScore) rebase(at);
     const std::string_view rest = text_.substr(at);
@@ -84,7 +84,7 @@ class Unigram::Run {
 
   // Returns false if an equally good path already ends there.
   bool offer(size_t at, size_t bytes, double score, int32_t id) {
-    if (is_single()) score = static_cast<float>(score);  // the sum of two floats: rounding twice makes no difference
+    if (is_single()) score = static_cast<float>(score);  // a sum of two floats, so rounding twice makes no difference
     const size_t end = at + bytes - begin_;
     if (end >= nodes_.size()) nodes_.resize(end + 1);
     Node& node = nodes_[end];
@@ -93,13 +93,13 @@ class Unigram::Run {
     return true;
   }
 
-  // Makes scores from `at` on relative to the score there, so that floats stay precise.
+  // Makes the scores from `at` on relative to the score at `at`, so that floats stay precise.
   void rebase(size_t at) {
     const double offset = nodes_[at - begin_].score;
     for (size_t i = at - begin_; i < nodes_.size(); ++i) nodes_[i].score = static_cast<float>(nodes_[i].score - offset);
   }
 
-  // Appends the ids of the best path to the last node, which becomes the first one.
+  // Appends the ids of the best path to the last node. The last node becomes the first one.
   void settle() {
     const Node last = nodes_.back();
     path_.clear();
@@ -131,7 +131,7 @@ class Unigram::Run {
   std::vector<Step>& path_;
   std::vector<int32_t>& out_;
   size_t begin_ = 0;
-  size_t unknown_ = kNoUnknown;  // start of a run of unknown characters whose ids are still to be appended
+  size_t unknown_ = kNoUnknown;  // start of a run of unknown characters whose ids are not appended yet
 };
 
 void Unigram::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {

@@ -25,7 +25,7 @@ CodePoint decode_utf8(std::string_view text) {
   if (lead < 0x80) return {lead, 1, true};
   const size_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
   if (length == 0) return {0xFFFD, 1, false};
-  // The second byte is restricted where a shorter form exists, for surrogates, and past U+10FFFF.
+  // The second byte is restricted if a shorter form exists, for surrogates, and beyond U+10FFFF.
   const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   if (byte(1) < low || byte(1) > high) return {0xFFFD, 1, false};

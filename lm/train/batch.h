@@ -16,9 +16,9 @@ struct TrainBatch {
   int64_t num_targets = 0;
 };
 
-// Makes a batch of rows on `device`, or of this rank's piece of the rows if ranks share them. All rows must have the same
-// length, which the number of these ranks divides. The host does not wait for the copy to a device, nor later for its
-// ids.
+// Makes a batch of rows on `device`, or of this rank's piece of the rows if ranks share them. All rows must have the
+// same length, which the number of these ranks divides. The host does not wait for the copy to a device, nor later for
+// its ids.
 TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device,
                       const std::shared_ptr<const SequenceGroup>& sequence = nullptr);
 

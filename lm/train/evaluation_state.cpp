@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kName = "evaluation.json";
 constexpr int64_t kMostBytes = 4096;
 
-// Nothing if there is none, or it is damaged or of another step.
+// Returns the state in the file; nothing if there is no file, or if it is damaged or belongs to another step.
 std::optional<EvaluationState> state_in(const Directory& folder, int64_t step) {
   try {
     const auto json = nlohmann::json::parse(read_small_file(folder, kName, kMostBytes));
@@ -28,7 +28,7 @@ std::optional<EvaluationState> state_in(const Directory& folder, int64_t step) {
   }
 }
 
-// Rank 0's part of read_evaluation().
+// Runs rank 0's part of read_evaluation().
 std::optional<EvaluationState> take(const std::string& checkpoints, int64_t step) {
   try {
     std::optional<Directory> folder = Directory::open_if_there(posix_io(), checkpoints);

@@ -21,8 +21,8 @@
 namespace zeroshard {
 namespace {
 
-// Runs a model whose blocks are distributed over ranks in equal stretches. The first rank has everything before the
-// blocks, the last one everything after them. All ranks know the values between stretches.
+// Runs a model whose blocks are distributed over ranks in equal, consecutive ranges. The first rank has everything
+// before the blocks, and the last rank everything after them. All ranks get the values between the ranges.
 class PipelineRunner final : public PartRunner {
  public:
   PipelineRunner(Comm& comm, at::Device device, int64_t num_blocks)
@@ -31,7 +31,8 @@ class PipelineRunner final : public PartRunner {
   int owner(int64_t block) const { return static_cast<int>(block * comm_.world_size() / num_blocks_); }
 
   at::Tensor run(const torch::nn::Module&, const at::Tensor& input, const Forward& forward) const override {
-    const int rank = input.is_floating_point() ? comm_.world_size() - 1 : 0;  // ids and positions come first
+    // The first rank computes parts whose input is ids or positions.
+    const int rank = input.is_floating_point() ? comm_.world_size() - 1 : 0;
     return run_on(rank, /*share=*/true, input, forward);
   }
   at::Tensor run_block(int64_t index, const torch::nn::Module&, const at::Tensor& input,
@@ -41,7 +42,7 @@ class PipelineRunner final : public PartRunner {
   }
 
  private:
-  // On other ranks than the one that computes it, a value that is not shared stays unchanged.
+  // If a value is not shared, it stays unchanged on ranks that do not compute it.
   at::Tensor run_on(int rank, bool share, const at::Tensor& input, const Forward& forward) const {
     at::Tensor output = comm_.rank() == rank ? forward(input).contiguous() : input;
     return share && comm_.world_size() > 1 ? shared(output, rank) : output;
@@ -68,7 +69,7 @@ class PipelineRunner final : public PartRunner {
   int64_t num_blocks_;
 };
 
-// Counts the blocks of a model and finds which parameters each part uses, without running it.
+// Counts the blocks of a model and finds the parameters of each part without running the model.
 class PartFinder final : public PartRunner {
  public:
   at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward&) const override {
@@ -83,7 +84,7 @@ class PartFinder final : public PartRunner {
   mutable std::vector<const torch::nn::Module*> before, blocks, after;
 };
 
-// What of the logits the options leave to choose from. Changes `logits`.
+// Returns the logits that the options allow to choose from. Changes `logits`.
 at::Tensor choices_of(const at::Tensor& logits, const GenerateOptions& options) {
   const int64_t all = logits.numel(), ids = options.vocab_size > 0 ? std::min(options.vocab_size, all) : all;
   float* const values = logits.data_ptr<float>();
@@ -113,7 +114,7 @@ struct Generator::Impl {
     return parts;
   }
 
-  // Only parameters that this rank's parts use get memory.
+  // Allocates only parameters that this rank's parts use.
   void load(const PartFinder& parts, const ParameterValues& values) {
     const at::NoGradGuard no_grad;
     std::set<const void*> mine;
@@ -127,7 +128,8 @@ struct Generator::Impl {
       std::for_each(parts.after.begin(), parts.after.end(), [&](auto* part) { add(*part); });
     for (auto& item : model->named_parameters()) {
       at::Tensor& parameter = item.value();
-      if (mine.erase(parameter.unsafeGetTensorImpl()) == 0) continue;  // another rank's, or tied and already loaded
+      // Another rank has it, or it is tied and already loaded.
+      if (mine.erase(parameter.unsafeGetTensorImpl()) == 0) continue;
       const auto fill = [&] {
         at::Tensor whole = at::empty(parameter.sizes(), at::TensorOptions().dtype(dtype).device(world.device()));
         read(values, item.key(), whole.view({-1}));
@@ -139,7 +141,7 @@ struct Generator::Impl {
     }
   }
 
-  // In pieces, unless the values are read right to their place.
+  // Reads in pieces, unless the values can be read directly to their place.
   static void read(const ParameterValues& values, const std::string& name, const at::Tensor& to) {
     constexpr int64_t kPieceNumel = int64_t{1} << 20;
     if (to.is_cpu() && to.scalar_type() == at::kFloat) return values.read(name, 0, to.numel(), to.data_ptr<float>());
@@ -151,13 +153,14 @@ struct Generator::Impl {
     }
   }
 
-  // NaN and infinities spread: one in a weight makes every logit NaN, and any token would be as good as another.
+  // NaN and infinities spread: one in a weight makes every logit NaN, and then any token would be as good as another.
   void check_finite(const at::Tensor& logits, size_t position) const {
     if (std::isfinite(logits.max().item<float>())) return;
     std::string found = "look for inf or NaN in its weights";
     for (const auto& item : model->named_parameters()) {
       const at::Tensor& parameter = item.value();
-      const bool here = parameter.unsafeGetTensorImpl()->storage_initialized();  // another rank has the others
+      // Another rank has the other parameters.
+      const bool here = parameter.unsafeGetTensorImpl()->storage_initialized();
       if (here && !parameter.isfinite().all().item<bool>()) {
         found = concat("parameter '", item.key(), "' has inf or NaN");
         break;
@@ -167,7 +170,7 @@ struct Generator::Impl {
                        ". Take a model from before they came, such as an earlier checkpoint"));
   }
 
-  // For the token after the last one: fp32, [vocabulary], on the host, where tokens are chosen.
+  // Returns the logits of the next token: fp32, [vocabulary], on the host, where tokens are chosen.
   at::Tensor next_logits(const std::vector<int32_t>& ids, KvCache& cache) {
     const TokenBatch batch = batch_of(ids, world.device());
     return model->logits(batch, *runner, &cache).select(1, -1).flatten().to(at::kCPU, at::kFloat).contiguous();

@@ -49,7 +49,7 @@ class Merge {
     bool transposed = false;
   };
 
-  // The change of a stored weight is left_ right_.
+  // Loads left_ and right_, whose product is the change of a stored weight.
   void load(const Module& module, const Read& read) {
     const at::Tensor a = at::empty({module.rank, module.in}), b = at::empty({module.out, module.rank});
     read(concat(module.path, kLoraA), 0, a.numel(), a.data_ptr<float>());
@@ -58,7 +58,7 @@ class Merge {
     right_ = module.transposed ? b.t() : a;
   }
 
-  std::map<std::string, Module> modules_;  // by the name of the weight
+  std::map<std::string, Module> modules_;  // key: the name of the weight
   std::string loaded_;
   at::Tensor left_, right_;  // [rows, rank], [rank, columns]
 };

@@ -13,8 +13,8 @@ struct MadeModel {
   std::shared_ptr<CausalLM> model;
   std::optional<LoraOptions> lora;  // options of the run, spelled out
 };
-// Throws ValueError or IoError. Also throws if the rows are too long for the model, if nothing is left to train, or if the
-// ranks of a sequence group cannot share the rows or the model's heads.
+// Throws ValueError or IoError. Also throws if the rows are too long for the model, if nothing is left to train, or if
+// the ranks of a sequence group cannot share the rows or the model's heads.
 MadeModel make_model(const TrainConfig& config);
 
 // Returns the values in the model's files, or initial values.

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The other files that transformers reads, if a directory has them; and *.model, of SentencePiece.
+// The other files that transformers reads if a directory has them, and *.model of SentencePiece.
 constexpr const char* kCompanions[] = {"generation_config.json",
                                        "tokenizer.json",
                                        "tokenizer_config.json",
@@ -38,7 +38,7 @@ std::string with_dtype(const std::string& config, const std::string& dtype) {
   return json.dump(2) + "\n";
 }
 
-// The generation config that transformers makes from a config.json if the model has none.
+// Returns the generation config that transformers makes from a config.json if the model has none.
 std::string generation_config_of(const std::string& config) {
   const auto json = nlohmann::ordered_json::parse(config);
   nlohmann::ordered_json generation{{"_from_model_config", true}};
@@ -47,9 +47,9 @@ std::string generation_config_of(const std::string& config) {
   return generation.dump(2) + "\n";
 }
 
-using Files = std::map<std::string, std::string>;  // name: contents
+using Files = std::map<std::string, std::string>;  // name -> contents
 
-constexpr int64_t kMaxCompanionBytes = int64_t{1} << 30;  // as tokenizers are read
+constexpr int64_t kMaxCompanionBytes = int64_t{1} << 30;  // the same limit as for reading tokenizers
 
 std::vector<fs::path> companion_paths(const std::string& directory) {
   std::vector<fs::path> paths;
@@ -80,7 +80,7 @@ void write_directory(const ModelExport& what, ExportOptions weights, const Files
   write_small_file(output, config_name, config);
 }
 
-// Returns the first file in `output` of those that a run writes at its end; empty if there is none.
+// Returns the first file in `output` that a run would also write at its end; empty if there is none.
 std::string file_of_model(const std::string& output, const Files& copied) {
   const std::optional<Directory> directory = Directory::open_if_there(shared_posix_io(), output);
   if (!directory) return "";
@@ -100,7 +100,7 @@ void check_output(const std::string& model, const std::string& output, const std
   std::error_code none;  // a folder that does not exist is not another one
   ZS_CHECK(!fs::equivalent(model, output, none), "train.output is '", output,
            "', the directory of train.model: its weights would be overwritten. Name another folder");
-  // Files that cannot be copied are reported now, not after the training.
+  // Reads the files now, so that errors are reported before the training.
   const Files copied = fs::is_directory(model, none) ? companions(model) : Files();
   if (fs::is_directory(checkpoints, none) && !list_checkpoints(checkpoints).empty()) return;
   const std::string found = file_of_model(output, copied);

@@ -7,7 +7,8 @@
 namespace zeroshard {
 namespace {
 
-// Dropout, initial values and the greatest length are not here: a run may go on with others.
+// The fields that a checkpoint must agree with. Dropout, initial values and the largest length are left out, because a
+// run may continue with others.
 constexpr const char* kNames[] = {"model_type",
                                   "num_attention_heads",
                                   "num_key_value_heads",

@@ -31,7 +31,7 @@ const std::vector<Block>& blocks() {
   return all;
 }
 
-// Those outside of "train", too: a key may be in the wrong place.
+// Returns the known paths, including those outside of "train", because a key may be in the wrong place.
 std::vector<std::string> known_paths() {
   std::vector<std::string> known;
   for (const Block& block : blocks())
@@ -46,7 +46,7 @@ std::string allowed_in(const Block& block) {
   return text;
 }
 
-// The object of a block, or null. `path` begins with "train".
+// Returns the object of a block, or null. `path` begins with "train".
 const Json* object_at(const Json& train, const std::string& path) {
   const Json* object = &train;
   for (size_t dot = path.find('.'); dot != path.npos && object->is_object(); dot = path.find('.', dot + 1)) {

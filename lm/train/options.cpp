@@ -59,7 +59,7 @@ void read_checkpoints(Fields& fields, TrainOptions& options) {
   options.checkpoints = fields.path("folder", "");
 }
 
-// "none", "full", or {"every": k}.
+// Reads "none", "full", or {"every": k}.
 int64_t read_recompute(Fields& fields, const nlohmann::json& train) {
   const auto found = train.find("activation_checkpointing");
   if (found == train.end() || !found->is_object()) {
@@ -79,7 +79,7 @@ void read_length_of_run(Fields& fields, TrainOptions& options) {
     fields.fail("steps", "exactly one of \"steps\" and \"epochs\" says how long to train");
 }
 
-// With "adapter", the adapter's values are the defaults and the only allowed ones, except for dropout.
+// With "adapter", the adapter's values are the defaults and the only allowed values, except for dropout.
 void read_lora(Fields& fields, TrainOptions& options) {
   options.lora_adapter = fields.path("adapter", "");
   options.lora_merge = fields.boolean("merge", false);
@@ -146,11 +146,12 @@ TrainOptions read_train(const nlohmann::json& train, const std::string& source) 
   return options;
 }
 
-// What a person has to write at least.
+// The smallest configuration, for error messages.
 constexpr const char* kSmallest =
     R"({"model": "DIR", "output": "DIR", "steps": 1000, "data": {"train": ["corpus.txt"], "length": 1024}})";
 
-// Of the model's config.json; nothing if it does not tell one, or cannot be read: that is told where the model is made.
+// Returns the hidden size in the model's config.json. Returns nothing if it has none or cannot be read, because
+// make_model() reports that.
 std::optional<int64_t> hidden_size_of(const std::string& model) {
   try {
     const auto config = nlohmann::json::parse(zeroshard::read_text(model + "/config.json"), nullptr, false);
@@ -164,7 +165,7 @@ std::optional<int64_t> hidden_size_of(const std::string& model) {
   return std::nullopt;
 }
 
-// What Python's engine reads or names, with what there is instead in a run without Python.
+// The keys that only Python's engine reads or names, each with its replacement in a run without Python.
 constexpr std::pair<const char*, const char*> kKeysOfPython[] = {
     {"steps_per_print", "train.log_every says how often a line is printed"},
     {"wall_clock_breakdown", "the lines of train.log_every tell the pace"},
@@ -193,7 +194,8 @@ void tell_keys_of_python(ParsedConfig& parsed) {
   }
 }
 
-// A schedule's "auto": only the run knows its own length. Returns whether that is known once the data is read.
+// Fills in a schedule's "auto" length, because only the run knows its own length. Returns whether the length will be
+// known after the data was read.
 bool fill_total_steps(Json& config, const TrainOptions& options) {
   const Json::json_pointer where("/scheduler/params/total_num_steps");
   if (!config.contains(where) || config[where] != "auto") return false;
@@ -201,7 +203,7 @@ bool fill_total_steps(Json& config, const TrainOptions& options) {
   return options.steps == 0;
 }
 
-// What engines in Python do by these blocks, a run without Python does anyway, or not at all.
+// Reports keys of metrics: a run without Python does these things anyway, or not at all.
 void tell_blocks_of_metrics(ParsedConfig& parsed) {
   const auto tell = [&](const MetricFilesConfig& files, const char* block) {
     if (files.enabled)

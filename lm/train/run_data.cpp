@@ -22,7 +22,7 @@ DatasetOptions rows_of(const TrainOptions& options, const CausalLM& model, Part 
   return rows;
 }
 
-// A row may have no target: a document of one token has no next token, and a mask may hide all others.
+// Returns whether some row has a target. A document of one token has no next token, and a mask may hide all others.
 bool has_targets(Dataset& data, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) {
     const TokenRow row = data.row(i);
@@ -49,7 +49,7 @@ std::unique_ptr<Dataset> validation_data(const TrainOptions& options, const Caus
 }
 
 int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size, const RowsDone& done) {
-  constexpr int64_t kMostRows = int64_t{1} << 53;  // a double counts them one by one
+  constexpr int64_t kMostRows = int64_t{1} << 53;  // a double can count them one by one
   if (options.steps > 0) {
     ZS_CHECK(options.steps <= kMostRows / batch_size, "train.steps is ", options.steps, ", of ", batch_size,
              " rows each: a run may have 2^53 rows at most. Give fewer steps");

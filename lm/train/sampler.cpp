@@ -21,17 +21,18 @@ Sampler::Sampler(const SamplingOptions& options)
   ZS_CHECK(options.top_p > 0 && options.top_p <= 1, "top_p is ", options.top_p, "; it must be in (0, 1]");
 }
 
-// Temperature, then top-k, then top-p (Holtzman et al. 2020), in the order of transformers.
+// Applies temperature, then top-k, then top-p (Holtzman et al. 2020), in the order of transformers.
 int32_t Sampler::choose(const at::Tensor& logits) {
   if (options_.temperature == 0) return static_cast<int32_t>(logits.argmax().item<int64_t>());
   const int64_t all = logits.numel();
   const int64_t kept = options_.top_k > 0 ? std::min(options_.top_k, all) : all;
   const auto [values, ids] = at::topk(logits, kept, 0, /*largest=*/true, /*sorted=*/true);
-  // Less the largest, and in fp64: a small temperature would make infinities of logits, or be 0 in fp32.
+  // Subtracts the largest, in fp64, because a small temperature would make logits infinite, or would be 0 in fp32.
   const at::Tensor below = (values - values[0]).to(at::kDouble) / options_.temperature;
   const at::Tensor shares = at::softmax(below.to(at::kFloat), 0);
   if (options_.top_p < 1) {
-    // Tokens whose predecessors together have less than top_p; always the first, which a small top_p would drop.
+    // Keeps tokens whose predecessors together have less than top_p. Always keeps the first token, which a small top_p
+    // would drop.
     const at::Tensor before = shares.cumsum(0) - shares;
     shares.slice(0, 1).masked_fill_(before.slice(0, 1).ge(options_.top_p), 0);
   }

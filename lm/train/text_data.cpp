@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Depends on everything that determines the tokens: a changed text gets another file.
+// Returns a name that depends on everything that determines the tokens, so that a changed text gets another file.
 std::string name_of_tokens(const std::string& text, const Tokenizer& tokenizer, const TokenizeOptions& options) {
   const fs::path path(text);
   const auto written = fs::last_write_time(path).time_since_epoch().count();
@@ -72,7 +72,7 @@ bool tokenize_texts(TrainOptions& options, World& world, const std::atomic<bool>
       if (!stop) throw;
     }
   }
-  // With the time-out for long waits: rank 0 may have much to read.
+  // Waits in the communicator with the longer time-out, because rank 0 may have much to read.
   if (world.checkpoint() != nullptr) world.checkpoint()->barrier("texts become tokens");
   if (world.mean(stop ? 1 : 0) > 0) return false;
   if (world.rank() != 0) tokenize_texts(options);  // the files exist now

@@ -62,7 +62,7 @@ class EngineRunner final : public PartRunner {
   int64_t recompute_every_;
 };
 
-// The engine's configuration, with the schedule of a run of so many steps.
+// Returns the engine's configuration, with the schedule of a run of `steps` steps.
 ParsedConfig with_length(const TrainConfig& config, int64_t steps) {
   ParsedConfig parsed = config.engine;
   if (!config.schedule_ends_with_run) return parsed;
@@ -123,7 +123,8 @@ class Run {
   }
 
  private:
-  // Fewer bad steps in a row than zeroshard.max_skipped_steps do not end the run by themselves.
+  // Throws if all steps were skipped. Fewer skipped steps in a row than zeroshard.max_skipped_steps do not end the run
+  // by themselves.
   void check_trained() const {
     if (engine_.steps() == 0 || engine_.skipped_in_a_row() < engine_.steps()) return;
     throw StateError(concat("none of the run's ", engine_.steps(),
@@ -133,7 +134,7 @@ class Run {
                             options_.model, "', or train in bf16"));
   }
 
-  // The run's length, checked; tells what the run will do, before the parameters are read.
+  // Returns the checked length of the run. Reports what the run will do, before the parameters are read.
   int64_t planned_steps(const TrainConfig& config) {
     const int64_t steps = total_steps(options_, *training_, config_.train_batch_size);
     const std::string warning = check_targets(options_, config_.train_batch_size, steps, *training_, validation_.get());
@@ -159,8 +160,8 @@ class Run {
 
   double sum_over_ranks(double value) { return world_.mean(value) * world_.world_size(); }
 
-  // This rank's rows of the step's micro-batches, or its piece of them. Rows are assigned micro-batch by micro-batch,
-  // group by group, so the rows of a step do not depend on the number of ranks.
+  // Returns this rank's rows of the step's micro-batches, or its piece of the rows if ranks share them. Rows are
+  // assigned micro-batch by micro-batch, group by group, so the rows of a step do not depend on the number of ranks.
   std::vector<TrainBatch> next_batches() {
     std::vector<TrainBatch> batches;
     const int64_t size = config_.micro_batch_size;
@@ -173,7 +174,7 @@ class Run {
     return batches;
   }
 
-  // A checkpoint has the random state of the host alone: that of a device follows from the step.
+  // Seeds the device's generator from the step, because a checkpoint only has the random state of the host.
   void seed_device() {
     if (world_.device().is_cpu()) return;
     at::Generator generator = at::globalContext().defaultGenerator(world_.device());
@@ -182,8 +183,8 @@ class Run {
     generator.set_current_seed(hash_bytes(key.data(), static_cast<int64_t>(key.size())));
   }
 
-  // Returns whether the run is to end. The gradient is that of the mean over all targets of the step, over all ranks
-  // and micro-batches.
+  // Trains one step and returns whether the run must end. The gradient is that of the mean over all targets of the
+  // step, over all ranks and micro-batches.
   bool step() {
     const std::vector<TrainBatch> batches = next_batches();
     int64_t own_targets = 0;
@@ -215,21 +216,23 @@ class Run {
     return result.stop;
   }
 
-  // A run that a signal ended was not evaluated after its last step: the sender of the signal may not wait for that.
-  // Returns false if a signal came during the evaluation.
+  // Evaluates if it is due. A run that a signal ended is not evaluated after its last step, because the sender of the
+  // signal may not wait for that. Returns false if a signal came during the evaluation.
   bool evaluate_if_due() {
     const int64_t done = engine_.steps();
     return !is_due(options_.evaluate_every, done) || done >= total_ || evaluations_.step == done || evaluate();
   }
 
-  // Before each pass of an evaluation: the launcher hears that this rank goes on. Returns whether a signal came to any
-  // rank, the same on all. They ask each other before every fourth pass: a pass of a small model takes less than that.
+  // Call it before each pass of an evaluation, so that the launcher sees progress of this rank. Returns whether a
+  // signal came on any rank; the result is the same on all ranks. Ranks ask each other only before every fourth pass,
+  // because a pass of a small model is shorter than asking.
   bool is_stopped(int64_t pass) {
     if (world_.observer()) world_.observer()->step_finished(engine_.steps());
     return pass % 4 == 0 && world_.mean(stop_ ? 1 : 0) > 0;
   }
 
-  // Returns false if a signal ended it. Then nothing is told of it, and it is made when the run goes on.
+  // Returns false if a signal ended the evaluation. Its results are then dropped, and the continued run evaluates
+  // again.
   bool evaluate() {
     const at::NoGradGuard no_grad;
     model_->eval();
@@ -256,7 +259,7 @@ class Run {
     if (saved_ == evaluation.step && world_.rank() == 0) write_evaluation(options_.checkpoints, evaluations_);
   }
 
-  // Every rank calls the units equally often: a rank without rows left runs one without targets.
+  // Every rank calls the units equally often. So a rank without remaining rows runs one without targets.
   std::optional<Evaluation> validate() {
     const int64_t limit = rows_of_evaluation(options_, *validation_), size = config_.micro_batch_size;
     const int64_t rows_at_once = size * row_groups();
@@ -283,14 +286,14 @@ class Run {
     return evaluation;
   }
 
-  // The likeliest text; nothing if a signal came.
+  // Returns the most likely text; nothing if a signal came.
   std::optional<std::string> sample(const std::vector<int32_t>& prompt) {
     const Tokenizer& tokenizer = *prompts_.tokenizer;
     Sampler sampler({.temperature = 0});
     const int64_t most = std::min(int64_t(prompt.size()) + options_.sample_tokens, model_->max_length());
     KvCache cache(most);
     std::vector<int32_t> ids = prompt, next = prompt;
-    // Equally many on every rank: an end token does not end the loop.
+    // Every rank runs the same number of tokens, so an end token does not end the loop.
     while (int64_t(ids.size()) < most) {
       if (is_stopped(int64_t(ids.size() - prompt.size()))) return std::nullopt;
       engine_.begin_forward(/*training=*/false);
@@ -315,7 +318,8 @@ class Run {
     saved_ = engine_.steps();
   }
 
-  // What is left when the run ends, for a while or for good. "warn" is for saves after which training continues.
+  // Saves the state at the end of the run, even if the run will continue later. "warn" only applies to saves after
+  // which training continues.
   void save_last() {
     if (saved_ != engine_.steps()) forget_failed_save();
     save();
@@ -324,7 +328,7 @@ class Run {
                            options_.checkpoints, "': rank 0 has logged why"));
   }
 
-  // An earlier save's error must not prevent the last save.
+  // Drops an earlier save's error, because it must not prevent the last save.
   void forget_failed_save() {
     try {
       engine_.wait_for_checkpoint();
@@ -333,12 +337,13 @@ class Run {
     }
   }
 
-  // Identifies the base model of a checkpoint with adapters, besides the parameters' shapes.
+  // Returns the part of a checkpoint with adapters that identifies its base model, in addition to the parameters'
+  // shapes.
   nlohmann::json adapter_scale() const { return made_.lora ? nlohmann::json(made_.lora->scale()) : nlohmann::json(); }
 
   void resume() {
     LoadOptions load;
-    load.may_be_first = true;  // started() tells it
+    load.may_be_first = true;  // started() reports a new run
     bool accepted = false;
     load.accept = [&](const std::string& state) {
       check_data(nlohmann::json::parse(state).at("client"));
@@ -357,7 +362,7 @@ class Run {
   }
 
   void resume_from(const nlohmann::json& state) {
-    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // earlier versions did not count them
+    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // earlier versions did not count samples
     saved_ = engine_.steps();
     evaluations_ = evaluation_state_of(state, saved_);
     const RowsDone done{engine_.steps(), engine_.progress().global_samples};
@@ -392,16 +397,16 @@ class Run {
   TrainObserver& observer_;
   const std::atomic<bool>& stop_;
   MadeModel made_;
-  nlohmann::json network_;  // what of config.json a checkpoint must agree with
+  nlohmann::json network_;  // fields of config.json that must equal those of a checkpoint
   std::shared_ptr<CausalLM> model_;
   std::unique_ptr<Dataset> training_;
-  std::unique_ptr<Dataset> validation_;  // null: there is none
+  std::unique_ptr<Dataset> validation_;  // null if there is none
   Prompts prompts_;
-  int64_t total_;  // steps
+  int64_t total_;  // number of steps
   ModuleEngine engine_;
   EngineRunner runner_;
   std::shared_ptr<const SequenceGroup> sequence_;  // null: rows are whole
-  int64_t saved_ = 0;                              // the step of the last save
+  int64_t saved_ = 0;                              // step of the last save
   EvaluationState evaluations_;
 };
 

@@ -29,11 +29,11 @@ struct TokenBatch {
   // The smallest and the largest id, if the caller knows them. Otherwise they are computed, and the host waits if the
   // ids are on a device.
   std::optional<std::pair<int64_t, int64_t>> id_range = std::nullopt;
-  // The ranks that have equal pieces of the same rows, in their order; null: the rows are whole. `ids` are then this
-  // rank's piece, and `documents` and `positions` are those of whole rows.
+  // The ranks that share these rows: each has an equal piece, in the order of ranks. Null if rows are whole. `ids` is
+  // this rank's piece; `documents` and `positions` are those of whole rows.
   std::shared_ptr<const SequenceGroup> sequence = nullptr;
 
-  int64_t row_length() const;                         // of a whole row
+  int64_t row_length() const;                         // length of a whole row
   at::Tensor piece_of(const at::Tensor& rows) const;  // this rank's columns of whole rows, [batch, row_length]
 };
 

@@ -28,7 +28,7 @@ at::Tensor make_mask(const TokenBatch& batch, int64_t past, int64_t window) {
   return seen.logical_and(same.unsqueeze(1));
 }
 
-// Capped scores have no fused kernel.
+// Computes attention with capped scores, which no fused kernel supports.
 at::Tensor attend_capped(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& mask, const AttentionOptions& options) {
   const int64_t groups = query.size(1) / key.size(1);
@@ -43,7 +43,7 @@ at::Tensor attend_capped(const at::Tensor& query, const at::Tensor& key, const a
 
 }  // namespace
 
-// A window that spans the whole row is no window.
+// Returns the window; 0 if it spans the whole row, because it has no effect then.
 int64_t AttentionContext::effective(int64_t window) const {
   return window < past_ + batch_.row_length() ? window : 0;
 }
@@ -73,7 +73,7 @@ at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionC
   } else {
     const at::Tensor& mask = context.mask(options.window);
     const std::optional<at::Tensor> given = mask.defined() ? std::optional(mask) : std::nullopt;
-    const bool causal = !given && context.past() == 0;  // a single token with a past sees everything
+    const bool causal = !given && context.past() == 0;  // a single token with a past attends to everything
     mixed = at::scaled_dot_product_attention(query, key, value, given, options.dropout, causal, options.scale,
                                              query.size(1) != key.size(1));
   }

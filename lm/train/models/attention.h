@@ -30,13 +30,8 @@ class AttentionContext {
   KvCache* cache() const { return cache_; }
   const SequenceGroup* sequence() const { return batch_.sequence.get(); }
 
-<<<<<<< HEAD
-  // Bool, [batch or 1, 1, length, past + length], with the length of whole rows: true if the row's token sees the
-  // column's. Undefined if each token sees all tokens before it.
-=======
-  // Returns bool, [batch or 1, 1, length, past + length]: true if the row's token attends to the column's token.
-  // Undefined if each token attends to all earlier tokens.
->>>>>>> 4e5d8871 (Begin the headers' comments of lm with a subject)
+  // Returns bool, [batch or 1, 1, length, past + length], with the length of whole rows: true if the row's token
+  // attends to the column's token. Undefined if each token attends to all earlier tokens.
   const at::Tensor& mask(int64_t window);
   // The same, but never undefined.
   const at::Tensor& explicit_mask(int64_t window);
@@ -50,16 +45,10 @@ class AttentionContext {
   std::map<int64_t, at::Tensor> masks_;  // by window
 };
 
-<<<<<<< HEAD
-// query: [batch, heads, length, head_dim]; key and value: [batch, kv_heads, length, head_dim], where kv_heads divides
-// heads. Returns [batch, length, heads * head_dim]. Where ranks share rows, `length` is that of this rank's piece, and
-// the ranks exchange heads: each attends over whole rows with an equal part of the heads.
-at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionContext& context,
-=======
 // Computes attention. query: [batch, heads, length, head_dim]; key and value: [batch, kv_heads, length, head_dim],
-// where kv_heads divides heads. Returns [batch, length, heads * head_dim].
-at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, AttentionContext& context,
->>>>>>> 4e5d8871 (Begin the headers' comments of lm with a subject)
+// where kv_heads divides heads. Returns [batch, length, heads * head_dim]. If ranks share rows, `length` is that of
+// this rank's piece, and the ranks exchange heads: each rank attends over whole rows with an equal part of the heads.
+at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionContext& context,
                   const AttentionOptions& options);
 
 }  // namespace zeroshard

@@ -33,7 +33,7 @@ const std::vector<std::pair<std::string, Make>>& architectures() {
   return all;
 }
 
-// Fields that transformers writes to every config.json and that do not change the model.
+// Ignores fields that transformers writes to every config.json and that do not change the model.
 void ignore_common_fields(Fields& fields) {
   fields.ignore({"model_type",
                  "architectures",
@@ -72,7 +72,7 @@ std::pair<int64_t, int64_t> range_of(const at::Tensor& ids) {
   return {least.item<int64_t>(), greatest.item<int64_t>()};
 }
 
-// A token's distance from the first of its document.
+// Returns each token's distance from the first token of its document.
 at::Tensor count_positions(const TokenBatch& batch) {
   const int64_t length = batch.row_length();
   const at::Tensor places = at::arange(length, batch.ids.options()).expand({batch.ids.size(0), length});
@@ -86,7 +86,7 @@ at::Tensor count_positions(const TokenBatch& batch) {
 
 constexpr int64_t kInitialBlock = int64_t{1} << 16;
 
-// So that code which computes byte counts need not check for overflows.
+// Limits the number of parameters, so that code which computes byte counts need not check for overflows.
 void check_count(const CausalLM& model, const std::string& source) {
   constexpr double kMost = int64_t{1} << 53;
   double count = 0;
@@ -144,7 +144,7 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, K
     ZS_CHECK(least >= 0 && greatest < sizes_.vocab_size, "token id ", least < 0 ? least : greatest,
              " is outside the model's vocabulary of ", sizes_.vocab_size,
              ": the text was made with another tokenizer than the model's");
-    // Computed positions lie within the row: checking them would only wait for the device.
+    // Computed positions lie within the row, and checking them would make the host wait for the device.
     const bool within = !batch.positions.defined() && past + batch.row_length() <= sizes_.max_length;
     const int64_t last = within ? 0 : whole.positions.max().item<int64_t>();
     ZS_CHECK(last < sizes_.max_length, "position ", last, " is outside the model's ", sizes_.max_length,
@@ -156,7 +156,7 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, K
   return logits;
 }
 
-// In blocks with a generator each, so that any stretch can be drawn without the values before it.
+// Each block has its own generator, so that any range can be drawn without the values before it.
 void CausalLM::initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out) {
   const at::NoGradGuard no_grad;
   at::Tensor block = at::empty({kInitialBlock}, at::kFloat);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMostHeadDim = int64_t{1} << 16;
 
-// State shared by the layers of one forward pass.
+// State that the layers of one forward pass share.
 struct Pass {
   Rope::Angles angles;
   AttentionContext attention;
@@ -107,7 +107,7 @@ class Layer final : public torch::nn::Module {
   std::shared_ptr<RmsNorm> before_attention_, after_attention_, before_feed_forward_, after_feed_forward_;
 };
 
-// The tensors under "model." in the files.
+// The module of the tensors under "model." in the files.
 class Trunk final : public torch::nn::Module {
  public:
   explicit Trunk(const DecoderOptions& options) {
@@ -137,7 +137,7 @@ class Decoder final : public CausalLM {
   at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) override {
     at::Tensor x = runner.run(*trunk_->embedding, batch.ids,
                               [this](const at::Tensor& ids) { return trunk_->embedding->forward(ids); });
-    // Rounded to the dtype first, as Gemma was trained.
+    // The scale is first rounded to the dtype, because Gemma was trained so.
     if (options_.embedding_scale != 1) x = x * at::scalar_tensor(options_.embedding_scale, x.options());
     const auto pass = std::make_shared<Pass>(
         Pass{options_.rope->angles(batch.positions, x.scalar_type()), AttentionContext(batch, cache)});

@@ -84,7 +84,7 @@ class Gpt2Block final : public torch::nn::Module {
   std::shared_ptr<Gpt2FeedForward> feed_forward_;
 };
 
-// The tensors under "transformer." in the files.
+// The module of the tensors under "transformer." in the files.
 class Gpt2Trunk final : public torch::nn::Module {
  public:
   explicit Gpt2Trunk(const Gpt2Options& options) {
@@ -127,7 +127,8 @@ class Gpt2 final : public CausalLM {
     return runner.run(*head_, x, [this](const at::Tensor& input) { return head_->forward(input); });
   }
 
-  // Projections back into the residual stream start smaller, by the number of their sums (Radford et al. 2019, 2.3).
+  // Projections back into the residual stream get smaller initial values, by the number of their sums (Radford et al.
+  // 2019, 2.3).
   void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) override {
     if (name.ends_with(".bias")) {
       elements.zero_();

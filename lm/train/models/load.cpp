@@ -9,20 +9,21 @@
 namespace zeroshard {
 namespace {
 
-// Files of a model without its head lack the trunk's name: "h.0.ln_1.weight" instead of "transformer.h.0.ln_1.weight".
+// Finds a parameter's tensor. The files of a model without its head lack the trunk's name: "h.0.ln_1.weight" instead of
+// "transformer.h.0.ln_1.weight".
 const ModelFiles::Tensor* find_tensor(const ModelFiles& files, const std::string& parameter) {
   if (const auto* found = files.find(parameter)) return found;
   return files.find(std::string_view(parameter).substr(parameter.find('.') + 1));
 }
 
-// Tensors of old files that no model needs: tables, and the head if it is tied to the embedding.
+// Returns whether a tensor of old files is not needed: tables, and the head if it is tied to the embedding.
 bool is_leftover(std::string_view name, bool tied) {
   const auto ends = [&](std::string_view end) { return name.ends_with(end); };
   return ends(".rotary_emb.inv_freq") || ends(".attn.bias") || ends(".attn.masked_bias") ||
          (tied && name == "lm_head.weight");
 }
 
-// The tensor of each parameter, by the parameter's name; tied ones under each of their names.
+// The tensor of each parameter, by the parameter's name. A tied parameter has an entry for each of its names.
 using Places = std::map<std::string, const ModelFiles::Tensor*, std::less<>>;
 
 Places find_all(const ModelFiles& files, const CausalLM& model) {

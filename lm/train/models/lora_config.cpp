@@ -13,13 +13,14 @@
 namespace zeroshard {
 namespace {
 
-// Fields of PEFT that only describe how the adapter was made, or configure features that other fields switch on.
+// Ignores fields of PEFT that only describe how the adapter was made, or configure features that other fields switch
+// on.
 void ignore_fields_without_bearing(Fields& fields) {
   fields.ignore({"base_model_name_or_path", "revision", "peft_version", "inference_mode", "fan_in_fan_out",
                  "auto_mapping", "megatron_core", "qalora_group_size"});
 }
 
-// Fields with which the adapter, or its base model, would be something that LoraOptions cannot express.
+// Refuses fields that make the adapter or its base model something that LoraOptions cannot express.
 void require_plain_lora(Fields& fields) {
   if (fields.text("peft_type") != "LORA") fields.fail("peft_type", "is not supported; only \"LORA\" is");
   fields.require("task_type", "CAUSAL_LM");
@@ -32,7 +33,7 @@ void require_plain_lora(Fields& fields) {
     fields.require(name, nlohmann::json::array());
 }
 
-// Some ways to initialise change the model's own weights as well.
+// Refuses initialisations that also change the model's own weights.
 void require_untouched_base(Fields& fields, const nlohmann::json& config) {
   const auto found = config.find("init_lora_weights");
   if (found == config.end() || !found->is_string()) {

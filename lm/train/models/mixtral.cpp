@@ -12,9 +12,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kMostExperts = int64_t{1} << 18;  // of all layers
+constexpr int64_t kMostExperts = int64_t{1} << 18;  // limit for all layers together
 
-// down(act(gate(x)) * up(x)), with the names in Mixtral's files.
+// Computes down(act(gate(x)) * up(x)), with the names in Mixtral's files.
 class Expert final : public torch::nn::Module {
  public:
   explicit Expert(const DecoderOptions& options) : activation_(options.activation) {
@@ -32,8 +32,8 @@ class Expert final : public torch::nn::Module {
   std::shared_ptr<Linear> gate_, down_, up_;
 };
 
-// For each expert the choices that fell on it, in their order. `experts`: the expert of each choice. A device is waited
-// for once for all experts, as only it knows how many tokens each has.
+// Returns the choices of each expert, in their order. `experts` is the expert of each choice. The host waits for a
+// device once for all experts, because only the device knows how many tokens each expert has.
 std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t count) {
   std::vector<at::Tensor> choices;
   if (experts.is_cpu()) {
@@ -52,7 +52,7 @@ std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t cou
   return choices;
 }
 
-// Each token goes through the `chosen` experts to which the router gives the greatest shares (Jiang et al. 2024).
+// Sends each token through the `chosen` experts to which the router gives the largest shares (Jiang et al. 2024).
 class Experts final : public FeedForward {
  public:
   Experts(const DecoderOptions& options, int64_t count, int64_t chosen) : chosen_(chosen) {
@@ -71,7 +71,8 @@ class Experts final : public FeedForward {
         choices_by_expert(indices.flatten(), static_cast<int64_t>(experts_->size()));
     shares = shares.flatten();
     for (size_t i = 0; i < experts_->size(); ++i) {
-      // An expert that no token chose runs on no tokens: its parameters have gradients, of zero, on every rank alike.
+      // An expert that no token chose runs on no tokens, so that its parameters have zero gradients on every rank
+      // alike.
       const at::Tensor token = choices[i].floor_divide(chosen_);
       const at::Tensor share = at::index_select(shares, 0, choices[i]).unsqueeze(-1);
       const at::Tensor output = experts_->ptr<Expert>(i)->forward(at::index_select(tokens, 0, token));

@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-// Long wavelengths are stretched by `factor`, short ones are not, with a ramp in between (Llama 3.1).
+// Stretches long wavelengths by `factor` and keeps short ones, with a ramp in between (Llama 3.1).
 at::Tensor stretch_long_waves(const at::Tensor& frequencies, Fields& scaling) {
   const double factor = scaling.number("factor");
   const double low = scaling.number("low_freq_factor"), high = scaling.number("high_freq_factor");
