@@ -6,7 +6,7 @@
 >>> engine.step()
 """
 
-# ruff: noqa: E402 - first the compiled part has to be found
+# ruff: noqa: E402 - the compiled part must be found before it is imported
 import torch
 
 from .core import find_core

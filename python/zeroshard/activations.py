@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint as _torch_checkpoint  # now: recompute may take its place later
+
+# Imported now, because recompute may replace it later.
+from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 
 from . import _C
 
 
 class _Thread(threading.local):
-    keeper: Keeper | None = None  # of the engine whose forward runs
-    recomputes = False  # within a function that is computed again in backward
+    keeper: Keeper | None = None  # keeper of the engine whose forward is running
+    recomputes = False  # true inside a function that backward will compute again
 
 
 _thread = _Thread()
@@ -37,20 +39,20 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class Keeper:
-    """Moves what checkpoints of an engine's model keep, also those of the model's own gradient checkpointing."""
+    """Moves the inputs of checkpointed modules of an engine's model, also those of the model's own checkpointing."""
 
     def __init__(self, model: nn.Module, core: _C.Engine) -> None:
         self._core: _C.Engine | None = core
-        # Models of transformers call what these have as _gradient_checkpointing_func.
+        # Models of transformers call the attribute _gradient_checkpointing_func of these modules.
         self._modules = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
 
     @contextmanager
     def in_forward(self) -> Iterator[None]:
-        """Around the model's forward for training. Checkpointing may have been enabled just before it."""
+        """Surrounds the model's forward for training. Checkpointing may have been enabled just before it."""
         for module, function in self._functions():
             if not isinstance(function, _Checkpoint):
                 module._gradient_checkpointing_func = _Checkpoint(self, function)
-            elif function.keeper() is not self:  # of an engine before this one
+            elif function.keeper() is not self:  # the keeper of an earlier engine
                 module._gradient_checkpointing_func = _Checkpoint(self, function.inner)
         before, _thread.keeper = _thread.keeper, self
         try:
@@ -59,7 +61,7 @@ class Keeper:
             _thread.keeper = before
 
     def end(self) -> None:
-        """The engine has ended: its model gets its own functions back."""
+        """Gives the model its own functions back, because the engine has ended."""
         for module, function in self._functions():
             if isinstance(function, _Checkpoint):
                 module._gradient_checkpointing_func = function.inner
@@ -71,7 +73,8 @@ class Keeper:
                 yield module, function
 
     def pack(self, tensor: torch.Tensor) -> _Stayed | _C.KeptTensor:
-        # Parameters and tensors of other classes stay, and what many layers are given without a gradient, as masks are.
+        # Parameters and tensors of other classes stay. Tensors without a gradient, such as masks, stay, too, because
+        # many layers get the same one.
         if _thread.recomputes or type(tensor) is not torch.Tensor or not tensor.requires_grad or self._core is None:
             return _Stayed(tensor)
         kept = self._core.keep(tensor)
@@ -79,7 +82,7 @@ class Keeper:
 
 
 class _Stayed:
-    """A tensor that stays in memory. torch itself compares versions only of what it saves without hooks."""
+    """A tensor that stays in memory. It checks versions itself, because torch compares them only without hooks."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._version = tensor, tensor._version
@@ -95,12 +98,13 @@ class _Stayed:
 
 
 class _Checkpoint:
-    """Takes the place of a model's checkpointing function. A copy of the model gets that."""
+    """Replaces a model's checkpointing function. A copy of the model gets the original function."""
 
     def __init__(self, keeper: Keeper, inner: Callable) -> None:
         functools.update_wrapper(self, inner, updated=())
         self.keeper, self.inner = weakref.ref(keeper), inner  # the model may outlive the engine
-        self._checkpointed = torch.compiler.disable(_checkpointed)  # here: torch imports its compiler for it
+        # Not at import, because this makes torch import its compiler.
+        self._checkpointed = torch.compiler.disable(_checkpointed)
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self._checkpointed(self.keeper(), self.inner, function, args, kwargs)
@@ -110,7 +114,7 @@ class _Checkpoint:
 
 
 class _Part:
-    """A function that is computed again in backward: checkpoints within it are torch's own, both times."""
+    """A function that backward computes again. Checkpoints inside it are torch's own, both times."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -128,7 +132,7 @@ def _checkpointed(
 ) -> Any:
     if keeper is None or _thread.recomputes or not torch.is_grad_enabled():
         return checkpoint(function, *args, **kwargs)
-    # What is saved within the function goes to the hooks of `checkpoint` itself, or is not saved at all.
+    # Tensors that are saved inside the function go to the hooks of `checkpoint`, or are not saved at all.
     with saved_tensors_hooks(keeper.pack, _unpack):
         return checkpoint(_Part(function), *args, **kwargs)
 

@@ -18,7 +18,7 @@ from .names import plain_module, plain_name, plain_names
 @dataclass
 class Buffer:
     owner: nn.Module
-    name: str  # in the owner
+    name: str  # name in the owner
     path: str
     values: torch.Tensor
 
@@ -27,9 +27,9 @@ class Buffer:
 
 
 def find_buffers(model: nn.Module, device: torch.device, parsed: _C.ParsedConfig) -> list[Buffer]:
-    """All buffers on ``device``, in the dtype that the configuration wants. The model's own buffers do not change.
+    """Returns copies of all buffers on ``device``, in the dtype that the configuration wants.
 
-    Raises ``ValueError`` for a buffer on the meta device.
+    The model's own buffers do not change. Raises ``ValueError`` for a buffer on the meta device.
     """
     found = []
     dtype_of = _chooser(model, parsed)
@@ -52,7 +52,7 @@ def find_buffers(model: nn.Module, device: torch.device, parsed: _C.ParsedConfig
 
 
 def _chooser(model: nn.Module, parsed: _C.ParsedConfig) -> Callable[[nn.Module, str, torch.Tensor], torch.dtype]:
-    """The function that gives the dtype of a buffer by its module, its path and itself."""
+    """Returns the function that gives the dtype of a buffer from its module, its path and itself."""
     key = "data_types."
     given = {path.removeprefix(key): json.loads(value) for path, value, _ in parsed.values if path.startswith(key)}
     compute = parsed.config.compute_dtype
@@ -67,7 +67,7 @@ def _chooser(model: nn.Module, parsed: _C.ParsedConfig) -> Callable[[nn.Module, 
             return buffer.dtype
         if compute != "fp32" and any(pattern.search(plain_name(path)) for pattern in patterns):
             return torch.float
-        # BatchNorm kernels need statistics in the dtype of the weights, and a frozen BatchNorm has only buffers.
+        # BatchNorm kernels need statistics in the dtype of the weights. A frozen BatchNorm has only buffers.
         if wanted is None and "BatchNorm" in type(module).__name__ and compute != "fp32":
             return DTYPES[compute]
         return wanted or buffer.dtype
@@ -86,7 +86,7 @@ def _compiled(name: str, source: str) -> re.Pattern:
 
 
 def _patterns(model: nn.Module, compute_dtype: str) -> set[str]:
-    """The names that models of transformers give of what stays in fp32."""
+    """Returns the names of modules that transformers keeps in fp32."""
     found = set()
     for path, module in model.named_modules():
         names = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
@@ -98,7 +98,7 @@ def _patterns(model: nn.Module, compute_dtype: str) -> set[str]:
 
 
 def named(buffers: list[Buffer]) -> list[tuple[str, torch.Tensor]]:
-    """Each tensor once, with the first of its paths."""
+    """Returns each tensor once, with the first of its paths."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for buffer in buffers:
         found.setdefault(id(buffer.values), (buffer.path, buffer.values))

@@ -29,7 +29,8 @@ _CLIENT = "client"
 _RANK_STATE = "rank_state"
 _BUFFER = "buffer"
 _OPTIMIZER = "optimizer."  # prefix of the kinds of a user's optimizer: "optimizer.exp_avg"
-# Prefix of the kinds of its states that are saved whole, each of a stretch of a parameter: "stretch.absmax@1".
+# Prefix of the kinds of a user's optimizer states that are saved whole, each for a slice of a parameter:
+# "stretch.absmax@1".
 _OF_STRETCH = "stretch."
 
 
@@ -45,7 +46,7 @@ def _check_at_boundary(run: Run) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """The states of all generators of this process that training uses."""
+    """Returns the states of all generators of this process that training uses."""
     state = {"python": random.getstate(), "torch": _to_text(torch.get_rng_state())}
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
@@ -56,7 +57,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_other_random_state(saved: dict[str, Any], device: torch.device) -> None:
-    """Restores the generators that the core does not know."""
+    """Restores the generators that the core does not manage."""
     state = decode(saved, {})
     if "python" in state:  # absent if a C++ program saved
         random.setstate(state["python"])
@@ -89,11 +90,11 @@ def save(
     in_background: bool | None = None,
     rank_state: dict[str, Any] | None = None,
 ) -> None:
-    """``in_background``: whether to return before the commit; None: as the configuration says."""
+    """Saves. ``in_background``: whether to return before the commit; None: the configuration decides."""
     root, contents = b"", {}
     whole = _some_rank_has_tables(run)
 
-    def collect() -> None:  # what may fail on one rank alone
+    def collect() -> None:  # runs everything that may fail on one rank alone
         nonlocal root, contents
         root = os.fsencode(save_dir)
         contents = _collect(run, client_state, rank_state, exclude_frozen_parameters, whole)
@@ -145,7 +146,7 @@ def _collect(
 
 
 def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
-    """The state of the run. The checkpoint has that of rank 0."""
+    """Returns the state of the run. The checkpoint contains the one of rank 0."""
     state = {
         **dict(run.core.progress_at_last_step.counts()),
         "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
@@ -157,7 +158,7 @@ def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str,
 
 
 def _rank_client(run: Run) -> str:
-    """The kind of the tensors in this rank's ``rank_state``."""
+    """Returns the kind of the tensors in this rank's ``rank_state``."""
     return f"{_CLIENT}@{run.rank}"
 
 
@@ -175,7 +176,7 @@ def _whole(name: str, kind: str, tensor: torch.Tensor) -> _C.TensorState:
 
 
 def _buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The buffers of the model's state_dict: the persistent ones."""
+    """Returns the persistent buffers, which are those in the model's state_dict."""
     found = []
     for prefix, child in module.named_modules():
         for name, buffer in child._buffers.items():
@@ -207,9 +208,9 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
 
 
 def _own_buffers(run: Run, has_rank_state: bool) -> list[_C.TensorState]:
-    """The buffers that this rank saves: rank 0 saves all, others those whose values differ among ranks.
+    """Returns the buffers that this rank saves: rank 0 saves all, other ranks those whose values differ among ranks.
 
-    Raises ``ValueError`` where some ranks alone have a ``rank_state``.
+    Raises ``ValueError`` if only some ranks have a ``rank_state``.
     """
     buffers = _buffers(run.module)
     *differs, is_partly_given = run.core.differ_among_ranks(
@@ -228,17 +229,17 @@ def _own_buffers(run: Run, has_rank_state: bool) -> list[_C.TensorState]:
 
 
 def _rank_buffer(run: Run, name: str) -> tuple[str, str]:
-    """Name and kind under which this rank's own values of a buffer are saved."""
+    """Returns the name and kind under which this rank's own values of a buffer are saved."""
     return name, _BUFFER if run.rank == 0 else f"{_BUFFER}@{run.rank}"
 
 
 def _external_states(
     run: Run, whole: bool
 ) -> tuple[list[_C.TensorState], dict[str, list[_C.TensorState]], dict[str, dict[str, Any]]]:
-    """The tensors of the user's optimizer as slices of parameters and, by kind, as whole ones; others by parameter.
+    """Returns tensors of the user's optimizer: slices of parameters, whole tensors by kind, others by parameter.
 
-    A load cuts slices anew for its ranks. A rank saves tensors ``whole`` where some rank has tables: then only a run
-    that cuts each parameter at the same elements loads them.
+    A load cuts slices anew for its ranks. A rank saves tensors ``whole`` if some rank has tables. Then only a run that
+    cuts each parameter at the same elements can load them.
     """
     slices: list[_C.TensorState] = []
     tables: dict[str, list[_C.TensorState]] = {}
@@ -260,9 +261,10 @@ def _external_states(
 
 
 def _has_tables(run: Run) -> bool:
-    """Whether this rank has a state of the user's optimizer with other than a value per element: scales, code tables.
+    """Returns whether the user's optimizer has tables on this rank: states without one value per element.
 
-    Beside those, what has a value per element may be a code, of which a number alone has no meaning.
+    Scales and code tables are examples. If there are tables, a state with one value per element may be a code, which
+    has no meaning without its table.
     """
     stretches = [(param, run.external.state.get(param, {})) for _, param in run.external_params()]
     return any(
@@ -273,7 +275,7 @@ def _has_tables(run: Run) -> bool:
 
 
 def _some_rank_has_tables(run: Run) -> bool:
-    """Collective for an optimizer that is not known to be elementwise."""
+    """Returns whether some rank has tables. Collective, unless the optimizer is known to be elementwise."""
     if run.external is None or run.optimizer.is_elementwise:
         return False
     note = "the optimizer has tables"
@@ -292,12 +294,12 @@ def _some_rank_has_tables(run: Run) -> bool:
 
 
 def _stretch_of(part: _C.OptimizerSlice, param: torch.Tensor) -> str:
-    """Names the elements of a parameter that this rank updates: "layer.weight[128:256]"."""
+    """Returns the name of the elements of a parameter that this rank updates: "layer.weight[128:256]"."""
     return f"{part.param}[{part.begin}:{part.begin + param.numel()}]"
 
 
 def warn_of_states(run: Run) -> None:
-    """Behind the step that makes the states of the user's optimizer: tells of those that no checkpoint can hold."""
+    """Warns of states of the user's optimizer that no checkpoint can hold. Called after the step that creates them."""
     try:
         has_tables = _has_tables(run)
         _, tables, others = _external_states(run, has_tables)
@@ -338,14 +340,16 @@ def load(
     together(run, check, "load_checkpoint")
     with_optimizer = load_optimizer_states and not load_module_only and run.trains
     tensors: dict[str, torch.Tensor] = {}
-    own_tensors: dict[str, torch.Tensor] = {}  # of rank_state
+    own_tensors: dict[str, torch.Tensor] = {}  # tensors of rank_state
     buffers = dict(_buffers(run.module))
-    states: list[tuple[torch.Tensor, str, torch.Tensor]] = []  # of the user's optimizer
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of buffers, which change only after everything was read
-    saved: dict[str, Any] = {}  # the state of the run
+    states: list[tuple[torch.Tensor, str, torch.Tensor]] = []  # states of the user's optimizer
+    # New values of buffers, which change only after everything was read.
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    saved: dict[str, Any] = {}  # state of the run
 
     def others(infos: list[_C.TensorInfo]) -> list[_C.TensorState]:
-        for of_a_damaged_one in (tensors, own_tensors, states, copies):  # tried before this one
+        # An earlier, damaged checkpoint has filled them.
+        for of_a_damaged_one in (tensors, own_tensors, states, copies):
             of_a_damaged_one.clear()
         chosen = []
         own = {(info.name, info.kind) for info in infos}
@@ -444,7 +448,7 @@ def _check_rank_state(run: Run, saved: dict[str, Any]) -> None:
 
 
 def _check_scheduler(run: Run, state: Any) -> None:
-    """Lets the scheduler load a state and then its own again: one that cannot must not fail once weights are read."""
+    """Lets the scheduler load a state and then its own again, so that it fails before weights are read."""
     scheduler = run.lr_scheduler
     if state is None or not (hasattr(scheduler, "load_state_dict") and hasattr(scheduler, "state_dict")):
         return
@@ -452,7 +456,7 @@ def _check_scheduler(run: Run, state: Any) -> None:
     settings = [_without_params(group) for group in run.optimizer.param_groups]
     try:
         scheduler.load_state_dict(state)
-    except Exception as error:  # whatever a scheduler of the caller's raises
+    except Exception as error:  # the caller's scheduler may raise anything
         raise ValueError(
             f"the lr_scheduler {type(scheduler).__name__} cannot load the checkpoint's state "
             f"({type(error).__name__}: {error}): pass one like it, or load with load_lr_scheduler_states=False"
@@ -507,7 +511,7 @@ def _external_wants(
 
 
 def _stretches_of(infos: list[_C.TensorInfo]) -> dict[str, dict[str, dict[str, _C.TensorInfo]]]:
-    """By parameter and stretch, the states that were saved whole; of ranks with one stretch, any rank's."""
+    """Returns states that were saved whole, by parameter and slice. If several ranks had a slice, takes one of them."""
     found: dict[str, dict[str, dict[str, _C.TensorInfo]]] = {}
     for info in infos:
         if info.kind.startswith(_OF_STRETCH):
@@ -539,7 +543,7 @@ def _restore_optimizer(
     states: list[tuple[torch.Tensor, str, torch.Tensor]],
     rank_states: list[dict[str, Any]],
 ) -> None:
-    if "param_groups" not in state:  # from a C++ program: one group, all of its settings are in its file
+    if "param_groups" not in state:  # saved by a C++ program: it has one group, whose settings are all in its file
         return
     take_settings(run.optimizer.param_groups, state["param_groups"])
     if run.external is None:
@@ -560,9 +564,9 @@ def _own_copies(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _restore_random(run: Run, rank_states: list[str]) -> None:
-    """Each rank continues its own random numbers. Ranks that the saving run did not have start new streams."""
+    """Continues each rank's own random numbers. Ranks that the saving run did not have start new streams."""
     saved = json.loads(rank_states[run.rank % len(rank_states)]).get("random")
-    if saved is not None:  # an imported checkpoint has none: the run's own seed holds
+    if saved is not None:  # an imported checkpoint has none, so the run keeps its own seed
         restore_other_random_state(saved, run.device)
     seed = _C.restore_random_state(rank_states, run.rank)
     if seed is not None:

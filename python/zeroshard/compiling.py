@@ -25,7 +25,7 @@ def compile_units(units: Sequence[Unit], backend: str | Callable, options: dict[
 
 
 class _CompiledForward:
-    """A module's compiled forward. A copy of the module gets its original forward."""
+    """The compiled forward of a module. A copy of the module gets the original forward."""
 
     def __init__(self, before: Callable, compiled: Callable) -> None:
         functools.update_wrapper(self, before)

@@ -38,7 +38,7 @@ def convert(
     except (AttributeError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
         if isinstance(error, _C.Error):
             raise
-        kind = type(error).__name__  # values in the source have wrong types
+        kind = type(error).__name__  # a value in the source has a wrong type
         raise ValueError(f"{source} is damaged or of a form that is not known: {kind}: {error}") from error
 
 
@@ -92,7 +92,7 @@ def _check(entries: list[Entry]) -> None:
 
 
 def _reserve(scratch: Any, size: int, out: str) -> None:
-    """Gives the file its size at once: a full disk is then an error here, not a signal while the mapping is written."""
+    """Gives the file its size at once, so that a full disk raises here and not as a signal in a later write."""
     try:
         os.posix_fallocate(scratch.fileno(), 0, size)
     except OSError as error:
@@ -106,7 +106,7 @@ def _reserve(scratch: Any, size: int, out: str) -> None:
 
 
 def _assemble(entries: list[Entry], scratch: Any, out: str) -> list[tuple[_C.StoredTensor, torch.Tensor]]:
-    """Puts whole tensors into a mapped file, so that memory need not hold them all."""
+    """Copies whole tensors to a mapped file, so that memory need not hold all of them."""
     begins, end = [], 0
     for entry in entries:
         begins.append(end)
@@ -137,7 +137,7 @@ def _assemble(entries: list[Entry], scratch: Any, out: str) -> list[tuple[_C.Sto
 
 
 def _state(contents: Contents) -> tuple[dict[str, Any], list[Entry]]:
-    """The state of the run in the form that ``engine.load_checkpoint`` reads, and the tensors in it."""
+    """Returns the state of the run in the form that ``engine.load_checkpoint`` reads, and its tensors."""
     tensors: dict[str, torch.Tensor] = {}
 
     def encoded(value: Any, what: str, where: str) -> Any:
@@ -181,7 +181,7 @@ def _loss_scale(contents: Contents) -> dict[str, Any]:
     if saved.get("dynamic") and not usable:
         contents.notes.append(f"the loss scaler's state: {saved}")
     known = usable and bool(saved.get("dynamic"))
-    # Without a loss scale, a run in fp16 that continues from here starts with the initial one.
+    # Without a loss scale, an fp16 run that continues from here starts with the initial scale.
     return {
         "loss_scale": float(saved["scale"]) if known else 65536.0,
         "loss_scale_iteration": numbers[0] if known else 0,

@@ -37,7 +37,7 @@ def find_core(package: Iterable[str], torch_version: str, cuda: str | None) -> p
 
 
 def _listed(cores: Iterable[str]) -> str:
-    """``torch 2.13 (cpu, cu13), 2.15 (cpu)``."""
+    """Returns ``torch 2.13 (cpu, cu13), 2.15 (cpu)``."""
     variants: dict[tuple[int, int], list[str]] = {}
     for name in sorted(cores):
         _, major, minor, variant = name.split("_")
@@ -68,10 +68,10 @@ def become_program() -> None:
             raise ImportError(f"there is no {program}: this zeroshard was built without it (make package builds it)")
     except ImportError as error:
         sys.exit(f"zeroshard-torch: {error}")
-    if (core.parents[2] / "torch").resolve() != torch.resolve():  # where the program looks for LibTorch
+    if (core.parents[2] / "torch").resolve() != torch.resolve():  # the program looks for LibTorch there
         libraries = [torch / "lib", *sorted(torch.parent.glob("nvidia/*/lib"))]
         paths = [*map(str, libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, when it starts
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them when it starts
         signal.signal(ignored, signal.SIG_DFL)
     os.execv(program, [str(program), *sys.argv[1:]])

@@ -16,10 +16,11 @@ import torch.distributed as dist
 from . import _C
 from .meeting import await_left_behind, meet, while_all_live
 
-_END_S = 2.0  # how long the end of a process waits for collectives that its script left under way
+_END_S = 2.0  # seconds that the end of a process waits for collectives that its script left running
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_kept_stores: dict[tuple[str, int], dist.Store] = {}  # served by this rank for failed tries, and reused by the next try
-# The default group that was made here, until an engine's groups are made: its id, and where its store is.
+# Stores that this rank served for failed tries; the next try uses them.
+_kept_stores: dict[tuple[str, int], dist.Store] = {}
+# The default group that was made here, until an engine makes its groups: its id, and the address of its store.
 _unused_group: tuple[tuple[str, int], dist.Store] | None = None
 _started_group: weakref.ref[dist.ProcessGroup] | None = None  # the default group that was made here
 
@@ -80,7 +81,7 @@ def init_distributed(
 
 
 def _has_started_group() -> bool:
-    """Whether the default group is the one that was made here, and not one that the script has made since."""
+    """Returns whether the default group was made here, and not by the script later."""
     return _started_group is not None and dist.is_initialized() and _started_group() is dist.group.WORLD
 
 
@@ -100,7 +101,7 @@ def _meet_and_connect(store: dist.Store, backend: str, env: _C.RankEnvironment, 
 
 
 def keep_default_group() -> None:
-    """Notes that the default group is in use."""
+    """Records that the default group is in use."""
     global _unused_group
     _unused_group = None
 
@@ -116,9 +117,9 @@ def end_default_group() -> None:
 
 @atexit.register
 def _end_with_the_process() -> None:
-    """Ends the groups of a script that did not, while the interpreter still lives.
+    """Ends the groups that a script has not ended, while the interpreter still lives.
 
-    Gloo's threads may free tensors after it, want Python's lock for that, and so abort the process.
+    Gloo's threads may free tensors later, need Python's lock for that, and then abort the process.
     """
     _C.let_threads_stay()
     if not _has_started_group() or dist.get_backend() != "gloo":
@@ -128,17 +129,17 @@ def _end_with_the_process() -> None:
     try:
         thread.start()
         thread.join(_END_S)
-        has_ended = not thread.is_alive()  # else it waits for a rank that does not come
-    except RuntimeError:  # some versions of Python start no thread now
+        has_ended = not thread.is_alive()  # if it is alive, it waits for a rank that does not come
+    except RuntimeError:  # some versions of Python cannot start a thread at this point
         has_ended = False
     if not has_ended:
         _C.end_beside_threads()
-    for group in groups:  # somebody holds it: the end of the interpreter must not wait for its threads
+    for group in groups:  # somebody holds it, and the end of the interpreter must not wait for its threads
         _C.keep_forever(group)
 
 
 def forget_stores() -> None:
-    """In a forked child: the stores belong to its parent, whose threads the child does not have."""
+    """Forgets the stores in a forked child. They belong to the parent, whose threads the child does not have."""
     global _started_group
     _started_group = None
     stores = [*_kept_stores.values(), *([_unused_group[1]] if _unused_group is not None else [])]
@@ -160,13 +161,13 @@ def _port(text: str) -> int:
 
 
 def device_of_rank(local_rank: int) -> torch.device:
-    """``default_device``, or the CPU where Accelerate is told to use that."""
+    """Returns ``default_device``, or the CPU if Accelerate is told to use it."""
     on_host = os.environ.get("ACCELERATE_USE_CPU", "") == "true"
     return torch.device("cpu") if on_host else default_device(local_rank)
 
 
 def default_device(local_rank: int) -> torch.device:
-    """The GPU with this rank's number, if there are GPUs. Raises ValueError when there are fewer GPUs than ranks."""
+    """Returns the GPU with this rank's number, if there are GPUs. Raises ValueError if there are too few."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return torch.device("cpu")
@@ -182,7 +183,7 @@ def default_device(local_rank: int) -> torch.device:
 
 
 def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    # This does not wait for all clients: a meeting does that, and reports who is missing.
+    # The store does not wait for all clients, because a meeting does that, and reports the missing ranks.
     more = {"timeout": timeout, "wait_for_workers": False}
     if rank != 0 or host not in _LOOPBACK or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
         # torchrun's agent already serves the store at this address. With any launcher, the other ranks are clients.
@@ -199,7 +200,7 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
                 f"rank {rank}: rank 0 served the store at {host}:{port} (MASTER_ADDR, MASTER_PORT) and does no more: "
                 f"{error}"
             ) from error
-    # TCPStore would listen on every interface: pass it a socket that is bound to this one.
+    # TCPStore would listen on every interface, so it gets a socket that is bound to this one.
     listener = socket.socket(socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -212,12 +213,12 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
 
 
 def _await_listener(host: str, port: int, rank: int, timeout: timedelta) -> None:
-    """Returns once a process listens there. c10d itself checks rarely, and ignores Ctrl-C meanwhile."""
+    """Returns when a process listens there. c10d itself checks rarely, and ignores Ctrl-C meanwhile."""
     begin, nap, reason = time.monotonic(), 0.001, "no time"
     while (left := timeout.total_seconds() - (time.monotonic() - begin)) > 0:
         try:
             with socket.create_connection((host, port), timeout=min(left, 10)) as connection:
-                if connection.getsockname() != connection.getpeername():  # else the socket is connected to itself
+                if connection.getsockname() != connection.getpeername():  # otherwise the socket is connected to itself
                     return
         except OSError as error:
             reason = error

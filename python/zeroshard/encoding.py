@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from .messages import a_type
 
-# Nesting of JSON lists and objects around a value. The core refuses more than 64, and uses a few itself.
+# The nesting of JSON lists and objects around a value. The core refuses more than 64, and uses a few itself.
 MAX_DEPTH = 56
 
 DTYPES = {
@@ -26,7 +26,7 @@ _HALVES = "surrogatepass"
 
 
 def check_tensor(tensor: torch.Tensor, what: str, advice: str) -> None:
-    """Raises ``ValueError`` naming ``what`` when a checkpoint cannot hold the tensor's dtype or layout."""
+    """Raises ``ValueError`` that names ``what`` if a checkpoint cannot hold the tensor's dtype or layout."""
     if isinstance(tensor, UninitializedTensorMixin):
         raise ValueError(f"{what} has no shape yet: run a forward of its module before zeroshard.initialize")
     if is_made_of_others(tensor):
@@ -44,15 +44,15 @@ def check_tensor(tensor: torch.Tensor, what: str, advice: str) -> None:
 
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:
-    """Whether it is of a class that computes by other tensors (quantized or distributed ones) and has no memory."""
+    """Returns whether the tensor's class (quantized, distributed) computes with inner tensors and has no memory."""
     return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, depth: int = 0) -> Any:
-    """Turns ``value`` into JSON from which ``decode`` restores it; tensors go to ``tensors``, named by their place.
+    """Turns ``value`` into JSON from which ``decode`` restores it. Tensors go to ``tensors``, named by their place.
 
-    Without ``tensors`` a tensor must be a scalar. Raises ``ValueError`` naming the place of a value that is nested too
-    deeply or is no number, text, tensor, list, tuple, dict or None.
+    Without ``tensors`` a tensor must be a scalar. Raises ``ValueError`` that names the place of a value which is nested
+    too deeply or is not a number, text, tensor, list, tuple, dict or None.
     """
     if depth > MAX_DEPTH:
         raise ValueError(
@@ -108,7 +108,7 @@ def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Ten
     check_tensor(value, where, "convert it")
     name = base = where.encode(errors="backslashreplace").decode()
     count = 1
-    while name in tensors:  # {"a.b": one, "a": {"b": another}}
+    while name in tensors:  # for example {"a.b": one, "a": {"b": another}}
         count += 1
         name = f"{base}#{count}"
     tensors[name] = value.detach().cpu().contiguous()

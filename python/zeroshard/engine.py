@@ -70,14 +70,14 @@ class Engine(nn.Module):
         self._run, self._readers, self._ownership = make_run(module, parsed, setup, optimizer, device)
         self._run.optimizer.belong_to(self)
         self._syncs = True  # False inside no_sync
-        self._has_new_gradients = False  # since the last step()
+        self._has_new_gradients = False  # gradients have arrived since the last step()
         self._is_compiled = False
         self._last_save: Callable[[], None] | None = None
         self._report = StepReport(self._run)
         self._run.at_end.append(self._report.finish)
         announce(self._run)
         wait_at_exit(self._run)
-        if "ZEROSHARD_HEARTBEAT_FD" in os.environ:  # `zeroshard run` asks hung ranks for their stacks
+        if "ZEROSHARD_HEARTBEAT_FD" in os.environ:  # `zeroshard run` requests stack traces of hung ranks
             faulthandler.register(_C.stack_dump_signal(), all_threads=True, chain=True)
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Engine(nn.Module):
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
         core = self._run.core
         if not self._run.config.managed_accumulation and core.has_pending_gradients:
-            core.end_micro_batch()  # no step() has ended the one before
+            core.end_micro_batch()  # no step() has ended the previous micro-batch
         self._report.note_loss(self._run, loss)
         scaled = core.scale_loss(loss) if scale_wrt_gas else core.scale_loss(loss, micro_batches=1)
         self._has_new_gradients = True
@@ -122,15 +122,15 @@ class Engine(nn.Module):
         """Updates the parameters if this micro-batch is the last of its step, else only counts it."""
         self._check_step()
         updates, scheduler = self._updates(), self._run.lr_scheduler
-        if updates and scheduler is not None:  # before the update, which would count
+        if updates and scheduler is not None:  # checked before the update, which would count
             check_arguments_of(scheduler, lr_kwargs or {})
         self._end_micro_batch(updates, scheduler, lr_kwargs or {})
 
     def _update(self) -> None:
-        """What ``optimizer.step()`` does: updates with all gradients since the last update.
+        """Does the work of ``optimizer.step()``: updates with all gradients since the last update.
 
-        It does nothing if no backward pass came since the last ``step()``. It steps no scheduler of the engine's. The
-        next ``engine.step()`` begins to count micro-batches anew.
+        It does nothing if no backward pass came since the last ``step()``. It steps no scheduler of the engine. The
+        next ``engine.step()`` starts a new count of micro-batches.
         """
         self._check_step()
         core, progress = self._run.core, self._run.progress
@@ -162,11 +162,11 @@ class Engine(nn.Module):
         if run.stop and self._last_save is not None:
             self._last_save()
             raise SystemExit(128 + signal.SIGTERM)
-        if save_failed:  # raised only now: the step was applied, and training may go on
+        if save_failed:  # raised only now, because the step was applied and training may continue
             run.core.report_failed_save()
 
     def _updates(self) -> bool:
-        """Whether the current micro-batch is the last of its step."""
+        """Returns whether the current micro-batch is the last of its step."""
         return self._run.progress.is_boundary
 
     def _take_step(self) -> bool:
@@ -217,7 +217,7 @@ class Engine(nn.Module):
         """
         drops = self._run.is_within_step
         self._run.core.zero_grad()
-        if drops:  # else the loader may have handed out the first batch of the next step
+        if drops:  # otherwise the loader may have handed out the first batch of the next step
             self._run.position.end_step()
 
     def compile(

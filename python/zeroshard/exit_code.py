@@ -9,7 +9,7 @@ from multiprocessing.util import Finalize
 
 def end_with_code_1() -> None:
     """Makes this process end with code 1, even if nothing else fails."""
-    # A priority below 0: after everything else that waits for the end.
+    # A priority below 0 runs this after everything else that waits for the end.
     Finalize(None, _end, exitpriority=-1)
 
 

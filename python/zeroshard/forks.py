@@ -14,7 +14,7 @@ _inherited: dist.ProcessGroup | None = None  # the default group of the parent
 
 
 def check_groups_are_own() -> None:
-    """Raises ``StateError`` in a forked child, where the process groups are its parent's."""
+    """Raises ``StateError`` in a forked child, because the process groups belong to its parent."""
     if _inherited is not None and dist.is_initialized() and dist.group.WORLD is _inherited:
         raise _C.StateError(
             f"process {os.getpid()} is a fork of rank {dist.get_rank()} (process {os.getppid()}), whose process groups "
@@ -30,7 +30,7 @@ def _after_fork_in_child() -> None:
     if not dist.is_initialized():
         return
     _inherited = dist.group.WORLD
-    # Destroying the groups joins threads that the child does not have: it would never exit.
+    # The groups are kept, because destroying them would join threads that the child does not have, and never return.
     for group, (_, store) in dist.distributed_c10d._world.pg_map.items():
         _C.keep_forever(group)
         _C.keep_forever(store)

@@ -36,7 +36,7 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
 
 @contextmanager
 def gathered_to_drop(params: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Makes parameters whole for reading, as ``gathered`` does. What is written to them has no effect afterwards."""
+    """Makes parameters whole for reading, like ``gathered``. Writes to them have no effect afterwards."""
     with _gathered(params, None, can_drop=True):
         yield
 
@@ -54,7 +54,7 @@ def _gathered(
 
 @contextmanager
 def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can_drop: bool) -> Iterator[None]:
-    """The same for those that belong to engines: their units are made whole.
+    """Makes the units of parameters of engines whole.
 
     ``can_drop``: values can be restored, after an exception and, without ``modify_rank``, at the end.
     """
@@ -70,7 +70,7 @@ def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can
             entered.append((core, sorted(indices)))
         yield
     except BaseException:
-        # Peers may not get here: no collective may run, and a half-made change must not be kept.
+        # Peers may not get here, so no collective may run, and a half-made change must not be kept.
         for core, indices in entered:
             core.release(indices, core.DROP_WRITES)
         raise
@@ -89,7 +89,7 @@ def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
                 "load_state_dict(assign=True) would replace parameters that zeroshard shards: leave assign out, or "
                 "load before zeroshard.initialize"
             )
-        # No copy is kept for an exception inside: a second whole model might not fit.
+        # No copy is kept for an exception inside, because a second whole model might not fit.
         loading.append(_gathered(module.parameters(), 0, can_drop=False))
         loading[-1].__enter__()
 

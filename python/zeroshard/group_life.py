@@ -1,4 +1,4 @@
-"""When the process groups that engines were made with end. Each group has threads and connections."""
+"""Ends the process groups with which engines were made. Each group has threads and connections."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch.distributed as dist
 
 from . import _C
 
-# Weak: torch gives a name again once all groups were destroyed.
+# References are weak, because torch gives a name again after all groups were destroyed.
 _making: list[weakref.ref[dist.ProcessGroup]] = []  # groups whose engine is being made, or could not be made
 _unused: list[weakref.ref[dist.ProcessGroup]] = []  # groups whose engine is gone
 
 
 def note_group(group: dist.ProcessGroup) -> None:
-    """This group is for the next engine that is made."""
+    """Records that this group is for the next engine that is made."""
     _making.append(weakref.ref(group))
 
 
@@ -29,7 +29,7 @@ def end_groups_with(core: _C.Engine) -> None:
     _unused.extend(group for group in groups if group not in needed)
     destroy_unused()
     if needed:
-        # Not in this callback: garbage may be collected while torch.distributed changes its tables.
+        # The groups do not end in this callback, because it may run while torch.distributed changes its tables.
         weakref.finalize(core, _unused.extend, needed).atexit = False
 
 
@@ -43,6 +43,6 @@ def destroy_unused() -> None:
 
 
 def forget_groups() -> None:
-    """In a forked child: the groups belong to its parent."""
+    """Forgets the groups in a forked child, because they belong to its parent."""
     _unused.clear()
     _making.clear()

@@ -44,18 +44,19 @@ def make_groups(timeout_ms: int) -> dict[str, Any]:
     patience = timedelta(milliseconds=timeout_ms)
     await_left_behind(patience)
     destroy_unused()
-    # Longer than zeroshard's own time-out, whose messages name the rank and the unit.
+    # Longer than zeroshard's own time-out, so that its messages appear, which name the rank and the unit.
     timeout = timedelta(milliseconds=timeout_ms + 2000)
     meeting = None
     if dist.get_backend() != dist.Backend.MPI:  # MPI has no store
-        # Without torch's own prefix: this meeting must see the entries of the meeting for the default group.
+        # The prefix of torch is removed, because this meeting must see the entries of the meeting for the default
+        # group.
         store = dist.distributed_c10d._get_default_store()
         store = getattr(store, "underlying_store", store)
         try:
             meeting = meet(store, dist.get_rank(), dist.get_world_size(), patience, "process groups")
         except _C.CommError as error:
             if getattr(error, "out_of_step", False):
-                end_default_group()  # other ranks begin by making it: on the next try all do
+                end_default_group()  # other ranks start with making it, so on the next try all ranks do
             raise
 
     def make() -> list[str]:

@@ -49,7 +49,7 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
 
 @contextmanager
 def explaining_sharded_parameters() -> Iterator[None]:
-    """Around backward: raises ``StateError`` instead of torch's error for a sharded parameter."""
+    """Surrounds backward: raises ``StateError`` instead of torch's error for a sharded parameter."""
     try:
         yield
     except RuntimeError as error:
