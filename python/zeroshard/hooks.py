@@ -38,7 +38,8 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
             if some_are_sharded:
                 readers.handles += _watch(module, index, readers)
             readers.handles += _surround(module, index, core, readers)
-        if some_are_sharded:  # also for whole units: they then have the same events, and so the same bits
+        # Also for units that stay whole, so that they have the same events and therefore the same bits.
+        if some_are_sharded:
             for param in unit.params:
                 for name, owner in zip(param.names, param.owners, strict=True):
                     readers.report_reads(owner, name.rpartition(".")[2], index)
@@ -100,16 +101,16 @@ def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHand
 
 
 class TileLoop:
-    """A loop over tiles of one function: a unit that the function uses is gathered once, and ends with the loop.
+    """A loop over tiles of one function. A unit that the function uses is gathered once, and ends with the loop.
 
-    ``outputs`` is to have what the loop has made when it ends in a forward pass: the backward of the units begins with
-    the gradients of these tensors. A loop within a loop is a part of that.
+    When the loop ends in a forward pass, ``outputs`` must contain its results, because the backward of the units begins
+    with the gradients of these tensors. A loop within a loop is a part of the outer loop.
     """
 
     def __init__(self) -> None:
         self.outputs: list[torch.Tensor] = []
         self._around: TileLoop | None = None
-        self._readers: list[Readers] = []  # of the engines whose units are used
+        self._readers: list[Readers] = []  # for the engines whose units are used
 
     def __enter__(self) -> TileLoop:
         self._around, _thread.loop = _thread.loop, _thread.loop or self
@@ -121,7 +122,8 @@ class TileLoop:
             readers.leave(_BETWEEN, self.outputs)
 
     def use(self, readers: Readers, unit: int) -> None:
-        # A unit whose backward runs is whole. That it is used again is no event: ranks may differ in their loops.
+        # A unit whose backward is running is whole. Using it again is not an event, because ranks may differ in their
+        # loops.
         if readers.computes_backward(unit):
             return
         if readers not in self._readers:
@@ -131,26 +133,27 @@ class TileLoop:
 
 
 class _Thread(threading.local):
-    loop: TileLoop | None = None  # the outermost one
+    loop: TileLoop | None = None  # the outermost loop
 
 
 _thread = _Thread()
 
 
 class Readers:
-    """The running forwards, and the units that each reads from. Look-ups by other threads are ignored."""
+    """Tracks the running forwards, and the units from which each reads. Look-ups by other threads are ignored."""
 
     def __init__(self, core: _C.Engine) -> None:
         self._core: _C.Engine | None = core
-        self.handles: list[RemovableHandle] = []  # of all hooks
+        self.handles: list[RemovableHandle] = []  # handles of all hooks
         self.ownership: Any = None  # lives as long as the hooks
         self._watched: list[nn.Module] = []  # modules whose parameters report look-ups
-        self._running: list[list[int]] = []  # innermost last; each: its unit, then the units it has read from
-        self.innermost: int | None = None  # the unit of the innermost forward
+        # Innermost last; each entry has its own unit, then the units from which it has read.
+        self._running: list[list[int]] = []
+        self.innermost: int | None = None  # unit of the innermost forward
         self._thread = 0
 
     def remove(self) -> None:
-        """Takes all hooks out of the model."""
+        """Removes all hooks from the model."""
         for handle in self.handles:
             handle.remove()
         for owner in self._watched:
@@ -170,7 +173,7 @@ class Readers:
         owner._parameters.add(name, unit)
 
     def reset(self) -> None:
-        """Nothing runs any more: an interrupted forward has left its entries behind."""
+        """Forgets all running forwards, because an interrupted forward has left its entries behind."""
         self._running.clear()
         self.innermost = None
 
@@ -193,13 +196,13 @@ class Readers:
                 break
 
     def note_returned(self, unit: int) -> None:
-        """A forward has returned the unit's memory: from here on the forward around it reads from the unit."""
+        """A forward has returned the unit's memory, so the enclosing forward reads from the unit from now on."""
         if self._running and not self._is_running(unit):
             self._running[-1].append(unit)
 
     @contextmanager
     def reading(self, unit: int, made: list[torch.Tensor]) -> Iterator[None]:
-        """Inside a forward: gathers the unit, and again for the backward of the tensors in ``made`` at the end."""
+        """Gathers the unit inside a forward, and again for the backward of the tensors in ``made`` at the end."""
         self.enter(_BETWEEN)
         try:
             self.read(unit)
@@ -212,18 +215,18 @@ class Readers:
             _thread.loop.use(self, unit)
             return
         if not self._running:
-            # Backward, where a function of the user computes parts of a module again.
+            # This is a backward pass in which a function of the user computes parts of a module again.
             if torch._C._current_graph_task_id() != -1:
                 self._core.pre_forward(unit)
             return
         self.gather_once(unit)
 
     def computes_backward(self, unit: int) -> bool:
-        """Whether the unit's backward runs, and not a forward that uses the unit."""
+        """Returns whether the unit's backward is running without a forward that uses the unit."""
         return torch._C._current_graph_task_id() != -1 and self._core.is_in_backward(unit)
 
     def gather_once(self, unit: int) -> None:
-        """Gathers the unit until the innermost forward ends, unless a running forward has it."""
+        """Gathers the unit until the innermost forward ends, unless a running forward already has it."""
         if self._thread == get_ident() and not self._is_running(unit):
             self._running[-1].append(unit)
             self._core.pre_forward(unit)
@@ -233,7 +236,7 @@ class Readers:
 
 
 class _Reported(dict):
-    """A module's parameters; each look-up in a forward is reported. ``nn.Module`` looks up attributes here."""
+    """A module's parameters. Each look-up in a forward is reported. ``nn.Module`` looks up attributes here."""
 
     __slots__ = ("readers", "unit", "units")
 
@@ -248,8 +251,9 @@ class _Reported(dict):
         self.unit = unit if set(self.units.values()) == {unit} else _SEVERAL
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
-        # A module's own forward looks up some ten times per block, so this must be quick. Keep this order: otherwise
-        # unit numbers would be in the guards of compiled code, and no two blocks could share it.
+        # A module's own forward looks up about ten parameters per block, so this must be quick. The order of the
+        # conditions matters: otherwise the guards of compiled code would contain unit numbers, and no two blocks could
+        # share the code.
         if not is_compiling() and self.readers.innermost != self.unit:
             self._report(name)
         return dict.__getitem__(self, name)

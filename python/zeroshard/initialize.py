@@ -99,7 +99,7 @@ def make_engine(
     collate_fn: Callable | None,
     config: str | dict | os.PathLike | None,
 ) -> tuple[EngineType, torch.utils.data.DataLoader | None, Any]:
-    """See ``initialize``: the engine, the loader and the scheduler. Collective."""
+    """Makes the engine, the loader and the scheduler; see ``initialize``. Collective."""
     if model is None:
         raise ValueError("zeroshard.initialize: model is missing")
     sequence_size = size_before_engine(model, mesh)
@@ -118,7 +118,8 @@ def make_engine(
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed.config)
     front = make_front(setup, parsed)
-    # Steps that can fail on one rank come first: later the engine takes parameters and states from another engine.
+    # Steps that can fail on one rank come first, because later the engine takes parameters and states from another
+    # engine.
     loader = None
     if training_data is not None:
         loader = Loader(
@@ -144,7 +145,7 @@ def make_engine(
 def _timeout(
     settings: str | dict | os.PathLike, world_size: int, model: nn.Module, sequence_size: int | None
 ) -> timedelta | None:
-    """``zeroshard.timeout_s``; None for a wrong configuration, which is reported once ranks can tell one another."""
+    """Returns ``zeroshard.timeout_s``; None for a wrong configuration, which is reported after connecting."""
     try:
         parsed = parse_config(settings, world_size=world_size, model=model, sequence_parallel_size=sequence_size)
         return timedelta(milliseconds=parsed.config.timeout_ms)
@@ -153,7 +154,7 @@ def _timeout(
 
 
 def _device(model: nn.Module, local_rank: int) -> torch.device:
-    """The model's own device if that is a GPU or the like; else this rank's default."""
+    """Returns the model's own device if that is an accelerator; else this rank's default."""
     for param in model.parameters():
         if param.device.type not in ("cpu", "meta"):
             return param.device

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
-    """The tensors in a module's output: in containers, dataclasses, and attributes of other objects."""
+    """Returns the tensors in a module's output: in containers, dataclasses, and attributes of other objects."""
     if isinstance(output, torch.Tensor):
         return [output]
     if isinstance(output, tuple) and all(isinstance(item, torch.Tensor) for item in output):
@@ -20,7 +20,7 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 
 
 def _walk(value: Any, seen: dict[int, Any]) -> list[torch.Tensor]:
-    """``seen``: what was walked through, by id(). It holds the objects, because a property may make them anew."""
+    """``seen`` has the visited objects, by id(). It keeps them alive, because a property may create them anew."""
     tensors = []
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
@@ -32,7 +32,7 @@ def _walk(value: Any, seen: dict[int, Any]) -> list[torch.Tensor]:
 
 
 def _held_by(leaf: Any) -> list[Any]:
-    """The parts of an object that may hold tensors, if pytree does not know the object."""
+    """Returns the parts of an object that may hold tensors, if pytree does not know the object."""
     if isinstance(leaf, (type, nn.Module)):
         return []
     if dataclasses.is_dataclass(leaf):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 
 class ShardedSampler(Sampler[int]):
-    """A shuffle by (seed, epoch) that does not depend on the number of ranks; samples go to the ranks in turn.
+    """Shuffles by (seed, epoch), independently of the number of ranks. Samples go to the ranks in turn.
 
     The ``sequence_size`` ranks of a sequence group get the same samples. ``consumed`` samples of the epoch are left
     out, so that another number of ranks can continue an epoch.
@@ -33,7 +33,7 @@ class ShardedSampler(Sampler[int]):
         left = order[self.consumed :]
         if self._drop_last:
             left = left[: len(left) // ranks * ranks]
-        elif len(left) % ranks != 0:  # every rank gets the same number of samples: the first ones are repeated
+        elif len(left) % ranks != 0:  # the first samples are repeated, so that every rank gets the same number
             short = ranks - len(left) % ranks
             left += (order * (short // len(order) + 1))[:short]
         return iter(left[rank::ranks])
@@ -44,7 +44,7 @@ class ShardedSampler(Sampler[int]):
 
     @property
     def ranks(self) -> int:
-        """Those with samples of their own: ranks of a sequence group count as one."""
+        """Returns the number of ranks with their own samples. The ranks of a sequence group count as one."""
         return _ranks() // self._sequence_size
 
 
@@ -68,7 +68,7 @@ class Loader(DataLoader):
         sequence_size: int = 1,
     ) -> None:
         iterable = isinstance(dataset, IterableDataset)
-        # Ranks of a sequence group, too: each deals the rows that it has itself to the group.
+        # This also holds for ranks of a sequence group, because each rank deals its own rows to the group.
         if iterable and _ranks() > 1 and _rank() == 0:
             warnings.warn(
                 "training_data is an IterableDataset: every rank iterates over all of it, unless it takes its own "
@@ -77,9 +77,9 @@ class Loader(DataLoader):
             )
         self._own_sampler = None if iterable else ShardedSampler(len(dataset), drop_last, sequence_size=sequence_size)
         self._epoch = 0
-        self._batches = 0  # handed out since the position below
+        self._batches = 0  # batches handed out since the position below
         self._start = 0  # samples of the epoch that all ranks together had before that
-        self._iterations = 0  # begun so far
+        self._iterations = 0  # number of iterations that have begun
         self._runs = False  # whether the last iteration is still running
         super().__init__(
             dataset,
@@ -93,7 +93,7 @@ class Loader(DataLoader):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: nothing of this runs before the first batch is requested.
+        # This is a generator, so nothing runs before the first batch is requested.
         if self._batches > 0:  # the last iteration was left within its epoch
             self._begin_next_epoch()
         self._iterations += 1
@@ -130,7 +130,7 @@ class Loader(DataLoader):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._epoch, self._start, self._batches = state["epoch"], state["consumed"], 0
-        self._iterations += 1  # an older iterator that continues no longer changes the saved position
+        self._iterations += 1  # an older iterator that continues does not change the saved position any more
         self._runs = False
         if self._own_sampler is None and self._start > 0:
             warnings.warn(

@@ -1,4 +1,4 @@
-"""Worker processes of data loaders outlive a signal that asks the whole job to stop."""
+"""Lets worker processes of data loaders outlive a signal that asks the whole job to stop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ _own_loop = worker._worker_loop
 
 
 def spare_workers(signals: tuple[int, ...]) -> None:
-    """Of loaders that are iterated from now on. Slurm and systemd signal workers, too, and ranks need them to go on."""
+    """Spares workers of loaders that are iterated from now on.
+
+    Slurm and systemd signal workers, too, but ranks need their workers to continue.
+    """
     before = worker._worker_loop
     spared = set(before.args[0]) if isinstance(before, functools.partial) else set()
     worker._worker_loop = functools.partial(run_spared, tuple(sorted(spared | set(signals))))
 
 
 def run_spared(signals: tuple[int, ...], *args: Any) -> None:
-    """In a worker, which may be a new interpreter: torch's own loop."""
+    """Runs torch's own loop in a worker, which may be a new interpreter."""
     set_handlers = signal_handling._set_worker_signal_handlers
 
     def set_all_handlers() -> None:

@@ -53,7 +53,7 @@ def make_run(
     if core.keeps_tensors:
         run.keeper = Keeper(module, core)
         run.at_end.append(run.keeper.end)
-    if lacking and run.rank == 0:  # no error: a configuration may serve several models
+    if lacking and run.rank == 0:  # not an error, because a configuration may serve several models
         log(f"zero_optimization.leaf_module: {type(module).__name__} has no module {', '.join(lacking)}")
     readers = install_hooks(module, units, core)
     readers.handles += take_loaded_state_dicts(module)
@@ -67,7 +67,7 @@ def make_run(
 
 
 def _leaves_of(module: nn.Module, parsed: _C.ParsedConfig) -> tuple[list[nn.Module], list[str]]:
-    """The leaf modules that the configuration names, and the names of those that the model lacks."""
+    """Returns the leaf modules that the configuration names, and the names that the model does not have."""
     key = "zero_optimization.leaf_module."
     wanted = {path.removeprefix(key): json.loads(value) for path, value, _ in parsed.values if path.startswith(key)}
     return named_leaves(module, **wanted)
@@ -149,7 +149,7 @@ def _give_slices(run: Run) -> None:
 
 
 def _versions(module: nn.Module) -> list[tuple[str, str]]:
-    """The versions that decide about the numbers: of zeroshard, torch and the packages of the model's modules."""
+    """Returns the versions that may change numbers: of zeroshard, torch and the packages of the model's modules."""
     packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in packages}
     found |= {"zeroshard": _C.__version__, "torch": torch.__version__}

@@ -1,4 +1,4 @@
-"""What ties parameters, modules and users' optimizers to their engine."""
+"""Marks that connect parameters, modules and users' optimizers with their engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import _C
 
 _MARK = "_zeroshard_unit"
 _OWNER = "_zeroshard_owner"
-STEP_OF_USER = "_zeroshard_step_of_user"  # of the step() that stands in for an optimizer's own
+STEP_OF_USER = "_zeroshard_step_of_user"  # attribute of the step() that replaces an optimizer's own
 
 
 class Mark(NamedTuple):
@@ -20,7 +20,7 @@ class Mark(NamedTuple):
 
     core: weakref.ref[_C.Engine]
     unit: int
-    position: int  # of the parameter in its unit
+    position: int  # position of the parameter in its unit
     owner: weakref.ref[Any]
 
     def __reduce__(self) -> NoReturn:
@@ -28,7 +28,7 @@ class Mark(NamedTuple):
 
 
 def refuse_to_pickle() -> NoReturn:
-    """For what ties a module to its engine: pickles and ``torch.save`` of the module or of a parameter come here."""
+    """Refuses to pickle a module or a parameter that an engine has. Pickling one, also by ``torch.save``, ends here."""
     raise _C.StateError(
         "what belongs to an engine cannot be pickled, and so not be saved by torch.save: save "
         "model.state_dict() inside zeroshard.gathered(model.parameters()), or call engine.save_checkpoint, "
@@ -45,26 +45,26 @@ def unmark(tensor: torch.Tensor) -> None:
 
 
 def mark_of(tensor: torch.Tensor) -> Mark | None:
-    """None unless a living engine has the parameter. The engine may have freed the parameter's memory."""
+    """Returns None unless a living engine has the parameter. The engine may have freed the parameter's memory."""
     found: Mark | None = getattr(tensor, _MARK, None)
     return found if found is not None and found.core() is not None else None
 
 
 def unit_of(found: Mark | None) -> tuple[_C.Engine, int] | None:
-    """The parameter's engine, and which of its units has the parameter; None unless a living engine has it."""
+    """Returns the parameter's engine and the index of its unit; None unless a living engine has the parameter."""
     core = found.core() if found is not None else None
     return (core, found.unit) if core is not None else None
 
 
 def run_of(found: Mark | None) -> Any:
-    """The run of the engine that has the parameter; None if the engine object is gone, or the engine has ended."""
+    """Returns the run of the engine that has the parameter; None if the engine object is gone, or has ended."""
     owner = found.owner() if found is not None else None
     run = owner.run if owner is not None else None
     return run if run is not None and not run.has_ended else None
 
 
 def owners_of(params: Iterable[torch.Tensor]) -> Iterator[tuple[Any, int]]:
-    """Owner and unit of each parameter that has an owner."""
+    """Yields the owner and the unit of each parameter that has an owner."""
     for param in params:
         found: Mark | None = getattr(param, _MARK, None)
         if found is not None and (owner := found.owner()) is not None:
@@ -80,18 +80,18 @@ def unmark_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def made_with(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
-    """The parameters that an optimizer was made with, by param group, even if an engine has put slices there."""
+    """Returns the parameters with which an optimizer was made, by param group, even if it has slices now."""
     owner = getattr(optimizer, _OWNER, lambda: None)()
     return owner.params_of_groups if owner is not None else [group["params"] for group in optimizer.param_groups]
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> Callable:
-    """The ``step()`` that an optimizer has without an engine."""
+    """Returns the ``step()`` that an optimizer has without an engine."""
     return getattr(optimizer.step, STEP_OF_USER, optimizer.step)
 
 
 class OwnHook:
-    """A hook of a module of the engine's. A copy of the module, which is not, gets one that does nothing."""
+    """A hook in a module of an engine. A copy of the module gets a hook that does nothing."""
 
     def __init__(self, hook: Callable[..., None]) -> None:
         self._hook = hook

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .units import Param, Unit, is_packed
 from .writes import INITIALIZERS, Writes, is_initialized, is_lost, is_unwritten, was_written_after
 
-_KEPT_BYTES = 64 * 2**20  # in all, for parameters of one context that are made from values
+_KEPT_BYTES = 64 * 2**20  # limit for all parameters of one context that are made from values
 
 
 class Init:
@@ -62,7 +62,7 @@ class Init:
         self._dtype = dtype
         self._register_parameter = None
         self._writes = Writes()
-        self._names = WeakIdKeyDictionary()  # the names of parameters that each module has had
+        self._names = WeakIdKeyDictionary()  # names of parameters that each module has had
         self._kept_bytes = 0
         self._placed = WeakIdKeyDictionary()  # parameter -> its replacement on the meta device, or None for itself
 
@@ -87,7 +87,7 @@ class Init:
             self._writes.mark()
 
     def _place(self, module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
-        """What to register instead of ``param``: always the same for the same one, so that ties stay."""
+        """Returns the replacement of ``param``: always the same for the same parameter, so that ties stay."""
         lazy = isinstance(param, nn.parameter.UninitializedTensorMixin)
         if not isinstance(param, nn.Parameter) or lazy or not param.is_floating_point():
             return param
@@ -99,13 +99,13 @@ class Init:
         if not param.is_meta:
             param = self._placed[param] if self._placed[param] is not None else param
         if self._dtype is not None and param.dtype != self._dtype and not is_packed(param):
-            param.data = param.data.to(self._dtype)  # keeps the object: code that loads weights marks it
+            param.data = param.data.to(self._dtype)  # keeps the object, because code that loads weights marks it
         if param.is_meta:
             self._writes.params[param] = True
         return param
 
     def _stand_in(self, module: nn.Module, param: nn.Parameter) -> nn.Parameter | None:
-        """A parameter without memory to replace ``param``; None if ``param`` has values and little memory."""
+        """Returns a parameter without memory to replace ``param``; None if ``param`` has values and little memory."""
         has_values = not is_unwritten(param)
         if has_values and self._kept_bytes + param.nbytes <= _KEPT_BYTES:
             self._kept_bytes += param.nbytes
@@ -124,12 +124,12 @@ def _without_memory(param: nn.Parameter) -> nn.Parameter:
 
 
 def materialize(model: nn.Module, unit: Unit, device: torch.device) -> None:
-    """Gives the unit's meta parameters memory on ``device`` and initial values. Does nothing when there are none.
+    """Gives the unit's meta parameters memory on ``device`` and initial values. Does nothing if there are none.
 
     The values are those of building the model eagerly: every module resets its parameters, inner modules first, then
-    ``_init_weights`` is applied. Modules that contain the unit take part because their initializers may write to it.
+    ``_init_weights`` is applied. Modules that contain the unit take part, because their initializers may write to it.
 
-    Raises ``ValueError`` naming a parameter that gets no values, or had values that cannot be made again.
+    Raises ``ValueError`` that names a parameter which gets no values, or had values that cannot be made again.
     """
     pending = [param for param in unit.params if param.tensors[0].is_meta]
     if not pending:
@@ -151,7 +151,7 @@ def materialize(model: nn.Module, unit: Unit, device: torch.device) -> None:
 
 
 class _Fill:
-    """One meta parameter while it gets its values. NaN marks elements that nothing has written yet."""
+    """A meta parameter while it gets its values. NaN marks elements that nothing has written yet."""
 
     def __init__(self, param: Param, unit: str, device: torch.device) -> None:
         old = param.tensors[0]
@@ -166,7 +166,7 @@ class _Fill:
                 "zeroshard.Init() (load_state_dict: assign=True), or build the model outside of zeroshard.Init()"
             )
         has_values, value = hasattr(old, "_zeroshard_value"), getattr(old, "_zeroshard_value", None)
-        # If none of its initializers ran while it was built, it has the values that it was made from.
+        # If no initializer ran while it was built, it keeps the values from which it was made.
         self._keeps = value if has_values and not is_initialized(old) else None
         if has_values and value is None and not is_initialized(old):
             raise ValueError(
@@ -177,7 +177,7 @@ class _Fill:
         values = torch.full(old.shape, float("nan") if value is None else value, dtype=old.dtype, device=device)
         self._new = nn.Parameter(values, requires_grad=old.requires_grad)
         param.tensors = [self._new]
-        # A tied parameter has the values of the module that it was made for; the other modules' values were replaced.
+        # A tied parameter has the values of the module for which it was made; the other modules' values were replaced.
         home = getattr(old, "_zeroshard_home", None)
         if not any(home is owner for owner in param.owners):
             home = next((owner for owner in param.owners if _resets(owner)), param.owners[0])
@@ -190,7 +190,7 @@ class _Fill:
         for name, owner in self._slots():
             given = owner._parameters[name]
             if given is not self._new and given is not None and not given.is_meta:
-                self._new.copy_(given)  # an initialiser that assigns instead of writing in place
+                self._new.copy_(given)  # an initializer has assigned a tensor instead of writing in place
         if self._keeps is not None:
             self._new.fill_(self._keeps)
         self.tie()
@@ -216,7 +216,7 @@ class _Fill:
 
 @contextmanager
 def _others_hidden(model: nn.Module, pending: set[int]) -> Iterator[None]:
-    """Hides all parameters but ``pending`` behind dummies without memory: initialisers may reach beyond the unit."""
+    """Hides all parameters except ``pending`` behind dummies without memory, because initializers may reach further."""
     hidden = [
         (module, name, param)
         for module in model.modules()
@@ -234,7 +234,7 @@ def _others_hidden(model: nn.Module, pending: set[int]) -> Iterator[None]:
 
 @contextmanager
 def _buffers_kept(modules: list[nn.Module]) -> Iterator[None]:
-    """Restores buffers that ``reset_parameters`` changes; they already have their values."""
+    """Restores buffers that ``reset_parameters`` changes, because they already have their values."""
     kept = [
         (module, name, buffer, buffer.clone())
         for module in modules
@@ -247,7 +247,7 @@ def _buffers_kept(modules: list[nn.Module]) -> Iterator[None]:
 
 
 def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
-    """The modules that contain one of ``owners``, inner ones first, each with those whose ``_init_weights`` it runs."""
+    """Yields the modules that contain one of ``owners``, inner ones first, each with those that it initializes."""
     seen: dict[int, bool] = {}
     found = []
 
@@ -255,7 +255,8 @@ def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Mod
         if id(module) in seen:
             return seen[id(module)]
         if _initialises_others(module):
-            # If several Hugging Face models contain it, only the innermost applies: it marks what it has initialised.
+            # If several Hugging Face models contain it, only the innermost one applies, because it marks initialized
+            # modules.
             keep = [m for m in enclosing if not (_of_hugging_face(m) and _of_hugging_face(module))]
             enclosing = [module, *keep]
         inside = [visit(child, enclosing) for child in module.children()]
@@ -269,7 +270,7 @@ def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Mod
 
 
 def _resets(module: nn.Module) -> list[Callable[[], Any]]:
-    """The methods with which the module writes its own parameters when it is built."""
+    """Returns the methods with which the module writes its own parameters when it is built."""
     methods = (getattr(module, name, None) for name in INITIALIZERS)
     return [method for method in methods if method is not None and _takes_nothing(method)]
 

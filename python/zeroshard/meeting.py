@@ -1,4 +1,4 @@
-"""How ranks meet before they are connected, and notice ranks that do not arrive."""
+"""Lets ranks meet before they are connected, and detects ranks that do not arrive."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import torch.distributed as dist
 from . import _C
 
 Result = TypeVar("Result")
-_RECONNECT = timedelta(seconds=10)  # for a store that has just answered
-_connecting: list[threading.Thread] = []  # threads left behind while they wait inside of torch.distributed
+_RECONNECT = timedelta(seconds=10)  # time-out for a store that has just answered
+_connecting: list[threading.Thread] = []  # abandoned threads that wait inside torch.distributed
 
 
 def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purpose: str) -> _C.Meeting:
-    """Returns when all ranks have called it, for the same ``purpose``.
+    """Returns when all ranks have called it for the same ``purpose``.
 
-    Raises ``CommError`` when a rank that had arrived has died or left, or when a rank does not arrive in time. The
-    error names the ranks that arrived and the missing ones. Its ``out_of_step`` is true if the purposes differed.
+    Raises ``CommError`` if a rank that had arrived has died or left, or if a rank does not arrive in time. The error
+    names the ranks that arrived and the missing ones. Its ``out_of_step`` is true if the purposes differed.
     """
     meeting = None
     try:
@@ -56,7 +56,7 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purp
 
 
 def _own_connection(store: dist.Store) -> dist.Store:
-    """A connection of its own: a call that waits would block other calls on the same connection."""
+    """Returns a separate connection, because a call that waits would block other calls on the same connection."""
     if not hasattr(store, "clone"):
         return store
     store.check(["zeroshard/meeting"])  # fails at once if nobody serves the store any more; other calls would wait
@@ -85,11 +85,11 @@ def left_on_error(meeting: _C.Meeting | None) -> Iterator[None]:
 def while_all_live(
     meeting: _C.Meeting | None, what: str, connect: Callable[[], Result], undo: Callable[[Result], None]
 ) -> Result:
-    """Returns what ``connect()`` returns. Raises ``CommError`` if a rank dies or leaves meanwhile, or on a time-out.
+    """Returns the result of ``connect()``. Raises ``CommError`` if a rank dies or leaves meanwhile, or on a time-out.
 
-    ``connect()`` runs on a thread of its own, since no call of torch.distributed that connects ranks can be
-    interrupted, neither by a death nor by Ctrl-C. On an interruption the thread is left behind; if it succeeds later,
-    it calls ``undo(result)``. Without a meeting no rank is watched.
+    ``connect()`` runs on its own thread, because calls of torch.distributed that connect ranks cannot be interrupted,
+    neither by a death nor by Ctrl-C. On an interruption the thread is abandoned; if it succeeds later, it calls
+    ``undo(result)``. Without a meeting no rank is watched.
     """
     device = _device_in_use()
     answer: dict[str, Any] = {}
@@ -112,14 +112,15 @@ def while_all_live(
             done.set()
 
     if meeting is not None and meeting.retried:
-        # Ranks may have failed after different numbers of groups: new names and keys must be unused and equal on all.
+        # Ranks may have failed after different numbers of groups. So new names and keys must be unused, and equal on
+        # all ranks.
         dist.distributed_c10d._world.group_count = 1_000_000 * meeting.number
     thread = threading.Thread(target=run, name="zeroshard-connect", daemon=True)
     with left_on_error(meeting):
         thread.start()
         try:
             while not done.wait(0.05):
-                with suppress(dist.DistError):  # the store does not answer: connect() will fail, or time out
+                with suppress(dist.DistError):  # the store does not answer: connect() will fail or time out
                     if meeting is not None:
                         meeting.check(what)
         except BaseException:
@@ -132,21 +133,21 @@ def while_all_live(
             raise
         error = answer.get("error")
         if meeting is not None and (isinstance(error, dist.DistError) or type(error) is RuntimeError):
-            meeting.explain(str(error))  # errors of c10d and of Gloo
+            meeting.explain(str(error))  # for errors of c10d and of Gloo
         if error is not None:
             raise error
     return answer["result"]
 
 
 def _device_in_use() -> int | None:
-    """The number of this thread's GPU if GPUs are in use: a new thread would begin with the first one."""
+    """Returns this thread's GPU if GPUs are in use, because a new thread would start with the first GPU."""
     kind = torch.accelerator.current_accelerator()
     in_use = kind is not None and torch.get_device_module(kind).is_initialized()
     return torch.accelerator.current_device_index() if in_use else None
 
 
 def await_left_behind(timeout: timedelta) -> None:
-    """Returns when no connection attempt of a failed try is running: it would interfere with the next try."""
+    """Returns when no connection attempt of a failed try is running, because it would disturb the next try."""
     end = time.monotonic() + timeout.total_seconds()
     while _connecting:
         _connecting[-1].join(max(0.0, end - time.monotonic()))
@@ -160,6 +161,6 @@ def await_left_behind(timeout: timedelta) -> None:
 
 @atexit.register
 def _stay_behind() -> None:
-    """A thread that returns to an interpreter that is shutting down would abort the process."""
+    """Blocks the thread, because a thread that returns to an interpreter in shutdown would abort the process."""
     if any(thread.is_alive() for thread in _connecting):
         _C.end_beside_threads()

@@ -1,4 +1,4 @@
-"""Messages of a run on stderr, and words for messages of errors."""
+"""Prints messages of a run on stderr, and has words for messages of errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ def log(message: str) -> None:
 
 
 def a_type(value: object) -> str:
-    """The value's class with its article: "a Tensor", "an object"."""
+    """Returns the value's class with its article: "a Tensor", "an object"."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"

@@ -1,4 +1,4 @@
-"""Metrics of a run for TensorBoard, in CSV files and for Weights & Biases, as the configuration's blocks say."""
+"""Writes metrics of a run for TensorBoard, to CSV files and to Weights & Biases, as the configuration says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONNECT_TIMEOUT_S = 3.0
 
 
 def folders_of(config: _C.Config) -> dict[str, list[str]]:
-    """Which blocks write where: by folder, the names of the enabled ones."""
+    """Returns the folders of the enabled blocks, each with the names of its blocks."""
     folders: dict[str, list[str]] = {}
     for block in ("tensorboard", "csv_monitor"):
         files = getattr(config, block)
@@ -27,7 +27,7 @@ def folders_of(config: _C.Config) -> dict[str, list[str]]:
 
 
 def check_folders(config: _C.Config) -> None:
-    """Makes the folders; raises ``IoError`` for one that cannot be written to."""
+    """Makes the folders. Raises ``IoError`` for one that cannot be written to."""
     for folder, blocks in folders_of(config).items():
         try:
             os.makedirs(folder, exist_ok=True)
@@ -41,18 +41,18 @@ def check_folders(config: _C.Config) -> None:
 
 
 class Metrics:
-    """The metrics of one engine. Made on rank 0 alone; an error of writing never stops training.
+    """The metrics of one engine. Only rank 0 makes them. An error of writing never stops training.
 
-    Files are opened by the first step: only then it is known whether a checkpoint was loaded before. A run from the
-    beginning sets the files of another one aside; one that goes on, or back, cuts off what came after its step.
+    The first step opens the files, because only then it is known whether a checkpoint was loaded. A new run renames the
+    files of another run. A run that continues, or goes back, cuts off records after its step.
     """
 
     def __init__(self, config: _C.Config) -> None:
         self._folders = folders_of(config)
         self._files: list[_C.RunMetrics] = []
-        self._last: int | None = None  # the step that was recorded last
+        self._last: int | None = None  # last recorded step
         self._wandb = _wandb_run(config.wandb) if config.wandb.enabled else None
-        # Also at the end of a process whose engine is still in use.
+        # Also called at the end of a process whose engine is still in use.
         self.finish = Finalize(self, _finish, (self._files, self._wandb), exitpriority=1)
 
     def record(self, step: int, values: dict[str, float]) -> None:
@@ -64,7 +64,7 @@ class Metrics:
         if self._wandb is not None:
             try:
                 self._wandb.log({"step": step, **values})
-            except Exception as error:  # noqa: BLE001 (whatever the package raises)
+            except Exception as error:  # noqa: BLE001 (the package may raise anything)
                 log(f"warning: no more metrics go to Weights & Biases: {error}")
                 self._wandb = None
 
@@ -87,7 +87,7 @@ def _finish(files: list[_C.RunMetrics], wandb_run: Any) -> None:
     if wandb_run is not None:
         try:
             wandb_run.finish()
-        except Exception as error:  # noqa: BLE001 (whatever the package raises)
+        except Exception as error:  # noqa: BLE001 (the package may raise anything)
             log(f"warning: the run of Weights & Biases did not end well: {error}")
 
 
@@ -95,12 +95,12 @@ def _finish(files: list[_C.RunMetrics], wandb_run: Any) -> None:
 
 
 def _wandb_run(settings: _C.WandbConfig) -> Any:
-    """A run of the package wandb; None, with one line that says why, where there is none."""
+    """Returns a run of the package wandb. If there is none, returns None and logs one line that says why."""
     try:
         import wandb
 
         offline = "" if "WANDB_MODE" in os.environ else _why_unreachable(wandb.setup().settings.base_url)
-    except Exception as error:  # noqa: BLE001 (a broken installation raises anything)
+    except Exception as error:  # noqa: BLE001 (a broken installation may raise anything)
         log(
             f"warning: wandb.enabled is true, but the package wandb cannot be used ({_first_line(error)}): nothing "
             "goes to Weights & Biases. `pip install wandb`, or set csv_monitor.enabled to keep the metrics in a file"
@@ -110,7 +110,7 @@ def _wandb_run(settings: _C.WandbConfig) -> Any:
     if not offline:
         try:
             return _with_steps(wandb.init(**options))
-        except Exception as error:  # noqa: BLE001 (such as no API key)
+        except Exception as error:  # noqa: BLE001 (for example because there is no API key)
             offline = _first_line(error)
     try:
         run = _with_steps(wandb.init(mode="offline", **options))
@@ -132,7 +132,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _why_unreachable(url: str) -> str:
-    """Why a server cannot be reached; "" where it can, or where only a proxy could tell."""
+    """Returns why a server cannot be reached; "" if it can, or if only a proxy could tell."""
     address = urllib.parse.urlsplit(url)
     if address.scheme in urllib.request.getproxies():
         return ""

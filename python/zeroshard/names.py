@@ -1,4 +1,4 @@
-"""Modules without what torch.compile puts around them, and names without what it puts into them."""
+"""Finds modules below the wrappers of torch.compile, and names without the parts that it adds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 
 from torch import nn
 
-COMPILED = "_orig_mod"  # where a compiled module has the module that it was made of
+COMPILED = "_orig_mod"  # name under which a compiled module holds the original
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -14,13 +14,13 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def original(module: nn.Module) -> nn.Module:
-    """What torch.compile made ``module`` of; ``module`` if it is not compiled, or has got parts of its own since."""
+    """Returns the module that torch.compile has wrapped; ``module`` if it is not compiled or has other parts."""
     has_more = len(module._modules) > 1 or module._parameters or module._buffers
     return original(module._modules[COMPILED]) if is_compiled(module) and not has_more else module
 
 
 def plain_module(path: str) -> str:
-    """The name that a module would have if nothing was compiled.
+    """Returns the name that a module would have if nothing was compiled.
 
     >>> plain_module("_orig_mod.layers.0._orig_mod")
     'layers.0'
@@ -39,9 +39,9 @@ def plain_name(path: str) -> str:
 
 
 def plain_names(named: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
-    """The plain name for each name; things that would share a plain name keep their own names.
+    """Returns the plain name for each name. Things that would share a plain name keep their own names.
 
-    ``named``: each name with a number, such as ``id()``, of what it names.
+    ``named`` has each name with a number, such as ``id()``, of the named thing.
     """
     named = list(named)
     owners: dict[str, set[Hashable]] = {}

@@ -1,6 +1,6 @@
 """States that a user's optimizer has before the engine: made together with its parameters, or loaded.
 
-They belong to whole parameters, and rank 0's count, as with parameters. The engine keeps each rank's stretches of them.
+They belong to whole parameters, and rank 0's values count, like for parameters. The engine keeps each rank's slices.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _share(run: Run, state: dict[str, Any]) -> None:
 
 
 def take_states(run: Run, setup: OptimizerSetup) -> None:
-    """Gives the engine its stretches of rank 0's states, and frees the whole ones. Collective."""
+    """Gives the engine its slices of rank 0's states, and frees the whole states. Collective."""
     states = {id(param): state for param, state in setup.states}
     if not states:
         return
@@ -75,7 +75,8 @@ def take_states(run: Run, setup: OptimizerSetup) -> None:
         setup.inner.state.update({param: state for param, state in own.items() if state})
         return
     places = [(unit, position) for unit, each in enumerate(run.units) for position in range(len(each.params))]
-    for part in (run.core.slice(unit, position) for unit, position in places):  # one at a time: they may be copies
+    # One at a time, because they may be copies.
+    for part in (run.core.slice(unit, position) for unit, position in places):
         if part is None or part.master.numel() == 0:
             continue
         stretch = _stretch(state_of(part.param), part)
@@ -91,7 +92,7 @@ def take_states(run: Run, setup: OptimizerSetup) -> None:
 
 
 def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
-    """The part of a parameter's states that belongs to a stretch of the parameter."""
+    """Returns the part of a parameter's states that belongs to a slice of the parameter."""
     own = {}
     for kind, value in state.items():
         if isinstance(value, torch.Tensor) and value.dim() > 0:
@@ -99,7 +100,7 @@ def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
             end = part.begin + part.master.numel()
             own[kind] = whole[part.begin : end].to(part.master.device, torch.float32, copy=True)
         elif isinstance(value, torch.Tensor):
-            # Each stretch gets its own scalar tensor, because optimizers update it in place. A parameter without
+            # Each slice gets its own scalar tensor, because optimizers update it in place. A parameter without
             # dimensions also has states without dimensions.
             own[kind] = value.clone() if list(part.shape) != [] or kind == "step" else value.reshape(1).clone()
         else:
@@ -108,7 +109,7 @@ def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
 
 
 def _updates(state: dict[str, Any]) -> int:
-    """The number of updates. SGD does not count: if it has a momentum, there was at least one."""
+    """Returns the number of updates. SGD does not count: if it has a momentum, there was at least one."""
     if "step" in state:
         return int(state["step"])
     return 1 if state.get("momentum_buffer") is not None else 0

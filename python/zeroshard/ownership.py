@@ -1,4 +1,4 @@
-"""What ties a module to its engine, and how that ends: another engine takes the module over, or the engine ends."""
+"""Connects a module with its engine until another engine takes the module over or the engine ends."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from .publishing import Publishing
 from .run import Run
 from .together import together
 
-# Methods of the user's own optimizer: it has neither gradients nor whole states, so the engine's optimizer does them.
+# Methods of the user's own optimizer that the engine's optimizer replaces, because the user's has neither gradients nor
+# whole states.
 _BORROWED = ("zero_grad", "add_param_group", "state_dict", "load_state_dict")
 
 
 class Ownership:
-    """What one engine owns: the hooks in a module, marks on its parameters, methods of the user's optimizer.
+    """The things that one engine owns: hooks in a module, marks on its parameters, methods of the user's optimizer.
 
-    The module's hooks keep it alive, and with it the core, even when the engine itself is gone.
+    The module's hooks keep this object alive, and with it the core, even after the engine object is gone.
     """
 
     def __init__(self, run: Run, readers: Readers) -> None:
@@ -41,11 +42,12 @@ class Ownership:
         self.readers = readers
         self.readers.ownership = self
         self._sharded = [not run.core.is_replicated(index) for index in range(len(run.units))]
-        self._publishing: Publishing | None = None  # of an optimizer outside, which gets slices into its groups
+        self._publishing: Publishing | None = None  # set for an external optimizer, which gets slices into its groups
         self.params_of_groups = [list(group["params"]) for group in run.optimizer.param_groups]
         self._inner = run.optimizer.optimizer
-        self.step_of_user = None if self._inner is None else self._inner.step  # what an optimizer outside updates by
-        self._own_methods: dict[str, Any] = {}  # set on the user's optimizer itself, not on its class
+        # Method by which an external optimizer updates.
+        self.step_of_user = None if self._inner is None else self._inner.step
+        self._own_methods: dict[str, Any] = {}  # attributes of the user's optimizer itself, not of its class
         self._borrowed: dict[str, Any] = {}
         if self._inner is not None:
             self._borrowed = {name: getattr(run.optimizer, name) for name in _BORROWED}
@@ -62,7 +64,7 @@ class Ownership:
             mark_optimizer(self._inner, self)
         self._release_states = run.optimizer.release_states
         show_sharded_parameters()
-        core, mine = weakref.ref(run.core), weakref.ref(self)  # the core holds the tensors
+        core, mine = weakref.ref(run.core), weakref.ref(self)  # weak references, because the core holds the tensors
         for index, unit in enumerate(run.units):
             for position, param in enumerate(unit.params):
                 for tensor in param.tensors:
@@ -90,16 +92,16 @@ class Ownership:
 
     @property
     def run(self) -> Run | None:
-        """None if the engine object is gone."""
+        """Returns None if the engine object is gone."""
         return self._run()
 
     @property
     def has_sharded_units(self) -> bool:
-        """Whether there are units left whose parameters are spread over ranks."""
+        """Returns whether units remain whose parameters are spread over ranks."""
         return any(sharded and tensors for sharded, tensors in zip(self._sharded, self._tensors, strict=True))
 
     def check_can_give(self) -> None:
-        """Raises ``StateError`` if parameters are sharded and can no longer be gathered. Collective."""
+        """Raises ``StateError`` if parameters are sharded and cannot be gathered any more. Collective."""
         if self.core is None or not self.has_sharded_units:
             return
         try:
@@ -112,7 +114,7 @@ class Ownership:
             ) from error
 
     def return_unit(self, index: int) -> None:
-        """Makes a unit's parameters ordinary tensors again. Collective if they are sharded."""
+        """Turns a unit's parameters into ordinary tensors. Collective if they are sharded."""
         if self.core is None or not self._tensors[index]:
             return
         self.core.return_unit(index)
@@ -121,7 +123,7 @@ class Ownership:
         self._tensors[index] = []
 
     def publish(self) -> None:
-        """Brings an update that comes a step late to the parameters, which nobody trains any more. Collective."""
+        """Publishes a delayed update, because nobody will train the parameters any more. Collective."""
         if self.core is None:
             return
         try:
@@ -132,7 +134,7 @@ class Ownership:
     def end(self, *, gather: bool = True) -> None:
         """Returns all remaining units and frees the core. Without ``gather``, sharded units are not returned.
 
-        Raises ``MemoryError`` only with ``gather``; without it, a unit that does not fit into memory has no values.
+        Raises ``MemoryError`` only with ``gather``. Without it, a unit that does not fit into memory has no values.
         """
         for index, sharded in enumerate(self._sharded):
             try:
@@ -149,7 +151,7 @@ class Ownership:
 
 
 def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run) -> MethodType:
-    """A method, as a scheduler expects. Gradients that somebody has put on slices are used as they are, by ``own``."""
+    """Returns a method, as a scheduler expects. If somebody has put gradients on slices, ``own`` uses them."""
     front, outside, replaced = run.optimizer, run.external is not None, optimizer.step
 
     def step(_: Any, closure: Callable | None = None) -> Any:
@@ -158,20 +160,20 @@ def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run)
             return own(closure)
         return front.step(closure)
 
-    step._wrapped_by_lr_sched = True  # the engine tells schedulers of its steps
+    step._wrapped_by_lr_sched = True  # the engine tells schedulers about its steps
     setattr(step, STEP_OF_USER, replaced)
     return MethodType(step, optimizer)
 
 
 def take_back(params: Iterable[torch.Tensor]) -> None:
-    """Makes parameters of another engine ordinary tensors again, together with all others of their units."""
+    """Turns parameters of another engine, together with all others of their units, into ordinary tensors."""
     for owner, unit in owners_of(params):
         owner.publish()
         owner.return_unit(unit)
 
 
 def drop_gradients(module: nn.Module) -> None:
-    """Drops gradients from before the engine: they would be added to its first step."""
+    """Drops gradients from before the engine, because they would be added to its first step."""
     with_gradient = [(name, param) for name, param in module.named_parameters() if param.grad is not None]
     for _, param in with_gradient:
         param.grad = None
@@ -184,10 +186,10 @@ def drop_gradients(module: nn.Module) -> None:
 
 @contextmanager
 def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
-    """Around the making of an engine: ends the engines that own its parameters, unit by unit. Collective.
+    """Surrounds the making of an engine: ends the engines that own its parameters, unit by unit. Collective.
 
-    They end when the yielded function is called, which is due when all ranks have agreed to make the new engine. An
-    exception before that leaves them unchanged.
+    They end when the yielded function is called, which must happen after all ranks have agreed to make the new engine.
+    An exception before that leaves them unchanged.
     """
     owners = list(dict.fromkeys(owner for owner, _ in owners_of(module.parameters())))
     begun = False
@@ -217,7 +219,7 @@ def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 def destroy(run: Run, ownership: Ownership) -> None:
-    """See ``Engine.destroy``."""
+    """Ends the engine; see ``Engine.destroy``."""
     if run.has_ended:
         return
     at_peace = sys.exc_info()[0] is None  # while an exception is handled, the other ranks may be anywhere
@@ -239,7 +241,7 @@ def destroy(run: Run, ownership: Ownership) -> None:
 
 
 def _wait_for_save(core: _C.Engine) -> _C.Error | None:
-    """The error of a save in the background that was not reported yet."""
+    """Returns the error of a background save that was not reported yet."""
     try:
         core.wait_for_checkpoint()
     except _C.Error as error:
@@ -248,7 +250,7 @@ def _wait_for_save(core: _C.Engine) -> _C.Error | None:
 
 
 def _fits(run: Run) -> bool:
-    """Whether every rank has memory for the whole model; the same answer on all ranks. Collective."""
+    """Returns whether every rank has memory for the whole model. The same answer on all ranks. Collective."""
     needed = sum(param.tensors[0].nbytes for unit in run.units for param in unit.params)
 
     def check() -> None:
@@ -263,7 +265,7 @@ def _fits(run: Run) -> bool:
     except _C.ValueError as error:
         log(f"destroy: {error}")
         return False
-    except _C.CommError as error:  # a collective has failed before: no rank can be reached
+    except _C.CommError as error:  # a collective has failed before, so no rank can be reached
         log(f"destroy: the sharded parameters cannot be gathered, and have no values any more: {error}")
         return False
     return True

@@ -106,11 +106,11 @@ def set_gradient(param: torch.Tensor, value: torch.Tensor, *, local: bool = Fals
     write_gradient(param, value, local, "set_gradient")
 
 
-# -- the same under a caller's name: ``who`` is for messages ---------------------------------------------------------
+# -- the same functions with a caller's name ``who`` for messages ------------------------------------------------------
 
 
 def read_state(param: torch.Tensor, key: str | None, local: bool, who: str) -> torch.Tensor | None:
-    """Master weights without a ``key``, else a state of the optimizer."""
+    """Returns master weights if there is no ``key``, else a state of the optimizer."""
     place = place_of(param, who)
     own = _slice(place) if place is not None else None
     if own is None:
@@ -119,7 +119,7 @@ def read_state(param: torch.Tensor, key: str | None, local: bool, who: str) -> t
 
 
 def write_state(param: torch.Tensor, key: str | None, value: torch.Tensor, local: bool, who: str) -> None:
-    """Master weights without a ``key``, else a state of the optimizer."""
+    """Sets master weights if there is no ``key``, else a state of the optimizer."""
     place = place_of(param, who)
     own = _slice(place) if place is not None else None
     if own is None:
@@ -147,7 +147,7 @@ def read_gradient(param: torch.Tensor, local: bool, who: str) -> torch.Tensor | 
 
 
 def _is_assigned(grad: torch.Tensor | None) -> bool:
-    """Whether it is a gradient of the caller's, and not the stand-in of the engine's."""
+    """Returns whether it is a gradient of the caller, and not the engine's stand-in."""
     return grad is not None and not _C.is_stand_in(grad)
 
 
@@ -166,11 +166,11 @@ def write_gradient(param: torch.Tensor, value: torch.Tensor, local: bool, who: s
         place.run.core.set_grad(place.unit, place.position, 0, _checked(value, param.numel(), who, own.param))
 
 
-# -- where a parameter is in its engine ------------------------------------------------------------------------------
+# -- the place of a parameter in its engine ----------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
-    """Where a parameter is in its engine."""
+    """The place of a parameter in its engine."""
 
     run: Run
     unit: int
@@ -198,7 +198,7 @@ def _checked(value: torch.Tensor, numel: int, who: str, name: str) -> torch.Tens
 
 
 def _core_state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
-    """This rank's stretch of a state that the core keeps; None where it keeps none."""
+    """Returns this rank's slice of a state that the core keeps; None if it keeps none."""
     names = place.run.optimizer.state_names(own)
     if key not in names:
         raise ValueError(f"'{own.param}' has no optimizer state '{key}': {place.run.optimizer.name} has {list(names)}")
@@ -207,7 +207,7 @@ def _core_state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor 
 
 
 def _outside_states(place: Place, own: _C.OptimizerSlice) -> dict[str, Any]:
-    """The states that the caller's own optimizer has for this rank's stretch; none before its first step."""
+    """Returns the caller's own optimizer's states of this rank's slice; none before its first step."""
     for part, param in place.run.external_params():
         if part.param == own.param:
             return place.run.external.state.get(param, {})
@@ -215,7 +215,10 @@ def _outside_states(place: Place, own: _C.OptimizerSlice) -> dict[str, Any]:
 
 
 def _state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
-    """Raises ``ValueError`` on every rank for a key that is unknown on some. Collective with an optimizer outside."""
+    """Returns a state. Raises ``ValueError`` on every rank for a key that is unknown on some rank.
+
+    Collective with an external optimizer.
+    """
     if place.run.external is None:
         return _core_state(place, own, key)
     states = _outside_states(place, own)
@@ -253,7 +256,7 @@ def _local(place: Place, own: _C.OptimizerSlice, key: str | None) -> torch.Tenso
 def _set(place: Place, own: _C.OptimizerSlice, key: str, stretch: torch.Tensor, who: str) -> None:
     if own.master.numel() == 0:
         if place.run.external is None:
-            _core_state(place, own, key)  # an unknown key is an error on this rank, too
+            _core_state(place, own, key)  # raises for an unknown key on this rank, too
         return
     if place.run.external is None and _core_state(place, own, key) is not None:
         place.run.core.set_moment(own.param, place.run.optimizer.state_names(own).index(key), stretch)

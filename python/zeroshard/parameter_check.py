@@ -11,11 +11,12 @@ from .messages import a_type
 from .names import plain_name
 from .units import Param, Unit
 
-_WALK_EVERY = 64  # forwards: walking through all modules takes longer than the other checks
+# Number of forwards between walks through all modules, because a walk takes longer than the other checks.
+_WALK_EVERY = 64
 
 
 class ParameterCheck:
-    """The current parameters of ``model`` in ``units``; empty when it does not train."""
+    """Checks the current parameters of ``model`` in ``units``. It has no parameters if the model does not train."""
 
     def __init__(self, model: nn.Module, units: Sequence[Unit]) -> None:
         self._model = model
@@ -33,7 +34,7 @@ class ParameterCheck:
         self._forwards += 1
 
     def check(self) -> None:
-        """Raises ``StateError`` when a parameter was cast, or requires a gradient that it did not require before."""
+        """Raises ``StateError`` if a parameter was cast, or requires a gradient that it did not require before."""
         if cast := [(tensor, dtype, name) for tensor, dtype, name in self._dtypes if tensor.dtype != dtype]:
             tensor, dtype, name = cast[0]
             raise _C.StateError(

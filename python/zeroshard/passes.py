@@ -32,7 +32,7 @@ def backward_pass(core: _C.Engine, sync: bool) -> Iterator[None]:
 
 
 def _class_of_hook_error(core: _C.Engine, error: BaseException) -> type[_C.Error] | None:
-    """What a hook of the engine has raised, where autograd made a RuntimeError of it."""
+    """Returns the class of an error that a hook of the engine raised, because autograd made a RuntimeError of it."""
     if type(error) is not RuntimeError:
         return None
     texts = ((_C.CommError, core.backward_comm_error), (_C.IoError, core.backward_io_error))

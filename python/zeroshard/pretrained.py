@@ -1,4 +1,4 @@
-"""A trained model as a directory that ``from_pretrained`` reads."""
+"""Writes a trained model as a directory that ``from_pretrained`` reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .names import original, plain_names
 from .run import Run
 from .together import together
 
-# What lies beside the weights that a model was made from, and is needed to use it.
+# Files next to the weights from which a model was made. They are needed to use the model.
 _COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -35,7 +35,7 @@ _COMPANIONS = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-# PEFT's parameters by their names, beside those that begin as the adapter's kind says ("lora_").
+# Names of PEFT's parameters, besides those that begin with the adapter's kind ("lora_").
 _ADAPTER_PARTS = ("modules_to_save.", "trainable_tokens_", "prompt_encoder.")
 
 
@@ -64,7 +64,8 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
                 module.save_pretrained(save_dir, **weights, **options)
             _save_tokenizer(module, save_dir, tokenizer)
 
-    if _is_peft(module):  # small enough to stay on the device; a prompt's values are computed from its parameters
+    # Adapters are small enough to stay on the device, and a prompt's values are computed from its parameters.
+    if _is_peft(module):
         with gathered(_adapter_params(module)):
             together(run, write, "save_pretrained")
     else:
@@ -73,30 +74,30 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
 
 
 def save_config(run: Run, save_dir: str | os.PathLike) -> None:
-    """Puts the model's config.json beside its weights, if the model has one and the directory does not. Rank 0."""
+    """Writes the model's config.json next to its weights, if the model has one and the directory does not. Rank 0."""
     module = original(run.module)
     for name, part in (("config.json", "config"), ("generation_config.json", "generation_config")):
         config = getattr(module, part, None)
         if not hasattr(config, "save_pretrained") or os.path.exists(os.path.join(save_dir, name)):
             continue
         if part == "config" and getattr(config, "architectures", None) is None:
-            config.architectures = [type(module).__name__]  # as transformers does when it saves
+            config.architectures = [type(module).__name__]  # like transformers when it saves
         config.save_pretrained(save_dir)
 
 
 def state_dict_of_rank_0(run: Run, wanted: Callable[[torch.Tensor], bool]) -> dict[str, Any] | None:
-    """The model's ``state_dict`` with its ``wanted`` parameters, on the CPU of rank 0; None elsewhere. Collective.
+    """Returns the ``state_dict`` with the ``wanted`` parameters, on the CPU of rank 0; None elsewhere. Collective.
 
-    Names are those of a model of which nothing is compiled.
-    Gathered unit by unit: beside rank 0's copies no rank needs more than a step does.
+    Names are those of a model of which nothing is compiled. Parameters are gathered unit by unit, so that besides rank
+    0's copies no rank needs more memory than a step does.
     """
-    if not run.core.has_pending_gradients:  # else what the step's gradients are of
+    if not run.core.has_pending_gradients:  # pending gradients belong to the present parameters
         run.core.publish_update()
-    copies: dict[int, torch.Tensor] = {}  # by id of the parameter; tied ones share theirs
+    copies: dict[int, torch.Tensor] = {}  # by id of the parameter; tied ones share a copy
     failures: list[Exception] = []
 
     def copy(tensors: Iterable[torch.Tensor]) -> None:
-        try:  # the other ranks are in the same gathers, which must go on
+        try:  # an error must not end the gathers, because the other ranks are in them
             own = next(iter(tensors)).detach().to("cpu", copy=True)
             copies.update(dict.fromkeys(map(id, tensors), own))
         except Exception as error:  # noqa: BLE001 - raised below, on every rank
@@ -130,7 +131,7 @@ def _on_cpu(value: Any, copies: dict[int, torch.Tensor]) -> Any:
 
 @contextlib.contextmanager
 def _only_originals(model: nn.Module) -> Iterator[None]:
-    """Replaces compiled modules in ``model`` by their originals, so that others find the names of these."""
+    """Replaces compiled modules in ``model`` by their originals, so that other code finds the originals' names."""
     places = [(each._modules, name, child) for each in model.modules() for name, child in each._modules.items()]
     places = [place for place in places if place[2] is not None]
     try:
@@ -148,7 +149,7 @@ def _is_peft(module: nn.Module) -> bool:
 
 
 def _adapter_params(module: nn.Module) -> list[torch.Tensor]:
-    """Those of all adapters, whether they train or not."""
+    """Returns the parameters of all adapters, trained or not."""
     parts = (*_ADAPTER_PARTS, getattr(module.base_model, "prefix", "lora_"))
     return [
         param for name, param in module.named_parameters() if param.requires_grad or any(part in name for part in parts)

@@ -1,4 +1,4 @@
-"""What ``print(param)`` and a debugger show of a parameter whose memory is away."""
+"""Makes ``print(param)`` and debuggers show something for a parameter whose memory is freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .wrapping import wrap_once
 
 
 def show_sharded_parameters() -> None:
-    """From now on ``repr`` of a sharded parameter describes it. To use its values still raises."""
+    """Makes ``repr`` of a sharded parameter describe it. Using its values still raises."""
     wrap_once(nn.Parameter, "__repr__", _show)
 
 

@@ -1,4 +1,4 @@
-"""Methods of the user's optimizer that write weights outside of ``step()``, as a schedule-free one's ``eval()``."""
+"""Publishes weights that methods of the user's optimizer write outside of ``step()`` (schedule-free ``eval()``)."""
 
 from __future__ import annotations
 
@@ -12,43 +12,44 @@ import torch
 
 from . import _C
 
-# Methods of torch.optim.Optimizer that write no weights, also where a class has its own.
+# Methods of torch.optim.Optimizer that write no weights, even if a class overrides them.
 _NOT_THESE = frozenset(name for name in dir(torch.optim.Optimizer) if not name.startswith("__"))
 _OF_STATEMENTS = ("__call__", "__enter__", "__exit__")  # Python looks them up in the class
 
 
 def _make(make: Callable, *arguments: Any) -> Any:
-    return make(*arguments)  # pickle itself would compare the class with the optimizer's
+    return make(*arguments)  # pickle itself would compare the class with the optimizer's class
 
 
 class _Silent:
-    """In front of a class in the method resolution order of a subclass, of which the class then is not told."""
+    """Precedes a class in a subclass's method resolution order, so that the class does not hear of the subclass."""
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Does not call that of the class, which may register subclasses, and ask for keywords."""
+        """Does not call the class's own method, which may register subclasses and require keywords."""
 
 
 def _mro_of_silent(made: type) -> list[type]:
-    # As a base beside the class, _Silent would change the layout of objects, whose class then could not be replaced.
+    # _Silent is not a base class, because it would change the layout of objects, whose class could then not be
+    # replaced.
     first, *others = type.mro(made)
     return [first, _Silent, *others]
 
 
 class Publishing:
-    """Publishes what methods of an optimizer outside of the core write to its slices of the master weights.
+    """Publishes values that methods of an external optimizer write to its slices of the master weights.
 
-    A rank publishes if the method has changed its slices, or if it has none. So every rank calls a method that writes
-    weights, and one rank alone may call a method that does not.
+    A rank publishes if the method has changed its slices, or if it has none. So every rank must call a method that
+    writes weights, but one rank alone may call a method that does not.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, core: _C.Engine) -> None:
         self.optimizer = optimizer
         self._core: _C.Engine | None = core
         self._class = type(optimizer)
-        self._is_inside = False  # of step(), which the engine publishes, or of another method
+        self._is_inside = False  # inside step(), which the engine publishes, or inside another method
 
     def methods(self) -> dict[str, Callable]:
-        """The optimizer's own public methods, by name, each of which publishes."""
+        """Returns the optimizer's own public methods, by name. Each of them publishes."""
         names = [name for name, method in self._own().items() if isfunction(method)]
         return {
             name: self.publishing(getattr(self.optimizer, name))
@@ -57,11 +58,11 @@ class Publishing:
         }
 
     def begin(self) -> None:
-        """From now on property setters and ``with`` statements publish, too: the optimizer gets a class of its own."""
+        """Makes property setters and ``with`` statements publish, too, by giving the optimizer a class of its own."""
         self.optimizer.__class__ = self._subclass()
 
     def end(self) -> None:
-        """The optimizer has its class again, and methods that somebody has kept publish nothing."""
+        """Gives the optimizer its class back. Methods that somebody has kept publish nothing any more."""
         self.optimizer.__class__ = self._class
         self._core = None
 
@@ -76,7 +77,7 @@ class Publishing:
         if not made:
             return optimizer_type
 
-        def reduce(optimizer: torch.optim.Optimizer, protocol: Any) -> tuple:  # a copy has the class of the script
+        def reduce(optimizer: torch.optim.Optimizer, protocol: Any) -> tuple:  # a copy gets the class of the script
             make, (_, *arguments), *more = optimizer_type.__reduce_ex__(optimizer, protocol)
             return _make, (make, optimizer_type, *arguments), *more
 
@@ -86,14 +87,14 @@ class Publishing:
         return silent(optimizer_type.__name__, (optimizer_type,), names | made)
 
     def _own(self) -> dict[str, Any]:
-        """What the optimizer's classes have that torch.optim.Optimizer has not."""
+        """Returns the attributes of the optimizer's classes that torch.optim.Optimizer does not have."""
         own: dict[str, Any] = {}
         for each in reversed(self._class.__mro__):
             own |= vars(each) if each not in torch.optim.Optimizer.__mro__ else {}
         return own
 
     def _of_class(self, method: Callable) -> Callable:
-        """``method``, which publishes for this optimizer, and does not for a copy of it."""
+        """Wraps ``method`` so that it publishes for this optimizer, but not for a copy of it."""
 
         @functools.wraps(method)
         def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +104,7 @@ class Publishing:
         return call
 
     def inside(self, method: Callable) -> Callable:
-        """``method``, in which other methods publish nothing."""
+        """Wraps ``method`` so that other methods inside it publish nothing."""
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +117,7 @@ class Publishing:
         return call
 
     def publishing(self, method: Callable) -> Callable:
-        """``method``, which publishes."""
+        """Wraps ``method`` so that it publishes."""
         inside = self.inside(method)
 
         @functools.wraps(method)
@@ -134,11 +135,11 @@ class Publishing:
         return call
 
     def _later(self, result: Any) -> Any:
-        """The result of a method. What a generator or a context manager does later publishes when it does it."""
+        """Returns the result of a method. A generator or a context manager publishes when it does its work."""
         if isgenerator(result):
             return self._steps(result)
         if isinstance(result, AbstractContextManager) and isgenerator(getattr(result, "gen", None)):
-            result.gen = self._steps(result.gen)  # of contextlib.contextmanager
+            result.gen = self._steps(result.gen)  # made by contextlib.contextmanager
         return result
 
     def _steps(self, generator: Generator) -> Generator:
@@ -159,6 +160,6 @@ class Publishing:
             return end.value
 
     def _sums(self) -> list[int]:
-        """A sum of the bits of each slice that has elements."""
+        """Returns a sum of the bits of each slice that has elements."""
         slices = [param.detach() for group in self.optimizer.param_groups for param in group["params"]]
         return [int(each.view(torch.int32).sum(dtype=torch.int64)) for each in slices if each.numel() > 0]

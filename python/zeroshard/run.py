@@ -42,12 +42,12 @@ def _count(name: str) -> property:
 
 
 def state_of(thing: Any) -> Any:
-    """The state of a scheduler or a loader. None if it keeps none."""
+    """Returns the state of a scheduler or a loader; None if it keeps none."""
     return thing.state_dict() if hasattr(thing, "state_dict") else None
 
 
 class Position:
-    """A data loader, and its state when the last step ended: where the micro-batches of the open step begin."""
+    """A data loader, and its state at the end of the last step, where the micro-batches of the open step begin."""
 
     def __init__(self) -> None:
         self._loader: Any = None
@@ -63,17 +63,17 @@ class Position:
         self.end_step()
 
     def now(self) -> Any:
-        """None of a loader without ``state_dict``."""
+        """Returns None for a loader without ``state_dict``."""
         return state_of(self._loader)
 
     def end_step(self) -> None:
-        """The batches so far are of steps that have ended, or have been dropped."""
+        """Records that all batches so far belong to finished or dropped steps."""
         self.at_last_step = copy.deepcopy(self.now())
 
 
 @dataclass
 class Run:
-    """The parts of one engine. ``core`` does the work; checkpoints, schedulers and getters use the rest."""
+    """The parts of one engine. ``core`` does the work; checkpoints, schedulers and getters use the other parts."""
 
     module: nn.Module
     device: torch.device
@@ -86,12 +86,12 @@ class Run:
     parameter_check: ParameterCheck | Ended
     keeper: Keeper | None = None  # None: checkpoints of activations stay in memory
     lr_scheduler: Any = None
-    position: Position = field(default_factory=Position)  # in the data
+    position: Position = field(default_factory=Position)  # position in the data
     applied: bool = False  # whether the last step was applied
-    grad_norm: float | None = None  # of the last step: NaN where it was skipped
-    applied_norm: float | None = None  # of the last step that was applied
+    grad_norm: float | None = None  # norm of the last step: NaN if it was skipped
+    applied_norm: float | None = None  # norm of the last step that was applied
     stop: bool = False  # some rank has asked for the run to end
-    last_progress: _C.Progress | None = None  # of a core that has ended
+    last_progress: _C.Progress | None = None  # progress of a core that has ended
     at_end: list[Callable[[], None]] = field(default_factory=list)  # called when the engine ends
 
     global_steps = _count("global_steps")
@@ -109,13 +109,13 @@ class Run:
 
     @property
     def is_within_step(self) -> bool:
-        """Whether there are micro-batches that no update has used yet."""
+        """Returns whether there are micro-batches that no update has used yet."""
         counted = self.core.progress_at_last_step.counts() != self.progress.counts()
         return counted or self.core.has_pending_gradients
 
     @property
     def progress(self) -> _C.Progress:
-        """How far training has come: the core's counts, which may be set; after its end, its last counts."""
+        """Returns the progress of training: the core's counts, which may be set; after its end, its last counts."""
         return self.last_progress if self.last_progress is not None else self.core.progress
 
     @property
@@ -139,7 +139,7 @@ class Run:
         return isinstance(self.core, Ended)
 
     def end(self, why: str) -> None:
-        """From now on any use of the parts raises a ``StateError`` that says ``why``. Counts can still be read."""
+        """Makes any use of the parts raise a ``StateError`` that says ``why``. Counts can still be read."""
         while self.at_end:
             self.at_end.pop()()
         if not self.has_ended:
@@ -147,7 +147,7 @@ class Run:
         self.core = self.units = self.parameter_check = Ended(why)
 
     def external_params(self) -> Iterator[tuple[_C.OptimizerSlice, nn.Parameter]]:
-        """The parts of parameters that the user's own optimizer updates on this rank, each with its parameter there."""
+        """Yields the slices that the user's own optimizer updates on this rank, each with its parameter there."""
         if self.external is None:
             return
         params = [iter(group["params"]) for group in self.external.param_groups]

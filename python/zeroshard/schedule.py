@@ -13,7 +13,7 @@ from .optimizer import Optimizer
 
 
 def make_scheduler(lr_scheduler: Any, optimizer: Optimizer, config: _C.Config) -> Any:
-    """The caller's scheduler, or what the caller's callable makes, or the configuration's, or None."""
+    """Returns the caller's scheduler, the result of the caller's callable, the configuration's scheduler, or None."""
     if lr_scheduler is not None:
         is_scheduler = hasattr(lr_scheduler, "step")
         return lr_scheduler if is_scheduler else lr_scheduler(optimizer.optimizer or optimizer)
@@ -21,10 +21,10 @@ def make_scheduler(lr_scheduler: Any, optimizer: Optimizer, config: _C.Config) -
 
 
 def check_arguments_of(scheduler: Any, lr_kwargs: dict[str, Any]) -> None:
-    """Raises ``ValueError`` if ``scheduler.step(**lr_kwargs)`` would lack an argument, or has one too many."""
+    """Raises ``ValueError`` if ``scheduler.step(**lr_kwargs)`` lacks an argument, or has one too many."""
     try:
         signature = inspect.signature(scheduler.step)
-    except (TypeError, ValueError):  # of a function that does not tell its arguments
+    except (TypeError, ValueError):  # the signature of some functions is unknown
         return
     try:
         signature.bind(**lr_kwargs)
@@ -39,13 +39,13 @@ def check_arguments_of(scheduler: Any, lr_kwargs: dict[str, Any]) -> None:
 class LRScheduler:
     """Sets the learning rates of ``optimizer`` as the block ``scheduler`` of a configuration says.
 
-    A rate that is a tensor stays the tensor that scripts hold, and gets the new value.
+    If a script holds a rate as a tensor, that tensor gets the new value.
     """
 
-    _FIRST: tuple[str, ...] = ()  # what may be given by position
+    _FIRST: tuple[str, ...] = ()  # parameters that may be given by position
 
     def __init__(self, optimizer: Any, *values: Any, last_batch_iteration: int = -1, **params: Any) -> None:
-        """``params``: as in the block of a configuration. Raises ``ConfigError`` for what would be wrong there."""
+        """Takes the ``params`` of a configuration's block. Raises ``ConfigError`` for values that are wrong there."""
         if len(values) > len(self._FIRST):
             raise TypeError(
                 f"{type(self).__name__} takes {', '.join(self._FIRST)} by position, and the rest by name; got {values}"
@@ -81,7 +81,7 @@ class LRScheduler:
         return self._schedule.lrs(self.last_batch_iteration)
 
     def get_last_lr(self) -> list[float]:
-        """The rates that the last ``step()`` set, or those before the first one."""
+        """Returns the rates that the last ``step()`` set, or the rates before the first one."""
         return self._last_lr
 
     def state_dict(self) -> dict[str, int]:
@@ -102,7 +102,7 @@ class LRScheduler:
 
 
 def set_rate(group: dict[str, Any], lr: float) -> None:
-    """Sets the learning rate of a param group. One that is a tensor stays the same tensor."""
+    """Sets the learning rate of a param group. A rate that is a tensor stays the same tensor."""
     if isinstance(group["lr"], torch.Tensor):
         group["lr"].fill_(lr)
     else:
@@ -110,7 +110,7 @@ def set_rate(group: dict[str, Any], lr: float) -> None:
 
 
 def _own_rates(param_groups: list[dict[str, Any]]) -> None:
-    """Gives groups tensors of their own: torch puts the tensor that an optimizer was made with into all of them."""
+    """Gives each group its own tensor, because torch puts an optimizer's tensor into all of its groups."""
     seen = set()
     for group in param_groups:
         if isinstance(group["lr"], torch.Tensor) and id(group["lr"]) in seen:
@@ -119,7 +119,7 @@ def _own_rates(param_groups: list[dict[str, Any]]) -> None:
 
 
 class LRRangeTest(LRScheduler):
-    """Rates that rise from step to step, to find the largest one that trains."""
+    """Increases the rate from step to step, to find the largest rate that trains."""
 
     _FIRST = (
         "lr_range_test_min_lr",
@@ -130,12 +130,12 @@ class LRRangeTest(LRScheduler):
 
 
 class OneCycle(LRScheduler):
-    """A rise and a fall, then a decay; momentum the other way round."""
+    """Increases and decreases the rate, then decays it. Momentum moves the other way."""
 
     _FIRST = ("cycle_min_lr", "cycle_max_lr")
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """The betas of each param group at this iteration; None if they are left alone."""
+        """Returns the betas of each param group at this iteration; None if the schedule does not change them."""
         groups = self.optimizer.param_groups
         betas = [self._schedule.betas(self.last_batch_iteration, index) for index in range(len(groups))]
         cycles = betas[0] is not None and any("betas" in group for group in groups)
@@ -143,19 +143,19 @@ class OneCycle(LRScheduler):
 
 
 class WarmupLR(LRScheduler):
-    """A rise to the largest rate, which then stays."""
+    """Increases the rate to the largest one, which then stays."""
 
     _FIRST = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type")
 
 
 class WarmupDecayLR(LRScheduler):
-    """A rise to the largest rate, then a linear fall to 0."""
+    """Increases the rate to the largest one, then decreases it linearly to 0."""
 
     _FIRST = ("total_num_steps", "warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type")
 
 
 class WarmupCosineLR(LRScheduler):
-    """A rise to the optimizer's rates, then a fall along a cosine."""
+    """Increases the rate to the optimizer's rates, then decreases it along a cosine."""
 
     _FIRST = ("total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio", "warmup_type")
 

@@ -48,7 +48,7 @@ def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> 
 def group_of_engine(
     model: nn.Module, config: _C.Config, device: torch.device, mesh: Any = None
 ) -> SequenceGroup | None:
-    """Cuts the model that an engine is made for, as its configuration says. Collective where that makes groups."""
+    """Cuts the model for which an engine is made, as its configuration says. Collective if that makes groups."""
     if config.sequence_parallel_size == 1:
         while (part := _cut_part(model)) is not None:
             uncut_model(part)
@@ -66,9 +66,9 @@ def group_of_engine(
 
 
 def size_before_engine(model: nn.Module, mesh: Any) -> int | None:
-    """Of the sequence groups that the caller of ``initialize`` has made for the model, or gives as ``mpu``.
+    """Returns the size of sequence groups that the caller has made for the model, or gives as ``mpu``.
 
-    Groups that were registered by a model's name are for the engine that is made next.
+    Groups that were registered by a model's name are for the next engine.
     """
     if mesh is not None:
         return size_of_mesh(mesh)
@@ -79,7 +79,7 @@ def size_before_engine(model: nn.Module, mesh: Any) -> int | None:
 
 
 def _is_registered(model: nn.Module) -> bool:
-    """Whether the caller has cut the model, or the model in it that PEFT has wrapped since then."""
+    """Returns whether the caller has cut the model, or the model in it that PEFT has wrapped since then."""
     part = _cut_part(model)
     return part is not None and not cut_of(part).by_engine
 

@@ -1,4 +1,4 @@
-"""What a model must be for its sequence to be cut. Each check needs no other rank, and raises the same on all."""
+"""Checks whether a model's sequence can be cut. No check needs another rank, and all ranks raise the same error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}  # of config.layer_types
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}  # values of config.layer_types
 _OVER_THE_SEQUENCE = ("mamba", "rwkv", "deltanet", "linearattention", "shortconv", "recurrent", "xlstm", "retention")
 _DROPOUTS = (
     "attention_dropout",
@@ -39,7 +39,7 @@ def check_model(model: nn.Module, size: int, attention: str | None) -> None:
 
 
 def check_config(whole: Any, name: str, size: int) -> None:
-    """``check_model`` as far as the configuration alone tells."""
+    """Does the part of ``check_model`` that needs only the configuration."""
     config = whole.get_text_config()
     _check_heads(config, name, size)
     if kinds := sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION):
@@ -61,14 +61,14 @@ def check_config(whole: Any, name: str, size: int) -> None:
 
 
 def rope_types(config: Any) -> dict[str, dict[str, Any]]:
-    """The settings of rotary embeddings by their type. Models may have one for each type of layer."""
+    """Returns the settings of rotary embeddings by their type. A model may have one for each type of layer."""
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     each = [given, *(value for value in given.values() if isinstance(value, dict))] if isinstance(given, dict) else []
     return {rope.get("rope_type", rope.get("type")): rope for rope in each if isinstance(rope, dict)}
 
 
 def has_longrope(module: nn.Module) -> bool:
-    """Whether it is a rotary embedding that chooses between two sets of frequencies by the last position."""
+    """Returns whether it is a rotary embedding that chooses between two sets of frequencies by the last position."""
     kinds = getattr(module, "rope_type", None)
     return kinds == "longrope" or (isinstance(kinds, dict) and "longrope" in kinds.values())
 
@@ -84,7 +84,7 @@ def _check_positions(config: Any, name: str, size: int) -> None:
         border = ropes["longrope"].get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        if border and border % size:  # a row that is filled up could cross it
+        if border and border % size:  # a padded row could cross it
             raise ValueError(
                 f"sequence parallelism: original_max_position_embeddings of {name} is {border}, which {size} ranks do "
                 "not divide: with rope_type='longrope' choose a size that does"

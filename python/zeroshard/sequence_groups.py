@@ -1,4 +1,4 @@
-"""The groups of neighbouring ranks that train on the same rows, each on its piece of the sequence."""
+"""Makes groups of neighbouring ranks that train on the same rows, each on its piece of the sequence."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class SequenceGroup:
     def __init__(self, size: int) -> None:
         self.size = size
         self.rank = dist.get_rank() % size
-        self.settings: _C.Config | None = None  # of the engine that trains with the group
+        self.settings: _C.Config | None = None  # configuration of the engine that trains with the group
         self.device: torch.device | None = None
-        self.registered: dict[str, bool] | None = None  # how a registration lets models be cut
-        self.is_for_next_engine = False  # of a registration by a model's name, whose engine is not made yet
+        self.registered: dict[str, bool] | None = None  # the way in which a registration lets models be cut
+        self.is_for_next_engine = False  # registered by a model's name, and its engine is not made yet
         self.process_group = _make_process_group(size)
         self._world = weakref.ref(dist.group.WORLD)
 
     @functools.cached_property
     def core(self) -> _C.SequenceGroup:
-        """Collective where it is used first."""
+        """Returns the core's group. The first use is collective."""
         device = self.device or device_of_rank(_C.rank_environment().local_rank)
         return _C.SequenceGroup(self.process_group.group_name, device, self.settings)
 
     def for_engine(self, settings: _C.Config, device: torch.device) -> SequenceGroup:
-        """The group with the engine's transport and time-outs, and a communicator of its own.
+        """Returns the group with the engine's transport and time-outs, and its own communicator.
 
-        What belongs to no engine, as loaders by DeepSpeed's names, has those of the engine that was made last.
+        Users that belong to no engine, such as loaders with DeepSpeed's names, have the settings of the latest engine.
         """
         self.settings, self.device = settings, device
         vars(self).pop("core", None)
@@ -54,7 +54,7 @@ class SequenceGroup:
 
 def _make_process_group(size: int) -> dist.ProcessGroup:
     check_groups_are_own()
-    timeout = timedelta(milliseconds=_DEFAULT_TIMEOUT_MS + 2000)  # longer than zeroshard's own
+    timeout = timedelta(milliseconds=_DEFAULT_TIMEOUT_MS + 2000)  # longer than zeroshard's own time-out
     own, rank = None, dist.get_rank()
     for first in range(0, dist.get_world_size(), size):
         group = dist.new_group(list(range(first, first + size)), timeout=timeout)
@@ -70,7 +70,7 @@ def check_size(size: int, ranks: int) -> None:
 
 
 def make_group(size: int) -> SequenceGroup:
-    """The sequence group of this rank; it is made once for a world. Collective, over all ranks."""
+    """Returns the sequence group of this rank. It is made once for a world. Collective over all ranks."""
     global _current
     if not dist.is_initialized():
         raise _C.StateError("sequence parallelism needs ranks: call zeroshard.init_distributed() before")
@@ -86,7 +86,7 @@ def make_group(size: int) -> SequenceGroup:
 
 
 def current() -> SequenceGroup | None:
-    """The group that was made last, if its world still exists."""
+    """Returns the group that was made last, if its world still exists."""
     return _current if _current is not None and _current.is_of_this_world else None
 
 
@@ -96,7 +96,7 @@ def size() -> int:
 
 
 def data_parallel_rank() -> int:
-    """Ranks of a sequence group are one for those who give out rows."""
+    """Returns the rank among those with their own rows. The ranks of a sequence group count as one."""
     return dist.get_rank() // size() if dist.is_initialized() else 0
 
 
@@ -105,7 +105,7 @@ def data_parallel_size() -> int:
 
 
 def size_of_mesh(mesh: Any) -> int:
-    """Of the sequence groups that an ``mpu`` stands for. Raises ``ValueError`` for one of other groups."""
+    """Returns the size of the sequence groups of an ``mpu``. Raises ``ValueError`` for one of other groups."""
     group = current()
     if group is None or not getattr(mesh, "stands_for_sequence_groups", False):
         raise ValueError(

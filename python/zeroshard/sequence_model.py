@@ -1,8 +1,8 @@
-"""Models of transformers whose forward is given a piece of each row, and whose attention sees whole rows.
+"""Models of transformers whose forward gets a piece of each row, and whose attention sees whole rows.
 
-Around the attention of a layer, heads are exchanged for sequence: before it a rank has a piece of the row for all
-heads, in it the row for its heads. The masks are those that the model itself makes, for whole rows. Positions and
-padding are gathered once for a forward.
+Around the attention of a layer, heads are exchanged for sequence. Outside of attention, a rank has a piece of the row
+for all heads. Inside, it has the whole row for its own heads. The masks are those that the model itself makes for whole
+rows. Positions and padding are gathered once per forward.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from .sequence_checks import check_attention_name, check_model, has_longrope, te
 from .sequence_groups import SequenceGroup
 from .sequence_rows import PIECE_WITHOUT_LABELS
 
-_PER_HEAD = ("position_bias", "s_aux", "alibi", "head_mask")  # arguments of attention that this does not cut
+_PER_HEAD = ("position_bias", "s_aux", "alibi", "head_mask")  # arguments of attention that this module does not cut
 
-_cuts: weakref.WeakKeyDictionary[nn.Module, Cut] = weakref.WeakKeyDictionary()  # of every module of a model
-_replaced: dict[str, Callable] = {}  # the attention functions of transformers that cut models have
-_running: list[Forward] = []  # the forward that runs
+# Has an entry for every module of a model.
+_cuts: weakref.WeakKeyDictionary[nn.Module, Cut] = weakref.WeakKeyDictionary()
+_replaced: dict[str, Callable] = {}  # attention functions of transformers that were replaced for cut models
+_running: list[Forward] = []  # the running forward
 
 
 class Forward(NamedTuple):
@@ -51,13 +52,13 @@ class Cut:
         self.layers = text_config(model).num_hidden_layers
         self._in_evaluation = in_evaluation
         self._model = weakref.ref(model)
-        self._is_on = False  # in the forward that runs
-        self._outermost: nn.Module | None = None  # the module whose forward runs
-        self.attended = 0  # calls of attention in this forward
+        self._is_on = False  # true if the running forward gets pieces
+        self._outermost: nn.Module | None = None  # the module whose forward is running
+        self.attended = 0  # number of calls of attention in this forward
         self._whole_positions = WeakIdKeyDictionary()
         self._handles = []
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        for module in dict.fromkeys((model, inner)):  # an adapter's model generates by the model inside of it
+        for module in dict.fromkeys((model, inner)):  # an adapter's model generates by its inner model
             self._add_hooks(module, _begin_forward, _end_forward)
         for module in filter(has_longrope, model.modules()):
             self._add_hooks(module, _append_last_position, _drop_last_position)
@@ -83,7 +84,7 @@ class Cut:
 
     @property
     def is_on(self) -> bool:
-        """Whether attention that is called now has pieces. A forward within a backward pass repeats one of training."""
+        """Returns whether attention has pieces now. A forward within a backward pass repeats one of training."""
         model = self._model()
         training = model is not None and model.training
         if torch._C._current_graph_task_id() != -1 and training:
@@ -97,7 +98,7 @@ class Cut:
 
     @property
     def _is_always_on_in_evaluation(self) -> bool:
-        return self._in_evaluation and not self.averages_loss  # as in DeepSpeed
+        return self._in_evaluation and not self.averages_loss  # like in DeepSpeed
 
     def begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         if self._outermost is not None and self._outermost is not model:
@@ -115,7 +116,7 @@ class Cut:
         if labels is not None and labels.dtype == PIECE_WITHOUT_LABELS:
             return args, {key: value for key, value in kwargs.items() if key != "shift_labels"}
         if self.averages_loss and kwargs.get("labels") is None and labels is not None:
-            return args, kwargs | {"labels": labels}  # without labels, models compute no loss
+            return args, kwargs | {"labels": labels}  # models compute no loss without labels
         return None
 
     def _takes_pieces(self, model: nn.Module, kwargs: dict[str, Any]) -> bool:
@@ -150,7 +151,7 @@ class Cut:
             return None
         if kwargs.get("num_items_in_batch") is None:
             mean = self.group.core.mean(loss, (labels != -100).sum())
-        else:  # each loss is a part of the sum that is divided by the number
+        else:  # each loss is a part of the sum, which is divided by the number of items
             mean = self.group.core.mean(loss, torch.ones((), device=loss.device)) * self.group.size
         if isinstance(output, tuple):
             return mean, *output[1:]
@@ -172,7 +173,7 @@ def _end_forward(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any]
 
 
 def _append_last_position(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Lets a rotary embedding, which chooses frequencies by the last position, see that of whole rows."""
+    """Lets a rotary embedding that chooses frequencies by the last position see the last position of whole rows."""
     if not _running:
         return None
     arguments = inspect.signature(model.forward).bind(*args, **kwargs)
@@ -189,10 +190,10 @@ def _drop_last_position(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[st
 
 
 def _generates(kwargs: dict[str, Any]) -> bool:
-    """Generation has whole rows, also where the model is in training mode."""
+    """Returns whether the model generates. Generation has whole rows, even in training mode."""
     if torch.is_grad_enabled() or kwargs.get("shift_labels") is not None:
         return False
-    last = kwargs.get("logits_to_keep")  # `generate` asks for the last one, also without a cache
+    last = kwargs.get("logits_to_keep")  # `generate` requests only the last one, even without a cache
     return kwargs.get("past_key_values") is not None or (isinstance(last, int) and last == 1)
 
 
@@ -208,7 +209,7 @@ def _check_is_no_piece(group: SequenceGroup, positions: Any) -> None:
 
 
 def _tell_failure(group: SequenceGroup, error: BaseException | None) -> None:
-    """Ends the wait of the other ranks. An error of ours is raised on all ranks."""
+    """Ends the wait of the other ranks. An error of zeroshard is raised on all ranks anyway."""
     if error is not None and not str(error).startswith("sequence parallelism:"):
         group.core.abort(
             f"the forward failed on rank {group.rank} of the sequence group: {type(error).__name__}: {error}"
@@ -253,7 +254,7 @@ def uncut_model(model: nn.Module) -> None:
 def replace_attention(name: str) -> None:
     """Puts a function that exchanges heads for sequence in front of an attention function of transformers.
 
-    The name stays, as models ask for it. Modules of other models are passed on.
+    The name stays the same, because models request it. Calls of modules of other models are passed on.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -261,7 +262,7 @@ def replace_attention(name: str) -> None:
     _replace_masks()
     if name in _replaced:
         return
-    if "/" in name:  # a kernel of the hub is registered when it is asked for
+    if "/" in name:  # a kernel of the hub is registered when it is requested
         from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 
         lazy_import_flash_attention(name)
@@ -333,7 +334,7 @@ def _check_call(
 
 @contextmanager
 def _groups_of_heads(module: nn.Module, groups: int) -> Iterator[None]:
-    """Where key-value heads are replicated, fewer queries share one than the module has."""
+    """If key-value heads are replicated, lets fewer queries share one than the module has."""
     before = getattr(module, "num_key_value_groups", groups)
     if before == groups:
         yield
@@ -351,7 +352,7 @@ def _groups_of_heads(module: nn.Module, groups: int) -> Iterator[None]:
 def _whole_rows(
     group: SequenceGroup, args: tuple, kwargs: dict[str, Any], *, averages_loss: bool, model: nn.Module
 ) -> Forward:
-    """Gathers positions and padding. Raises on every rank of the group where a rank's input is wrong. Collective."""
+    """Gathers positions and padding. Raises on every rank of the group if a rank's input is wrong. Collective."""
     given = kwargs.get("input_ids")
     given = kwargs.get("inputs_embeds") if given is None else given
     given = args[0] if given is None and args else given
@@ -380,11 +381,11 @@ def _whole_rows(
     )
 
 
-_PARTS = 1024  # of an item; the number of items may be a mean over ranks
+_PARTS = 1024  # parts per item, because the number of items may be a mean over ranks
 
 
 def _items(kwargs: dict[str, Any], model: nn.Module) -> list[int] | None:
-    """The parts of ``num_items_in_batch`` (-1 without it) and the labels here; none where the model ignores it."""
+    """Returns the parts of ``num_items_in_batch`` (-1 without it) and the labels here; None if the model ignores it."""
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels")
     if items is None:
         return [-1, 0]

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from .sequence_groups import SequenceGroup
 
 _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "seq_lengths")
-PIECE_WITHOUT_LABELS = torch.int8  # the dtype of shift_labels that tell only that rows are pieces
+PIECE_WITHOUT_LABELS = torch.int8  # dtype of shift_labels that only say that rows are pieces
 _FILLED_WITH = {"labels": -100, "shift_labels": -100}
 
 
@@ -22,10 +22,9 @@ class _WrongBatch(ValueError):
 
 
 def whole_rows(batch: Any, size: int, *, needs_positions: bool = False) -> dict[str, Any]:
-    """The batch with ``position_ids``, ``shift_labels`` instead of ``labels``, and rows that ``size`` divides.
+    """Returns the batch with ``position_ids``, ``shift_labels`` instead of ``labels``, and rows that ``size`` divides.
 
-    Words that fill rows up come last and have no label, so that no other word sees them. Raises ``ValueError`` for a
-    batch that cannot be cut.
+    Padding comes last and has no label, so that no word sees it. Raises ``ValueError`` for a batch that cannot be cut.
     """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), torch.Tensor):
         raise _WrongBatch(f"a batch must be a dict with input_ids, and is {type(batch).__name__}")
@@ -71,7 +70,7 @@ def _filled(key: str, value: torch.Tensor, short: int) -> torch.Tensor:
 
 
 class PieceLoader:
-    """Gives each rank of the group its piece of the rows that ``loader`` has, one rank's batch after the other's."""
+    """Gives each rank of the group its piece of the rows in ``loader``, one rank's batch after another."""
 
     def __init__(self, loader: Iterable, group: SequenceGroup, *, needs_positions: bool = False) -> None:
         self.loader = loader
@@ -92,7 +91,7 @@ class PieceLoader:
         return getattr(self.loader, name)
 
     def _deal(self, batches: Iterator[Any]) -> list[dict[str, Any]]:
-        """This rank's pieces of the next batches of all ranks of the group; none when no rank has one. Collective.
+        """Returns this rank's pieces of the next batches of all ranks; none if no rank has one. Collective.
 
         An error of one rank's loader is raised on all ranks of the group.
         """
@@ -108,7 +107,7 @@ class PieceLoader:
                 values, packed = [value.cpu() for value in tensors.values()], pickle.dumps((shapes, others))
         except _WrongBatch as error:
             wrong = str(error)
-        except Exception as error:  # the others wait for this rank
+        except Exception as error:  # the other ranks wait for this rank
             failed, wrong = error, f"the loader failed with {type(error).__name__}: {error}"
         told: list[Any] = [None] * self.group.size
         dist.all_gather_object(told, (wrong, packed), group=self.group.process_group)
@@ -130,8 +129,8 @@ class PieceLoader:
 class SharedLoader(PieceLoader):
     """Gives each rank of the group its piece of rows that the first rank of the group has loaded.
 
-    All ranks load them, so that each has the position. Rows may differ where a dataset or its collate_fn draws random
-    numbers, so pieces of each rank's own rows would not fit.
+    All ranks load the rows, so that each has the position. If a dataset or its collate_fn draws random numbers, rows
+    differ among ranks, and pieces of each rank's own rows would not fit together.
     """
 
     def __len__(self) -> int:
