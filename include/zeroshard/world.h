@@ -46,10 +46,10 @@ class World {
   // NCCL. Throws ConfigError if this build has no such collectives.
   World(const Config& config, c10::Device device, const RankEnvironment& ranks = rank_environment(),
         std::shared_ptr<RankObserver> observer = launcher_observer());
-  // Uses the caller's process groups, such as NCCL's. There are two groups so that ranks may interleave gathers and
-  // reductions differently; null groups mean a world of one. `checkpoint`, for saving and loading, moves host memory
-  // (Gloo); if it is null and there are several ranks, there are no checkpoints. `meeting` names a rank that dies while
-  // the ranks connect, and ends afterwards.
+  // Uses the caller's process groups, such as NCCL's. Gathers and reductions need a group each, because ranks may
+  // interleave them differently; if both are null, the world has one rank. `checkpoint` is a group for host memory
+  // (Gloo) that saves and loads; without it, several ranks have no checkpoints. With `meeting`, errors name a rank that
+  // dies while the ranks connect; the meeting is ended once they have.
   World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
         const Group& checkpoint = nullptr, Meeting* meeting = nullptr,
         std::shared_ptr<RankObserver> observer = launcher_observer());

@@ -92,7 +92,7 @@ bool LineReader::next(std::string_view& line, int64_t max_bytes) {
 
 DocumentReader::DocumentReader(const std::vector<std::string>& inputs, const TokenizeOptions& options)
     : inputs_(inputs), options_(options) {
-  // Checks this at once, so that the user need not wait for the earlier files.
+  // Fails now if the Parquet plugin is missing, and not after the earlier files.
   const auto found = std::find_if(inputs.begin(), inputs.end(), is_parquet);
   if (found != inputs.end()) parquet_ = &load_parquet_plugin(*found);
 }

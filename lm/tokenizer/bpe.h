@@ -33,7 +33,7 @@ class Bpe {
     MergeTable merges;
     bool byte_units = false;     // false: units are characters of well-formed UTF-8
     bool ignore_merges = false;  // a word that is itself a token becomes that token
-    // No merge joins another character with a following U+2581, so words are cut there.
+    // No merge puts U+2581 after a different character, so words are cut between the two.
     bool words_begin_at_space = false;
     Unknown unknown;
     // Characters that are not tokens, but merge into some. They get ids from first_extra on.

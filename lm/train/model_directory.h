@@ -21,10 +21,10 @@ void check_output(const std::string& model, const std::string& output, const std
 // not count.
 std::string links_out_of(const std::string& model);
 
-// Writes a Hugging Face directory. It contains the weights (chosen by `weights`, but in what.dtype) as safetensors,
-// config.json with their dtype, the other files of `model` for transformers, such as its tokenizer, and a generation
-// config, which is made from config.json if necessary. Each file gets its name when it is whole, config.json last.
-// Throws IoError or ValueError; files that existed before are then still whole.
+// Writes a Hugging Face directory: the tensors that `weights` chooses as safetensors, in `what.dtype`; config.json with
+// that dtype; the other files of `what.model` for transformers, such as its tokenizer; and a generation config, made
+// from config.json if the model has none. Each file is renamed into place when it is complete, config.json last, so an
+// error (IoError or ValueError) leaves no half-written file under its final name.
 void write_model_directory(const ModelExport& what, ExportOptions weights = {});
 
 // The same with adapters in PEFT's format instead of a model. `weights` chooses the tensors. `config` is the text of

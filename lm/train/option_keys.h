@@ -4,8 +4,7 @@
 namespace zeroshard {
 
 // Throws one ConfigError that names every key of the configuration's object "train" that nothing reads, with the
-// nearest known key. The code that reads values (options.cpp) checks them, and also checks the values that should be
-// objects.
+// nearest known key. Values are checked where they are read (options.cpp), and so is whether they are objects.
 void refuse_unknown_options(const Json& train);
 
 }  // namespace zeroshard

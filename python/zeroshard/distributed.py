@@ -20,7 +20,7 @@ _END_S = 2.0  # seconds that the end of a process waits for collectives that its
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 # Stores that this rank served for failed tries; the next try uses them.
 _kept_stores: dict[tuple[str, int], dist.Store] = {}
-# The default group that was made here, until an engine makes its groups: its id, and the address of its store.
+# While nothing uses the default group that was made here: the address of its store, and that store.
 _unused_group: tuple[tuple[str, int], dist.Store] | None = None
 _started_group: weakref.ref[dist.ProcessGroup] | None = None  # the default group that was made here
 

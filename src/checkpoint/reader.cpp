@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-// The largest number of unwanted bytes between pieces that are read along, because that is cheaper than another read.
+// Pieces at most this many bytes apart may be read with their gap, because that is cheaper than another read.
 constexpr int64_t kLargestGap = int64_t{64} << 10;
 
 }  // namespace

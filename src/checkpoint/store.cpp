@@ -78,8 +78,8 @@ bool is_same(const Directory& root, const std::string& name, const FileStatus& b
   return root.io().stat_at(root.fd(), name, now) != 0 || (now.device == before.device && now.inode == before.inode);
 }
 
-// Adds one checkpoint to the listing, unless it is not a checkpoint or disappears meanwhile. A directory without a
-// manifest counts as damaged if the hint has `named` it, and is ignored otherwise.
+// Adds one checkpoint to the listing, unless it is none or disappears meanwhile. A directory without a manifest is
+// ignored; but if the hint `named` it and it has rank 0's file, it is damaged.
 void add_to(StoreListing& listing, const Directory& root, const std::string& name, bool named) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {

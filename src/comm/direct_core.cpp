@@ -145,8 +145,8 @@ bool DirectCore::spin(const RankControl& peer, const Awaited& awaited) const {
 
 void DirectCore::await(const Op& mine, const Awaited& awaited) {
   if (spin(control_.rank(awaited.peer), awaited)) return;
-  // Every collective needs all ranks. If ranks share cores, one sleep until the last rank has arrived is best, because
-  // any rank that runs in between fills the core's caches.
+  // Every collective needs all ranks. If ranks share cores, it is best to wake only when the last rank has arrived,
+  // because each rank that wakes earlier fills the caches.
   while (!spins_) {
     const int last = find_last(awaited);
     if (last == awaited.peer) break;

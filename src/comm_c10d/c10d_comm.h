@@ -17,9 +17,9 @@ class Divergence;
 
 // A Comm over any c10d process group. On CUDA, wait() orders the current stream after the collective; only barrier()
 // and await_device() block the host. An all_reduce of more than 64 KiB sums in the backend's order. If ranks call
-// different collectives, this is detected at the next all_reduce on the host (on a device: when history() is compared).
-// Before that, the backend may fail with its own message or time out. abort() reaches peers at once with NCCL; other
-// peers notice when this process ends.
+// different collectives, the next small all_reduce on the CPU detects it, or on a device the comparison of history().
+// Before that, the backend may fail with its own message or time out. With NCCL, abort() reaches peers at once; with
+// other backends, peers notice when this process ends.
 class C10dComm final : public Comm {
  public:
   // A null `group` means a world of one. `watch` knows the peers on this host. `divergence`: see C10dCore. `host`: see

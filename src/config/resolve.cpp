@@ -106,7 +106,7 @@ class Resolver {
     parsed_.values.push_back({key.path, resolved.value.dump(), resolved.origin});
   }
 
-  // Returns whether "auto" stays, because only the caller can know the value and an explanation works without it.
+  // Returns whether the value stays "auto": it is unknown here, and Trainer or accelerate fills it in later.
   bool is_left_open(const Key& key, const Given* given) const {
     return context_.leave_open && given && is_open(key, *given) && !problem_of_auto(key).empty() &&
            !filler_of(key.path).empty();

@@ -122,7 +122,7 @@ std::string with_earlier(const Meeting::State& state, std::string_view text) {
   return state.earlier.empty() ? std::string(text) : concat(text, "; before this rank came, ", state.earlier);
 }
 
-// Notes that this rank knows that the meeting is over, and why.
+// Records that this rank knows why the meeting is over.
 void mark_left(const Meeting::State& state) {
   state.board.write(key(state, concat("left/", state.rank)), "");
 }

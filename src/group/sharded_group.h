@@ -114,8 +114,8 @@ class ShardedGroup {
   std::vector<int64_t>& updates() { return updates_; }
   const std::vector<int64_t>& updates() const { return updates_; }
 
-  // Writes initial values in full precision. `values` is 1-D fp32 over `positions`. Copies the elements that this rank
-  // updates to the master weights.
+  // Sets master weights to values in full precision, but only those that this rank updates. `values` is 1-D fp32 over
+  // `positions`.
   void write_master(Range positions, const at::Tensor& values);
   // The same for the parameters that this rank keeps. `values` may be on any device, with any floating-point dtype or
   // the parameters' own.

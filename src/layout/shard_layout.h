@@ -15,8 +15,8 @@ struct Range {
 // Returns the elements in both ranges; {0, 0} if there are none.
 Range intersect(Range a, Range b);
 
-// Shards are cut at multiples of this many elements, which are whole cache lines on every rank. LibTorch's operators
-// compute the gradient norm per block, so that the sums of blocks do not depend on the number of ranks.
+// Elements of a block. Shards are cut only between blocks, and so at whole cache lines. Where LibTorch's operators
+// compute the gradient norm, they sum block by block, so the sums do not depend on the number of ranks.
 inline constexpr int64_t kBlockNumel = 1024;
 
 // Maps parameters to a flat buffer cut into equal shards, one per rank. All padding is at the tail, so the flat

@@ -8,7 +8,7 @@
 #include "memory/ledger.h"
 #include "zeroshard/placement.h"
 
-// Describes the place of a run's state, as data. The table is computed once from the configuration, the layouts and the
+// A table of what state each rank holds, and where. It is computed once from the configuration, the layouts and the
 // number of ranks. Code that plans, allocates, gathers, updates or saves reads this table and never checks the stage.
 namespace zeroshard {
 

@@ -85,7 +85,7 @@ RingClass matrix_ring(std::span<const UnitLayout> units, PlacementTable table, c
   return ring;
 }
 
-// Memory for the matrix and its next iterate, products of its smaller side, and the fp32 copy for the norm.
+// Memory for the matrix, its next iterate, products of side x side, and the fp32 copy for the norm.
 int64_t matrix_temporaries(const MatrixShape& shape, DType dtype) {
   const int64_t side = std::min(shape.rows, shape.cols);
   return 4 * element_size(dtype) * (shape.rows * shape.cols + side * side) + shape.numel() * element_size(dtype);

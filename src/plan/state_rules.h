@@ -68,8 +68,8 @@ RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table
 
 // Returns the host bytes of the copy for asynchronous saves, which is held from the first such save on. It contains the
 // data that a rank saves at every stage: its shard of the weights (fp32 if they are trained) and of the optimizer's
-// states. States in files are not copied, except whole fp32 parameters, because users may write to them. Parameters in
-// files are not copied. Buffers of the model are not counted.
+// states. Nothing in files is copied. If the states are in files, fp32 parameters are copied only if they are kept
+// whole, because users may write to those. Buffers of the model are not counted.
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // Throws ValueError for options that no run can have.

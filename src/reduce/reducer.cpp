@@ -165,9 +165,9 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   if (bucket.is_complete()) mark_ready(index);
 }
 
-// Returns the bucket in state Filling, after finishing its earlier reduction. A late gradient does not wait for peers
-// that still read the bucket's last slot, because a peer whose backward failed reads it only when it launches the next
-// bucket, after another gather.
+// Finishes the earlier reduction of the bucket and returns the bucket in state Filling. A late gradient takes another
+// slot if one is free. To wait for peers that read the earlier slot could hang, because a peer whose backward failed
+// reads it only after another gather.
 GradBucket& Reducer::filling(size_t index) {
   GradBucket& bucket = buckets_[index];
   while (bucket.is_in_flight()) finish_oldest();  // a late gradient: it gets a second reduction

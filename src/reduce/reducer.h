@@ -72,8 +72,8 @@ class Reducer {
   void gather_reduced();
   // See GradBucket::replace().
   void replace(size_t bucket, size_t index, const at::Tensor& values);
-  // Returns whether some rank may have had a gradient of the parameter since the last step. Any reduced gradient
-  // counts. drop() drops it.
+  // Returns whether any rank may have had a gradient of the parameter since the last step, which is true if its bucket
+  // was reduced. drop() sets the gradient to zero.
   bool has_grad(size_t unit, size_t param) const;
   void drop(size_t unit, size_t param);
   void end_step();

@@ -33,16 +33,16 @@ class SequenceGroup {
   at::Tensor gather(const at::Tensor& piece) const;
 
   // Returns the mean of the ranks' losses, each weighted by its `count`. A rank with a count of 0 does not contribute.
-  // It is differentiable as if every rank computed its own mean. So the mean of the gradients over all ranks of the
-  // world is the gradient of the mean over the groups.
+  // Its backward multiplies by the number of ranks, so that the mean of the gradients over all ranks of the world is
+  // the gradient of the mean over the groups.
   at::Tensor mean(const at::Tensor& loss, const at::Tensor& count) const;
 
   // Returns the numbers of every rank, by rank. All ranks pass the same count of numbers. They go over host memory, in
   // one small gather.
   std::vector<std::vector<int64_t>> tell(const std::vector<int64_t>& numbers) const;
 
-  // Returns this rank's pieces of the rows of every rank, by rank. `mine` are host tensors whose dimension 1 is
-  // divisible by S. `like[r]` have the shapes and dtypes of rank r's tensors, and need no memory.
+  // Cuts the tensors of each rank into S equal pieces along dimension 1, and returns this rank's pieces, by source
+  // rank. `mine` are host tensors. `like[r]` have the shapes and dtypes of rank r's tensors, and may be meta tensors.
   std::vector<std::vector<at::Tensor>> deal(const std::vector<at::Tensor>& mine,
                                             const std::vector<std::vector<at::Tensor>>& like) const;
 

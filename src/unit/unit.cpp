@@ -250,7 +250,7 @@ void Unit::start_refresh() {
   if (placement_ != Placement::kReplicated) return reshard();
   if (comm_.world_size() == 1) return;
   const NamedRange named("refresh", layout_.name);
-  // Not on the current stream, because that would wait for the unit's parameters if they come from the host.
+  // Gathers on the side stream, so that only that stream waits for parameters that are being copied from the host.
   gathers_.side.follow();
   const SideStream::Scope scope(gathers_.side);
   for (size_t g = 0; g < layout_.groups.size(); ++g) {

@@ -14,14 +14,14 @@ namespace zeroshard {
 // parameter, even after the unit was destroyed.
 //
 // Note [Views that users keep]
-// While users hold a unit gathered, they may make views of its parameters and keep them: param.detach(), param.data, on
-// the CPU also param.detach().cpu(). Other frameworks free a tensor when nobody uses it any more, so there such a view
-// keeps its values. It keeps them here, too. During the hold the parameter has another storage over the same memory,
-// and another version counter. Views of that storage belong to the users alone. Views of a forward outside of the hold
-// belong to the parameter's own storage. If a storage has views when the hold ends, the memory is left to these views.
-// It is not copied, because other threads may be reading it. The parameter gets its own storage and counter back, and
-// the unit gets other memory. So a later write to the views is not a write to the parameter. Views that a forward
-// leaves behind throw until the unit's next gather, which gives them memory again.
+// Users may make views of a parameter while they hold its unit gathered, and keep them after the hold: param.detach(),
+// param.data, on the CPU also param.detach().cpu(). In other frameworks such a view keeps its values, because a tensor
+// is freed only when nobody uses it any more. Here it keeps them, too. For the time of the hold, the parameter gets a
+// second storage over the same memory, and a second version counter, so only users' views refer to them. If this second
+// storage has views when the hold ends, the memory is left to the views. It is not copied, because other threads may be
+// reading it. The parameter returns to its own storage and counter, and the unit gets other memory, so later writes to
+// the views do not change the parameter. A forward outside of a hold makes views of the own storage. Reading those
+// throws until the unit's next gather gives them memory again.
 class UnitParam {
  public:
   // The tensors become views of the parameter, without memory until put(). `tensors` are all tensors that refer to the

@@ -107,7 +107,7 @@ class Layer final : public torch::nn::Module {
   std::shared_ptr<RmsNorm> before_attention_, after_attention_, before_feed_forward_, after_feed_forward_;
 };
 
-// The module of the tensors under "model." in the files.
+// Has the parameters that are named "model.*" in model files.
 class Trunk final : public torch::nn::Module {
  public:
   explicit Trunk(const DecoderOptions& options) {

@@ -164,7 +164,7 @@ def make_front(setup: OptimizerSetup, parsed: _C.ParsedConfig) -> DeepSpeedOptim
         return DeepSpeedOptimizer(setup)
     if setup.inner is None:
         return _also(_CONFIGURED[setup.type])(setup)
-    # A class that computes its param groups has no place for those of another.
+    # A class whose param_groups are computed cannot store those of the front.
     has_groups = "param_groups" in vars(setup.inner)
     return _also(type(setup.inner))(setup) if has_groups else DeepSpeedOptimizer(setup)
 

@@ -114,7 +114,7 @@ def _partition_numel(param: nn.Parameter) -> Callable[[], int]:
     return lambda: -(-param.numel() // ranks)
 
 
-# What scripts read from a parameter that is sharded; others have no such attributes. Its shape is always the whole one.
+# Attributes that scripts read. Only sharded parameters have them. `ds_shape` is the shape of the whole parameter.
 _ATTRIBUTES = {
     "ds_id": _ds_id,
     "ds_shape": _ds_shape,
