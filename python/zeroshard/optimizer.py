@@ -22,8 +22,8 @@ from .names import plain_name
 
 _MUON = _C.OptimizerType.MUON
 
-# What an optimizer of the configuration reads besides learning rate and weight decay. torch's schedulers look for
-# betas, or else for momentum, and cycle them.
+# The settings that an optimizer of the configuration reads besides learning rate and weight decay. torch's schedulers
+# look for betas, or else for momentum, and cycle them.
 _ADAM = ("betas", "eps", "bias_correction", "decoupled_weight_decay")
 _SETTINGS = {
     _C.OptimizerType.ADAM: _ADAM,
@@ -40,12 +40,13 @@ STATE_NAMES = {
     _C.OptimizerType.SGD: ("momentum_buffer",),
     _C.OptimizerType.LION: ("exp_avg",),
     _C.OptimizerType.ADAGRAD: ("sum",),
-    _MUON: ("momentum_buffer",),  # of matrices; AdamW's of other parameters
+    _MUON: ("momentum_buffer",),  # for matrices; other parameters have AdamW's
 }
 
-# Elementwise: an update over a flat shard equals one over whole parameters.
+# Elementwise optimizers: an update of a flat shard equals one of whole parameters.
 _ELEMENTWISE = {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
-# Optimizers that the core runs itself, as its own of this type; so it does subclasses that do not override step().
+# Optimizers whose updates the core computes itself, as its own optimizer of this type. Subclasses that do not override
+# step() count, too.
 _IN_CORE: dict[type[torch.optim.Optimizer], _C.OptimizerType] = {
     torch.optim.AdamW: _C.OptimizerType.ADAMW,
     torch.optim.Adam: _C.OptimizerType.ADAM,
@@ -54,7 +55,8 @@ _IN_CORE: dict[type[torch.optim.Optimizer], _C.OptimizerType] = {
 }
 if hasattr(torch.optim, "Muon"):  # since torch 2.9
     _IN_CORE[torch.optim.Muon] = _MUON
-# torch's optimizers that are not elementwise, and why. On one flat slice of each parameter they compute wrong results.
+# torch's optimizers that are not elementwise, and why. With one flat slice of each parameter they compute wrong
+# results.
 _WHOLE = {
     "Adafactor": "keeps its second moments by row and column of whole matrices",
     "CPUOffloadOptimizer": "makes an optimizer of its own for each whole parameter",
@@ -66,16 +68,17 @@ _WHOLE = {
 
 @dataclass
 class OptimizerSetup:
-    """Facts about the optimizer that the engine needs before it takes over the parameters."""
+    """The facts about the optimizer that the engine needs before it takes over the parameters."""
 
     param_groups: list[dict[str, Any]]
     group_of: dict[int, int]  # id(parameter) -> index of its param group
     type: _C.OptimizerType
     trains: bool = True
     inner: torch.optim.Optimizer | None = None  # the user's optimizer
-    external: bool = False  # `inner` does the updates itself
+    external: bool = False  # `inner` computes the updates itself
     is_elementwise: bool = True  # as far as is known
-    states: list[tuple[torch.Tensor, dict[str, Any]]] = field(default_factory=list)  # by parameter, where there are any
+    # By parameter; only parameters with states.
+    states: list[tuple[torch.Tensor, dict[str, Any]]] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -114,7 +117,7 @@ def _from_config(groups: list, model: nn.Module, config: _C.Config) -> Optimizer
 
 
 def _muon_from_config(groups: list, model: nn.Module, config: _C.Config) -> OptimizerSetup:
-    """Muon of the configuration, as DeepSpeed makes it: of each param group one half has the matrices, one the others.
+    """Makes Muon of the configuration like DeepSpeed: one half of each param group has the matrices, one the others.
 
     A group's own settings count in the half that has such a setting.
     """
@@ -191,7 +194,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
 
 
 def _check_can_be_saved(optimizer: torch.optim.Optimizer) -> None:
-    """Raises ``ValueError`` for the low-bit optimizers of torchao, which no save could hold."""
+    """Raises ``ValueError`` for the low-bit optimizers of torchao, which cannot be saved."""
     for base in type(optimizer).__mro__:
         if base.__module__.startswith("torchao.") and base.__name__.endswith(("8bit", "4bit", "Fp8")):
             raise ValueError(
@@ -202,7 +205,7 @@ def _check_can_be_saved(optimizer: torch.optim.Optimizer) -> None:
 
 
 def runs_in_core(kind: _C.OptimizerType) -> Callable[[type], type]:
-    """Decorates an optimizer class whose ``step()`` the core can do in its place."""
+    """Decorates an optimizer class for which the core can do the work of ``step()``."""
 
     def note(optimizer_type: type) -> type:
         _IN_CORE[optimizer_type] = kind
@@ -212,34 +215,40 @@ def runs_in_core(kind: _C.OptimizerType) -> Callable[[type], type]:
 
 
 def _kind_in_core(optimizer: torch.optim.Optimizer) -> _C.OptimizerType | None:
-    """None for an optimizer that updates in a way of its own."""
+    """Returns None for an optimizer that updates in its own way."""
     known = next((base for base in type(optimizer).__mro__ if base in _IN_CORE), None)
     return _IN_CORE[known] if known is not None and _steps_as(optimizer, known) else None
 
 
 def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Of ``torch.optim``, or what runs in the core, or a subclass with its ``step()``."""
+    """Returns whether the optimizer is torch's, runs in the core, or is a subclass with such a ``step()``."""
     known = [each for each in type(optimizer).__mro__ if each in _IN_CORE or each.__module__.startswith("torch.optim")]
     return bool(known) and known[0] is not torch.optim.Optimizer and _steps_as(optimizer, known[0])
 
 
 def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Of ``_ELEMENTWISE`` or what runs in the core, or a subclass with its ``step()``. Says nothing of others."""
+    """Returns whether the optimizer is in ``_ELEMENTWISE``, runs in the core, or is a subclass with such a ``step()``.
+
+    It says nothing about other optimizers.
+    """
     known = [base for base in type(optimizer).__mro__ if base in _IN_CORE or base.__name__ in _ELEMENTWISE]
     return bool(known) and _steps_as(optimizer, known[0])
 
 
 def _steps_as(optimizer: torch.optim.Optimizer, known: type) -> bool:
-    """Whether its ``step()`` is that of a class: neither a subclass nor the object itself has one of its own.
+    """Returns whether the optimizer's ``step()`` is that of a class: neither a subclass nor the object has its own.
 
-    torch wraps the ``step()`` of every class of which there is an instance, and a scheduler that of its optimizer.
+    torch wraps the ``step()`` of every class that has an instance. A scheduler wraps the ``step()`` of its optimizer.
     """
     step = inspect.unwrap(step_of(optimizer))
     return getattr(step, "__func__", step) is inspect.unwrap(known.step)
 
 
 def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, advice: str) -> dict[int, int]:
-    """id(parameter) -> index of its group. Raises ``ValueError`` for a parameter of another model or in two groups."""
+    """Returns id(parameter) -> index of its group.
+
+    Raises ``ValueError`` for a parameter of another model or in two groups.
+    """
     names = {id(param): plain_name(name) for name, param in model.named_parameters()}
     group_of: dict[int, int] = {}
     strangers = 0
@@ -255,7 +264,7 @@ def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, advic
 
 @contextmanager
 def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
-    """If an exception ends the context, restores settings of param groups, such as those a new scheduler has set."""
+    """Restores the settings of param groups if an exception ends the context. A new scheduler may have set some."""
     before = [{name: _kept(value) for name, value in group.items() if name != "params"} for group in param_groups]
     try:
         yield
@@ -268,15 +277,15 @@ def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
 
 
 def _kept(value: Any) -> Callable[[], Any]:
-    """Returns a function that gives the value back. A tensor is the same tensor, with the values that it has now."""
+    """Returns a function that restores the value. A tensor stays the same tensor, with the values that it has now."""
     values = value.clone() if isinstance(value, torch.Tensor) else None
     return lambda: value if values is None else value.copy_(values)
 
 
 def take_settings(param_groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    """Sets what a checkpoint has of each group. A number that is a tensor stays the tensor that scripts hold.
+    """Sets the settings of each group that a checkpoint contains. Tensors that scripts hold are filled in place.
 
-    Groups that share a tensor get their own where the checkpoint has other values for them.
+    If groups share a tensor and the checkpoint has different values for them, they get their own tensors.
     """
     given: dict[int, float] = {}
     for group, settings in zip(param_groups, saved, strict=True):
@@ -301,7 +310,7 @@ def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGrou
     values = dict(group)
     if kind == _MUON:
         values |= _muon_values(group)
-    if "betas" in group:  # torch's name for two
+    if "betas" in group:  # torch's name for both
         values["beta1"], values["beta2"] = group["betas"]
     for name in options.FIELDS:
         if name in values:
@@ -310,7 +319,7 @@ def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGrou
 
 
 def _muon_values(group: dict[str, Any]) -> dict[str, Any]:
-    """The core's settings of a param group of Muon. Groups of ``torch.optim.Muon`` have matrices alone."""
+    """Returns the core's settings of a param group of Muon. Groups of ``torch.optim.Muon`` only have matrices."""
     if not group.get("use_muon", True):
         return {"use_muon": False}
     method = group.get("ns_method", "standard")
@@ -344,18 +353,18 @@ def _refuse_states(*_: Any, **__: Any) -> NoReturn:
 
 
 def _copied_as_new(_: dict) -> tuple:
-    """For ``copy`` and ``pickle``: a copy of the optimizer is torch's alone, and begins without states."""
+    """Used by ``copy`` and ``pickle``: a copy of the optimizer belongs to torch alone and has no states."""
     return defaultdict, (dict,)
 
 
 def state_names(kind: _C.OptimizerType, group: dict[str, Any]) -> tuple[str, ...]:
-    """The names of the states that the core keeps of parameters of a param group."""
+    """Returns the names of the states that the core keeps for parameters of a param group."""
     is_other = kind == _MUON and not group.get("use_muon", True)
     return STATE_NAMES[_C.OptimizerType.ADAMW if is_other else kind]
 
 
 class _StatesOfTheCore(dict):
-    """What ``state`` is of an optimizer whose states are in the core. To read or to change it is an error."""
+    """The ``state`` of an optimizer whose states are in the core. Reading or changing it is an error."""
 
     __missing__ = __contains__ = __iter__ = __len__ = __bool__ = __reversed__ = _refuse_states
     __setitem__ = __delitem__ = __or__ = __ior__ = _refuse_states
@@ -364,7 +373,7 @@ class _StatesOfTheCore(dict):
 
 
 class _StatesOfSlices(defaultdict):
-    """What ``state`` is of an optimizer outside: it has slices of parameters, and refuses whole ones."""
+    """The ``state`` of an external optimizer. It has slices of parameters, and refuses whole parameters."""
 
     __reduce__ = _copied_as_new
 
@@ -400,14 +409,14 @@ class Optimizer(torch.optim.Optimizer):
         self.loss_scale = 1.0
         self._kind = setup.type
         self._outside = setup.external
-        # Other packages give torch's names to theirs, as bitsandbytes does to AdamW in 8 bits.
+        # Other packages use torch's names: bitsandbytes calls its 8-bit optimizer AdamW.
         self._is_elementwise = setup.is_elementwise and (setup.inner is None or _is_torchs(setup.inner))
         self._engine: Callable[[], Any] = lambda: None
         self._states = _StatesOfTheCore()
-        # This object and the user's optimizer share their hooks: those that a script registers on either are called.
+        # This object and the user's optimizer share their hooks, so that hooks on either are called.
         self._optimizer_step_pre_hooks = getattr(setup.inner, "_optimizer_step_pre_hooks", OrderedDict())
         self._optimizer_step_post_hooks = getattr(setup.inner, "_optimizer_step_post_hooks", OrderedDict())
-        self._inner = setup.inner  # last: a front that is of the same class sets its other attributes there
+        self._inner = setup.inner  # last, because a front of the same class sets its other attributes there
 
     def belong_to(self, engine: Any) -> None:
         """``engine`` has methods ``zero_grad`` and ``_update``; it may be destroyed before this object."""
@@ -422,14 +431,14 @@ class Optimizer(torch.optim.Optimizer):
         _refuse_states()
 
     def hold_states(self) -> None:
-        """From now on the user's optimizer has no states of whole parameters."""
+        """Removes the states of whole parameters from the user's optimizer."""
         if self._outside and type(self._inner.state) is defaultdict:
             self._inner.state = _StatesOfSlices(dict, self._inner.state)
         elif self._inner is not None and not self._outside:
             self._inner.state = self._states
 
     def release_states(self) -> None:
-        """The engine ends: the user's optimizer is as new."""
+        """Makes the user's optimizer as new, because the engine ends."""
         if self._inner is not None:
             self._inner.state = defaultdict(dict)
 
@@ -440,30 +449,30 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def name(self) -> str:
-        """The name of the class that updates outside the engine, or of the core's own optimizer."""
+        """Returns the name of the external optimizer's class, or of the core's own optimizer."""
         return type(self._inner).__name__ if self._outside else self._kind.name
 
     def state_names(self, part: _C.OptimizerSlice) -> tuple[str, ...]:
-        """Those that the core keeps of the parameter, in its order; none for an optimizer outside."""
+        """Returns the names of the states that the core keeps for the parameter; none for an external optimizer."""
         return () if self._outside else state_names(self._kind, self.param_groups[part.param_group])
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether it is known that an update over a flat shard equals one over whole parameters."""
+        """Returns whether an update of a flat shard is known to equal one of whole parameters."""
         return self._is_elementwise
 
     def rates(self) -> list[float]:
-        """The learning rate of each param group."""
+        """Returns the learning rate of each param group."""
         return [float(group["lr"]) for group in self.param_groups]
 
     def options(self) -> list[_C.ParamGroupOptions]:
-        """Options that the core updates with. It ignores an outside optimizer's groups, which may hold anything."""
+        """Returns the options for the core's update. External optimizers' groups may hold anything and are ignored."""
         if self._outside:
             return [_C.ParamGroupOptions() for _ in self.param_groups]
         return [group_options(group, self._kind) for group in self.param_groups]
 
     def outside_rates(self) -> list[_C.ParamGroupOptions]:
-        """The learning rates of an outside optimizer, for comparison with other ranks'. It may have none."""
+        """Returns the learning rates of an external optimizer, for comparison with other ranks. It may have none."""
         rates = [group.get("lr") for group in self.param_groups]
         return [group_options({"lr": float(rate)} if _is_number(rate) else {}, self._kind) for rate in rates]
 
@@ -476,9 +485,9 @@ class Optimizer(torch.optim.Optimizer):
         engine._update()
 
     def begin_update(self) -> None:
-        """Before the core updates: calls the hooks that ``step()`` of the user's optimizer would call first.
+        """Called before the core updates: calls the hooks that ``step()`` of the user's optimizer would call first.
 
-        Raises ``StateError`` if something has been put in the place of the states.
+        Raises ``StateError`` if something has replaced the states.
         """
         if self._inner is not None and self._inner.state is not self._states:
             self._inner.state = self._states
@@ -486,7 +495,7 @@ class Optimizer(torch.optim.Optimizer):
         self._call(torch_optimizer._global_optimizer_pre_hooks, self._optimizer_step_pre_hooks)
 
     def end_update(self) -> None:
-        """After the core has updated."""
+        """Called after the core has updated."""
         self._call(self._optimizer_step_post_hooks, torch_optimizer._global_optimizer_post_hooks)
 
     def _call(self, *hooks: dict) -> None:
@@ -524,7 +533,7 @@ class Optimizer(torch.optim.Optimizer):
         if hasattr(self._inner, "eval"):
             self._inner.eval()
 
-    step.hooked = True  # else torch wraps it, and hooks are called twice
+    step.hooked = True  # otherwise torch wraps it, and hooks are called twice
 
     def __repr__(self) -> str:
         return f"zeroshard.Optimizer({self._kind.name}, {len(self.param_groups)} param groups)"

@@ -1,4 +1,4 @@
-"""Parameters that are sharded before an engine has them: each rank keeps 1/N of the elements of each."""
+"""Shards parameters before an engine has them: each rank keeps 1/N of the elements of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .distributed import device_of_rank, init_distributed
 from .group_life import end_groups_with
 from .groups import connect
 
-_SHARD = "_zeroshard_shard"  # on a parameter its shard; on the storage of its tensor a weak reference to the shard
+# Attribute of a parameter for its shard; the storage of its tensor has a weak reference to the shard.
+_SHARD = "_zeroshard_shard"
 # Methods that initialize a tensor in place.
 _INITIALIZERS = (
     "fill_",
@@ -39,9 +40,9 @@ _ids = itertools.count()
 _ranks: tuple[object, _C.World] | None = None  # the default process group, and the ranks that it connected
 _failed: weakref.WeakKeyDictionary[_C.World, str] = (
     weakref.WeakKeyDictionary()
-)  # ranks that no longer reach one another
+)  # ranks that cannot reach one another any more
 
-initializes = False  # whether _INITIALIZERS of a sharded parameter gather it, which is collective; else they are errors
+initializes = False  # true: _INITIALIZERS of a sharded parameter gather it, which is collective; false: they are errors
 
 
 @dataclass(eq=False)
@@ -50,11 +51,11 @@ class Shard:
 
     name: str  # for messages: "Linear.weight"
     ranks: _C.World
-    piece: torch.Tensor  # a part of the flat parameter, [ceil(numel / ranks)]; the last ranks' are padded
+    piece: torch.Tensor  # part of the flat parameter, [ceil(numel / ranks)]; padded on the last ranks
     shape: torch.Size
     params: list[weakref.ref[nn.Parameter]] = field(default_factory=list)
-    gathered: torch.UntypedStorage | None = None  # what the parameters were given when they were gathered
-    modify_rank: int | None = None  # of the context that holds it gathered
+    gathered: torch.UntypedStorage | None = None  # memory that the parameters got when they were gathered
+    modify_rank: int | None = None  # modify_rank of the context that holds it gathered
     is_held: bool = False
     id: int = field(default_factory=lambda: next(_ids))  # the same order on every rank
 
@@ -80,7 +81,7 @@ def _initializer(name: str) -> Callable[..., torch.Tensor]:
 
 
 class _Castable:
-    """Methods of a tensor without memory that ``nn.Module.to`` calls: they give another one, and the shard follows."""
+    """Methods of a tensor without memory for ``nn.Module.to``. They return another one, and the shard follows."""
 
     __slots__ = ()
 
@@ -120,7 +121,7 @@ for _name in _INITIALIZERS:
 
 
 class ShardedParameter(_Castable):
-    """Mixed into the class of a parameter while its tensor has a shape and no memory. A deepcopy copies the shard."""
+    """Mixed into the class of a parameter whose tensor has a shape, but no memory. A deepcopy copies the shard."""
 
     __slots__ = ()
 
@@ -166,7 +167,7 @@ class ShardedParameter(_Castable):
 
 
 class HollowData(_Castable, torch.Tensor):
-    """``param.data`` of a parameter without memory. To use an element is an error; to pad by nothing is not.
+    """``param.data`` of a parameter without memory. Using an element is an error, but padding by nothing is not.
 
     (transformers pads the bias of every tied head, and assigns the result to its ``data``.)
     """
@@ -182,12 +183,12 @@ class HollowData(_Castable, torch.Tensor):
 
 
 def shard_of(tensor: torch.Tensor) -> Shard | None:
-    """None unless the tensor is a parameter that is sharded and belongs to no engine yet."""
+    """Returns the shard of a parameter that is sharded and belongs to no engine yet; otherwise None."""
     return getattr(tensor, _SHARD, None)
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has its memory."""
+    """Returns whether the tensor has its memory."""
     if tensor.is_meta or tensor.numel() == 0:
         return True
     try:
@@ -197,25 +198,25 @@ def is_whole(tensor: torch.Tensor) -> bool:
 
 
 def piece_of(param: nn.Parameter) -> torch.Tensor:
-    """The shard's elements, in the parameter's dtype and on its device."""
+    """Returns the shard's elements, in the parameter's dtype and on its device."""
     shard = shard_of(param)
     shard.piece = shard.piece.to(param.device, param.dtype)
     return shard.piece
 
 
 def hollow_like(tensor: torch.Tensor, param: nn.Parameter) -> torch.Tensor:
-    """A tensor with the shape of ``tensor`` and no memory, which was made from ``param``."""
+    """Returns a tensor with the shape of ``tensor`` and no memory, which was made from ``param``."""
     return _without_memory(tensor.shape, tensor.dtype, param.device, f"a tensor made from {shard_of(param)}")
 
 
 def cut(
     named: Iterable[tuple[str, nn.Parameter]], dtype: torch.dtype | None = None, timeout_s: float | None = None
 ) -> None:
-    """Keeps this rank's elements of each parameter, with rank 0's values, and frees its memory. Collective.
+    """Keeps this rank's elements of each parameter, with rank 0's values, and frees the parameter's memory. Collective.
 
-    Floating-point parameters become ``dtype``, if it is given. Parameters that share their memory stay tied. Those that
-    are sharded, on the meta device, or have no elements stay as they are. ``timeout_s``: how long ranks wait for one
-    another, if this is the first call. Raises ``ValueError`` for parameters that share a part of their memory, and
+    Floating-point parameters become ``dtype``, if it is given. Parameters that share their memory stay tied. Parameters
+    that are sharded, on the meta device, or without elements do not change. ``timeout_s`` says how long ranks wait for
+    one another if this is the first call. Raises ``ValueError`` for parameters that share a part of their memory, and
     ``StateError`` for one that is a part of another, sharded one.
     """
     first_with: dict[object, tuple[str, nn.Parameter]] = {}
@@ -247,7 +248,7 @@ def cut(
 
 
 def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
-    """Whether the parameter was made from the data of a sharded one: then it is tied to it."""
+    """Ties the parameter to a sharded one if it was made from that one's data. Returns whether it was."""
     shard = _shard_of_memory(param)
     if shard is None or (is_whole(param) and not (shard.is_held and _is_of(param, shard.gathered))):
         if not is_whole(param):
@@ -269,17 +270,17 @@ def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
 
 @contextmanager
 def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[None]:
-    """Makes the parameters that have shards whole inside. Collective, except over those that a context holds already.
+    """Makes the parameters that have shards whole inside. Collective, except over those that a context already holds.
 
-    At the end every rank takes over what rank ``modify_rank`` has written; without one, or after an exception, writes
-    are dropped. A context inside another one leaves to it what the outer one holds: it may run on one rank alone.
-    Raises ``StateError`` if it is to modify what the outer context only reads.
+    At the end every rank takes over the writes of rank ``modify_rank``. Without a rank, or after an exception, writes
+    are dropped. An inner context leaves parameters that an outer context holds to the outer one, so it may run on one
+    rank alone. Raises ``StateError`` if it is to modify parameters that the outer context only reads.
     """
     shards = {shard.id: shard for tensor in tensors if (shard := shard_of(tensor)) is not None}
     for shard in shards.values():
         _check_modify_rank(shard, modify_rank)
     mine = [shard for _, shard in sorted(shards.items()) if not shard.is_held]
-    assigned = {shard.id for shard in mine if _values(shard) is not None}  # outside of any context
+    assigned = {shard.id for shard in mine if _values(shard) is not None}  # values assigned outside of any context
     done = False
     try:
         for shard in mine:
@@ -291,7 +292,7 @@ def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[
     finally:
         for shard in mine:
             shard.is_held, shard.modify_rank = False, None
-            if not _tied(shard):  # an engine has them now, or they are gone
+            if not _tied(shard):  # an engine has the parameters now, or they are gone
                 continue
             if done and (modify_rank is not None or shard.id in assigned):
                 with _aborting(shard.ranks):
@@ -303,7 +304,7 @@ def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[
 
 
 def take(params: Iterable[torch.Tensor]) -> None:
-    """Makes parameters that have shards whole, ordinary parameters. Collective."""
+    """Turns parameters that have shards into whole, ordinary parameters. Collective."""
     shards = {shard.id: shard for param in params if (shard := shard_of(param)) is not None}.values()
     for shard in shards:
         if shard.is_held and shard.modify_rank is not None:
@@ -357,7 +358,7 @@ def _keep(shard: Shard, root: int) -> None:
 
 
 def _values(shard: Shard) -> torch.Tensor | None:
-    """What the parameters have while they have memory: what was assigned to one of them, or was gathered."""
+    """Returns the parameters' values while they have memory: assigned to one of them, or gathered."""
     found = [param for param in _tied(shard) if is_whole(param)]
     assigned = [param for param in found if not _is_of(param, shard.gathered)]
     if any(param.data_ptr() != assigned[0].data_ptr() for param in assigned):
@@ -382,14 +383,14 @@ def _belong(param: nn.Parameter, shard: Shard) -> None:
 
 
 def _tied(shard: Shard) -> list[nn.Parameter]:
-    """The parameters that have the shard."""
+    """Returns the parameters that have the shard."""
     living = [(ref, param) for ref in shard.params if (param := ref()) is not None and shard_of(param) is shard]
     shard.params = [ref for ref, _ in living]
     return [param for _, param in living]
 
 
 def _shard_of_memory(tensor: torch.Tensor) -> Shard | None:
-    """The shard to whose parameters this memory was given, or would be."""
+    """Returns the shard whose parameters have this memory, or would get it."""
     found = getattr(tensor.untyped_storage(), _SHARD, None)
     return found() if found is not None else None
 
@@ -399,7 +400,7 @@ def _is_of(tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> bool:
 
 
 def _parts(flat: torch.Tensor, length: int, ranks: int) -> list[torch.Tensor]:
-    """Each rank's elements of ``flat``; of the last ranks fewer than ``length``, or none."""
+    """Returns each rank's elements of ``flat``. The last ranks may have fewer than ``length``, or none."""
     return [flat[rank * length : (rank + 1) * length] for rank in range(ranks)]
 
 
@@ -448,7 +449,7 @@ def _check_modify_rank(shard: Shard, modify_rank: int | None) -> None:
 
 
 def _world(timeout_s: float | None) -> _C.World:
-    """The ranks of the job; connected at the first call, which is collective, and again after a failure."""
+    """Returns the ranks of the job. The first call, and a call after a failure, connects them collectively."""
     global _ranks
     init_distributed()
     group = dist.group.WORLD if dist.is_initialized() else None
@@ -465,7 +466,7 @@ def _world(timeout_s: float | None) -> _C.World:
 
 
 def _device() -> torch.device:
-    """Where shards are: the GPU of a rank that has one."""
+    """Returns the device of shards: the GPU of a rank that has one."""
     if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
         return torch.device("cpu")
     return device_of_rank(_C.rank_environment().local_rank)
@@ -473,7 +474,7 @@ def _device() -> torch.device:
 
 @contextmanager
 def _aborting(ranks: _C.World) -> Iterator[None]:
-    """Lets the other ranks fail, too, when this one fails inside: they must not wait for it."""
+    """Makes the other ranks fail, too, if this rank fails inside, because they must not wait for it."""
     global _ranks
     try:
         yield

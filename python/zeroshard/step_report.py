@@ -1,4 +1,4 @@
-"""What rank 0 tells of its steps: a line every ``steps_per_print`` steps, and the metrics of each."""
+"""Reports steps on rank 0: a line every ``steps_per_print`` steps, and the metrics of each step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .run import Run
 
 
 class StepReport:
-    """Loss, pace and memory. Costs nothing on other ranks, nor between lines without a block of metrics.
+    """Reports loss, pace and memory. Costs nothing on other ranks, nor between lines if no block of metrics is enabled.
 
-    Loss: the mean over this rank's micro-batches of the step. Pace: of all ranks. Tokens are those of ``input_ids``, in
-    case the model has such an argument, or of integers of two dimensions as the first one.
+    The loss is the mean over this rank's micro-batches of the step. The pace is that of all ranks. Tokens are those of
+    ``input_ids`` if the model has such an argument, or else of a first argument with integers in two dimensions.
     """
 
     def __init__(self, run: Run) -> None:
@@ -30,17 +30,17 @@ class StepReport:
         wanted = run.rank == 0 and run.trains and any(block.enabled for block in blocks)
         self._metrics = Metrics(config) if wanted else None
         self._breakdown = _Breakdown(run.device) if self._every and run.config.wall_clock_breakdown else None
-        self._losses: list[torch.Tensor] = []  # of the step that is computed
-        self._tokens = 0  # of this rank
+        self._losses: list[torch.Tensor] = []  # losses of the present step
+        self._tokens = 0  # tokens of this rank
         self.restart(run)
 
     def restart(self, run: Run) -> None:
-        """After counts have changed otherwise than by steps: pace is measured from here on."""
+        """Measures the pace from here on, because counts have changed other than by steps."""
         self._begin_line(run)
         self._since_step = _Mark(run, self._tokens)
 
     def part(self, name: str) -> AbstractContextManager[None]:
-        """Around a part of a step, whose time the next line tells where ``wall_clock_breakdown`` is on."""
+        """Surrounds a part of a step. With ``wall_clock_breakdown`` the next line shows the time of the part."""
         return nullcontext() if self._breakdown is None else self._breakdown.part(name)
 
     def note_inputs(self, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class StepReport:
             self._losses.append(loss.detach())
 
     def end_step(self, run: Run) -> None:
-        """After an update, applied or not."""
+        """Called after an update, applied or not."""
         prints = self._prints(run.global_steps)
         loss = self._mean_loss() if prints or self._metrics is not None else None
         self._losses.clear()
@@ -84,7 +84,7 @@ class StepReport:
         return sum(loss.float().mean().item() for loss in self._losses) / len(self._losses)
 
     def _values(self, run: Run, loss: float | None) -> dict[str, float]:
-        """The metrics of a step, by the names that `zeroshard train` gives them."""
+        """Returns the metrics of a step, with the names that `zeroshard train` uses."""
         values = {} if loss is None else {"loss": loss}
         values["grad_norm"] = run.grad_norm
         rates = run.optimizer.rates()
@@ -115,10 +115,10 @@ class StepReport:
 
 
 class _Breakdown:
-    """The time of this rank in forward, backward and step, as DeepSpeed's ``wall_clock_breakdown`` tells it.
+    """Measures the time of this rank in forward, backward and step, like DeepSpeed's ``wall_clock_breakdown``.
 
-    A device is waited for before and after each part, so that a part has the time of its own kernels. Passes that a
-    script begins by ``loss.backward()`` and whatever else lies between the parts are ``other``.
+    It waits for a device before and after each part, so that a part has the time of its own kernels. Passes that a
+    script starts with ``loss.backward()``, and other code between the parts, count as ``other``.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -134,7 +134,7 @@ class _Breakdown:
             self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - began
 
     def fields(self, step_seconds: float, steps: int) -> list[str]:
-        """Of the mean step of ``steps``, each of which took ``step_seconds``."""
+        """Describes the mean step of ``steps``, each of which took ``step_seconds``."""
         parts = {name: self.seconds.get(name, 0.0) / steps for name in ("forward", "backward", "step")}
         parts["other"] = max(step_seconds - sum(parts.values()), 0.0)
         return [f"{name}={seconds:.3g} s" for name, seconds in parts.items()]
@@ -153,7 +153,7 @@ class _Mark:
         self._tokens = tokens
 
     def pace(self, run: Run, tokens: int) -> dict[str, float]:
-        """Of all ranks since then, as far as it is known. ``tokens``: of this rank, from the same origin."""
+        """Returns the pace of all ranks since then, if it is known. ``tokens`` counts this rank's since then."""
         seconds = max(time.monotonic() - self._time, 1e-9)
         pace = {}
         if (steps := run.global_steps - self._steps) > 0:
@@ -166,7 +166,7 @@ class _Mark:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """The most that this process has held so far: of the device's memory, or on the CPU resident."""
+    """Returns the most memory that this process has held: memory of the device, or resident memory on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

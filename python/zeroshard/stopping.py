@@ -1,4 +1,4 @@
-"""How a run ends: a last checkpoint after a signal, and no exit before the last one is written."""
+"""Ends a run: saves a last checkpoint after a signal, and prevents an exit before the last one is written."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .messages import log
 from .run import Run
 from .together import together
 
-# A job's ranks may get a signal twice: from whoever signals all processes of the job, and from the launcher.
+# The ranks of a job may get a signal twice: from a sender that signals all processes of the job, and from the launcher.
 MOMENT_S = 2.0
 
 
 def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
-    """The first of each signal requests a stop, a second one after ``MOMENT_S`` does what the signal did before.
+    """Makes the first of each signal request a stop. A second one after ``MOMENT_S`` does what the signal did before.
 
     If the run's engine has ended, the first signal does that, too. Workers of data loaders are spared.
     """
-    first: dict[int, float] = {}  # when each came
+    first: dict[int, float] = {}  # signal -> time of its first arrival
 
     def stop(number: int, frame: Any) -> None:
         now = time.monotonic()
@@ -37,7 +37,7 @@ def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
         if run.has_ended or number in first:
             return
         first[number] = now
-        # By the system: a second signal ends a process whose main thread never comes back to Python.
+        # The system handles the second signal, because it must end a process whose main thread never returns to Python.
         _C.ignore_for(number, int(1000 * MOMENT_S), then_default=previous[number] is signal.SIG_DFL)
         run.core.request_stop()
 
@@ -48,9 +48,9 @@ def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
 
 
 def ask_for(run: Run, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-    """What ``ask`` gives for the last save. None on every rank if it fails on one, because the rest must be saved.
+    """Returns the result of ``ask`` for the last save. None on every rank if it fails on one: the save must go on.
 
-    Collective. Raises ``CommError`` if the other ranks cannot be asked.
+    Collective. Raises ``CommError`` if the other ranks cannot be reached.
     """
     answer: Any = None
 
@@ -77,7 +77,7 @@ def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -
     log(f"asked to stop: saving step {run.global_steps} in {os.fspath(save_dir)}")
     try:
         run.core.wait_for_checkpoint()
-    except _C.Error as error:  # of an earlier save: this save is tried all the same
+    except _C.Error as error:  # an error of an earlier save does not prevent this save
         log(f"a checkpoint was not saved: {error}")
     save()
     if not run.core.wait_for_checkpoint():
@@ -85,8 +85,9 @@ def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -
 
 
 def wait_at_exit(run: Run) -> None:
-    """Lets the process end only after the run's last checkpoint is written, or with code 1 if it could not be."""
-    # atexit, for forked processes, too. Also if only a signal handler or a global still refers to the run.
+    """Lets the process end only after the run's last checkpoint is written. Ends with code 1 if that failed."""
+    # Uses atexit for forked processes, too, and waits even if only a signal handler or a global still refers to the
+    # run.
     Finalize(None, _wait, (weakref.ref(run),), exitpriority=0)
 
 
@@ -94,7 +95,7 @@ def _wait(run: weakref.ref[Run]) -> None:
     if (alive := run()) is not None and not alive.has_ended:
         try:
             alive.core.wait_for_checkpoint()
-        except KeyboardInterrupt:  # there is no other caller to tell: the process ends as without the wait
+        except KeyboardInterrupt:  # no caller can be told, so the process ends as without the wait
             log("the last checkpoint was not saved: interrupted")
             sys.stdout.flush()
             sys.stderr.flush()
@@ -102,7 +103,7 @@ def _wait(run: weakref.ref[Run]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         except _C.Error as error:
             log(f"the last checkpoint was not saved: {error}")
-            # The process has already ended normally; only this changes its code and tells a supervisor.
+            # The process has already ended normally. Only this changes its code and tells a supervisor.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)

@@ -1,4 +1,4 @@
-"""Losses and MLPs that are computed for one tile of the sequence at a time (``zeroshard.tile``)."""
+"""Computes losses and MLPs for one tile of the sequence at a time (``zeroshard.tile``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import _C
 from .hooks import TileLoop
 
 _ALONG_SEQUENCE = 1  # the dimension of hidden states and labels
-# The layers of MLPs that compute each token by itself, by the names that transformers gives them.
+# The layers of MLPs that compute each token independently, with the names that transformers gives them.
 _MLPS = (
     {"gate_proj", "up_proj", "down_proj"},
     {"gate_up_proj", "down_proj"},
@@ -48,7 +48,7 @@ def tile(model: nn.Module, loss: str | int | None = "auto", mlp: str | int | Non
             raise _C.ValueError(f'tile: {name} is {tiles!r}, expected "auto", None or a number of tiles from 1 on')
     models = [module for module in model.modules() if _has_causal_loss(module)]
     mlps = [module for module in model.modules() if _is_mlp(module)]
-    # Liger's own function for the loss makes no logits, either.
+    # Liger's own function for the loss creates no logits either.
     ligers = [each for each in models if _is_of_liger(each)] if loss == "auto" else []
     kind = type(model).__name__
     if loss is not None and not models:
@@ -79,7 +79,7 @@ def compute_tiled(
     num_cut: int | None = None,
     at_once: bool = False,
 ) -> torch.Tensor:
-    """``function(*inputs)``, tile by tile; the first ``num_cut`` inputs (default: all) are cut along ``dim``."""
+    """Computes ``function(*inputs)`` tile by tile. Cuts the first ``num_cut`` inputs (default: all) along ``dim``."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise _C.StateError("tiles are not for functions that torch.func transforms: compute without tiles there")
     with TileLoop() as loop:
@@ -104,31 +104,31 @@ def _around(loop: Callable[[], None]) -> None:
 
 
 class _Tiled:
-    """Takes the place of a module's forward."""
+    """Replaces a module's forward."""
 
     def __init__(self, module: nn.Module, tiles: str | int) -> None:
         self.before = module.forward
         self.is_of_class = "forward" not in vars(module)
         self.module = module
         self.tiles = tiles
-        self._call = torch.compiler.disable(_call)  # here: torch imports its compiler for it
+        self._call = torch.compiler.disable(_call)  # not at import, because this makes torch import its compiler
         functools.update_wrapper(self, self.before, updated=())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_call"}  # which cannot be pickled
+        return {name: value for name, value in vars(self).items() if name != "_call"}  # _call cannot be pickled
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _call=torch.compiler.disable(_call))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self, *args, **kwargs)  # a copy has the same function, and is given itself
+        return self._call(self, *args, **kwargs)  # a copy shares the function, and passes itself
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
 
 def _call(tiled: _Tiled, *args: Any, **kwargs: Any) -> Any:
-    """Compiled code of the modules around it breaks here."""
+    """Runs outside of compiled code: the graph of enclosing modules breaks here."""
     return tiled.run(*args, **kwargs)
 
 
@@ -143,9 +143,10 @@ class _TiledMLP(_Tiled):
 
 
 class _TiledLoss(_Tiled):
-    """The forward of a causal language model. What follows the model's body is called for one tile after another.
+    """The forward of a causal language model. The part after the model's body is called for one tile after another.
 
-    So all that a model does with its logits, as capping them, is done, and its own function computes the loss.
+    So everything that a model does with its logits, such as capping them, is done, and its own function computes the
+    loss.
     """
 
     def run(self, *args: Any, skip_logits: bool | None = None, **kwargs: Any) -> Any:
@@ -217,7 +218,7 @@ class _TiledLoss(_Tiled):
                 result = self.before(**{**given, "labels": labels})
             if len(losses) != 1 or result.loss is not losses[0]:
                 self._refuse("its forward changes what self.loss_function returns, or does not call it")
-            result["loss"] = result["logits"] = None  # of this tile: both are freed with it
+            result["loss"] = result["logits"] = None  # frees both with the tile
             outputs[:] = [result]
             return losses.pop()
 
@@ -231,7 +232,7 @@ class _TiledLoss(_Tiled):
             join=_C.Join.SUM,
             at_once=True,
         )
-        result = outputs.pop()  # of_tile, which the graph of the loss holds, must not hold the loss
+        result = outputs.pop()  # of_tile must not hold the loss, because the graph of the loss holds of_tile
         result["loss"], result["logits"] = loss, NoLogits()
         wants_tuple = not (self.module.config.return_dict if return_dict is None else return_dict)
         return result.to_tuple() if wants_tuple else result
@@ -254,7 +255,7 @@ class _TiledLoss(_Tiled):
 
 
 class NoLogits:
-    """Stands where a model's output has logits, if these existed for one tile at a time."""
+    """Replaces the logits in a model's output if they existed for only one tile at a time."""
 
     _TEXT = (
         "the logits are gone: zeroshard.tile() computed the loss in tiles. Pass skip_logits=False to the model's "
@@ -278,7 +279,7 @@ class _BodyEnded(BaseException):
 
 
 class _Body:
-    """Is called in place of a model's body, and has the body's attributes."""
+    """Called in place of a model's body. It has the body's attributes."""
 
     def __init__(self, body: nn.Module, call: Callable[..., Any]) -> None:
         self._body, self._call = body, call
@@ -292,7 +293,7 @@ class _Body:
 
 @contextmanager
 def _in_place_of(module: nn.Module, values: dict[str, Any]) -> Iterator[None]:
-    """Inside, the module's attributes have these values. What the instance itself has comes before its submodules."""
+    """Gives the module's attributes these values inside. Attributes of the instance come before its submodules."""
     own = vars(module)
     before = {name: own[name] for name in values if name in own}
     own.update(values)
@@ -332,7 +333,7 @@ def _is_of_liger(module: nn.Module) -> bool:
 
 def _is_mlp(module: nn.Module) -> bool:
     layers = {name for name, child in module.named_children() if next(child.parameters(), None) is not None}
-    takes_one = len(inspect.signature(module.forward).parameters) == 1  # and no residual
+    takes_one = len(inspect.signature(module.forward).parameters) == 1  # no residual argument
     return type(module).__name__.endswith("MLP") and layers in _MLPS and takes_one
 
 

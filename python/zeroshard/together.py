@@ -11,9 +11,9 @@ from .run import Run
 
 
 def together(run: Run, step: Callable[[], None], call: str) -> None:
-    """Runs ``step``. If it raises on any rank, the first such rank's error is raised on every rank. Collective.
+    """Runs ``step``. If it raises on any rank, every rank raises the error of the first such rank. Collective.
 
-    ``call`` is what the user called, for the error when other ranks call something else.
+    ``call`` is the user's call, for the error if other ranks call something else.
     """
     with naming_causes() as keeping:
         step = keeping(step)
@@ -22,10 +22,10 @@ def together(run: Run, step: Callable[[], None], call: str) -> None:
 
 @contextmanager
 def naming_causes() -> Iterator[Callable[[Callable], Callable]]:
-    """Around a call of the core: the yielded function wraps callbacks so that their exceptions are kept as causes.
+    """Surrounds a call of the core: the yielded function wraps callbacks so that their exceptions are kept as causes.
 
-    The core sends the text of a callback's exception to all ranks. On this rank, the exception itself becomes the
-    cause of the core's error or, if it is no ``Exception`` (Ctrl-C), is raised instead.
+    The core sends the text of a callback's exception to all ranks. On this rank, the exception itself becomes the cause
+    of the core's error or, if it is not an ``Exception`` (Ctrl-C), is raised instead.
     """
     causes: list[BaseException] = []
 
@@ -44,7 +44,7 @@ def naming_causes() -> Iterator[Callable[[Callable], Callable]]:
         yield keeping
     except _C.Error as error:
         if not causes:
-            # A signal that came while the core ran is raised where the callback begins, before its ``try``.
+            # A signal that arrived while the core ran is raised where the callback begins, before its ``try``.
             interrupt = _C.take_interrupt()
             if interrupt is not None:
                 raise interrupt from error

@@ -1,4 +1,4 @@
-"""Which parameters are gathered, reduced and freed together, and which modules use them."""
+"""Decides which parameters are gathered, reduced and freed together, and which modules use them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass
 class Param:
-    """One parameter: every name that reaches it, and every tensor object (several when it is tied by storage).
+    """A parameter: all its names, and all its tensor objects (several if it is tied by storage).
 
-    Names are those of a model of which nothing is compiled. Two may be the same.
+    Names are those of a model of which nothing is compiled. Two names may be equal.
     """
 
     names: list[str]
@@ -30,13 +30,13 @@ class Param:
 
 
 def is_packed(tensor: torch.Tensor) -> bool:
-    """Whether its elements are no numbers: frozen 4-bit weights of bitsandbytes, which have a ``quant_state``."""
+    """Returns whether elements are not numbers: frozen 4-bit weights of bitsandbytes, which have a ``quant_state``."""
     return not tensor.requires_grad and hasattr(tensor, "quant_state")
 
 
 @dataclass
 class Unit:
-    """Parameters of one unit, and the modules around whose forward they must be whole."""
+    """The parameters of a unit, and the modules around whose forward they must be whole."""
 
     name: str
     params: list[Param]
@@ -70,10 +70,10 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
     for param in _find_params(model):
         all_uses = [use for owner in param.owners for use in uses[id(owner)]]
         block = all_uses[0].block
-        # A compiled module has no truth value.
+        # The comparison with None is needed, because a compiled module has no truth value.
         first = block if block is not None else all_uses[0].module
         name = names_of_modules[id(first)]
-        # A leaf without a forward is whole while the modules run that use its elements.
+        # A leaf without a forward is whole while the modules that use its elements run.
         around = [first] if _has_forward(first) else [use.module for use in uses[id(first)]]
         unit = units.setdefault(id(first), Unit(name or "root", [], around))
         unit.params.append(param)
@@ -94,7 +94,7 @@ class _Use:
 
 
 def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[_Use]]:
-    """The occurrences of each module, by its id: several if modules share it."""
+    """Returns the occurrences of each module, by its id. A module has several if modules share it."""
     is_block = {id(block) for block in blocks}
     uses: dict[int, list[_Use]] = {}
 
@@ -113,7 +113,7 @@ def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[
 
 
 def _has_forward(module: nn.Module) -> bool:
-    """Whether hooks can run around the module's forward. Scripted modules take no hooks before forward."""
+    """Returns whether hooks can run around the module's forward. Scripted modules take no hooks before forward."""
     forward = None if isinstance(module, torch.jit.ScriptModule) else module.forward
     return forward is not None and getattr(forward, "__func__", None) is not nn.Module.forward
 
@@ -136,16 +136,16 @@ def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[st
                 f"zeroshard.unit_classes names {sorted(missing)}, but the model has no such module; it has {found}"
             )
         if blocks:
-            return blocks  # an inner block comes after the outer one and takes its own modules back
+            return blocks  # an inner block comes after its outer block and takes its own modules back
     return list(_container_elements(model, ""))
 
 
 def named_leaves(
     model: nn.Module, classes: Sequence[str] = (), names: Sequence[str] = (), name_suffixes: Sequence[str] = ()
 ) -> tuple[list[nn.Module], list[str]]:
-    """The modules of these classes, names and ends of names, and the texts that fit none.
+    """Returns the modules of these classes, names and suffixes of names, and the texts that match none.
 
-    A class is given by its name, or with the name of its Python module in front.
+    A class is given by its name, with or without the name of its Python module.
     """
     leaves, found = [], set()
     for name, module in model.named_modules():
@@ -162,7 +162,7 @@ def named_leaves(
 def _without_blocks_in_leaves(
     model: nn.Module, blocks: list[nn.Module], more_leaves: Sequence[nn.Module]
 ) -> list[nn.Module]:
-    """Adds the leaf modules, those that are marked and ``more_leaves``: each is one unit with all that it contains."""
+    """Adds the leaf modules: marked ones and ``more_leaves``. Each is one unit with everything that it contains."""
     chosen = {id(module) for module in more_leaves}
     leaves = []
     for module in model.modules():
@@ -173,7 +173,7 @@ def _without_blocks_in_leaves(
 
 
 def _container_elements(module: nn.Module, prefix: str, inside: bool = False) -> Iterable[tuple[str, nn.Module]]:
-    """``inside``: whether a module around is compiled. Its graph has the originals of compiled modules within it."""
+    """``inside`` says that an outer module is compiled. Its graph has the originals of compiled inner modules."""
     inside = inside or is_compiled(module)
     for name, child in module.named_children():
         path = f"{prefix}.{name}" if prefix else name
@@ -197,14 +197,14 @@ def _find_params(model: nn.Module) -> list[Param]:
     plain = plain_names((name, index) for index, param in enumerate(result) for name in param.names)
     for param in result:
         param.names = [plain[name] for name in param.names]
-    # Memory of an engine's, and of shards, may be freed.
+    # Memory that belongs to an engine or to shards may be freed, so it is not compared.
     ordinary = [p for p in result if mark_of(p.tensors[0]) is None and shard_of(p.tensors[0]) is None]
     _C.check_apart([(param.names[0], param.tensors[0]) for param in ordinary])
     return result
 
 
 def _memory_key(tensor: torch.Tensor) -> object:
-    """Equal for two tensors that are the same parameter: the same object, or the same elements of one storage."""
+    """Returns equal keys for tensors that are the same parameter: one object, or the same elements of one storage."""
     if (mark := mark_of(tensor)) is not None:
         return mark[:3]
     if (shard := shard_of(tensor)) is not None:

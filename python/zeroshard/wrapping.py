@@ -1,4 +1,4 @@
-"""Methods of other libraries that do more where parameters are sharded."""
+"""Wraps methods of other libraries so that they work with sharded parameters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _WRAPPED = "_zeroshard_wraps"
 
 
 def wrap_once(owner: Any, name: str, instead: Callable[..., Any]) -> None:
-    """``owner.name(...)`` becomes ``instead(own, ...)``, where ``own`` is what it was. A second time changes nothing.
+    """Makes ``owner.name(...)`` call ``instead(own, ...)``, where ``own`` is the original. Does nothing a second time.
 
-    Nothing happens if ``owner`` is None or has no such attribute: the library is not imported, or is another version.
+    Nothing happens if ``owner`` is None or has no such attribute, because then the library is not imported or is
+    another version.
     """
     own = getattr(owner, name, None)
     if own is None or hasattr(own, _WRAPPED):

@@ -13,7 +13,7 @@ import torch
 
 
 class Accelerator:
-    """What both devices have. Nothing here makes a CUDA context unless the question needs one."""
+    """The functions of both devices. They create a CUDA context only if the question needs one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class Accelerator:
 
 
 class CudaAccelerator(Accelerator):
-    """``torch.cuda``; functions that are not named here are its own."""
+    """``torch.cuda``; functions that are not defined here are torch's own."""
 
     _OWN = frozenset(
         [
@@ -157,7 +157,7 @@ class CpuAccelerator(Accelerator):
         return "cpu"
 
     def set_device(self, device_index: Any) -> None:
-        """Nothing: there is one device."""
+        """Does nothing, because there is one device."""
 
     def device_count(self) -> int:
         return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
@@ -166,10 +166,10 @@ class CpuAccelerator(Accelerator):
         return True
 
     def synchronize(self, device_index: Any = None) -> None:
-        """Nothing: operations have ended when they return."""
+        """Does nothing, because operations have ended when they return."""
 
     def empty_cache(self) -> None:
-        """Nothing: memory that is not used goes back by itself."""
+        """Does nothing, because unused memory is freed automatically."""
 
     def stream(self, stream: Any) -> AbstractContextManager[None]:
         return nullcontext()
@@ -204,13 +204,13 @@ class CpuAccelerator(Accelerator):
     memory_reserved = memory_cached = memory_allocated
 
     def max_memory_allocated(self, device_index: Any = None) -> int:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the kernel updates it now and then
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the kernel updates it only sometimes
         return max(peak, self.memory_allocated())
 
     max_memory_reserved = max_memory_cached = max_memory_allocated
 
     def reset_peak_memory_stats(self, device_index: Any = None) -> None:
-        """Nothing: the kernel keeps the peak of the whole process."""
+        """Does nothing, because the kernel keeps the peak of the whole process."""
 
     reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
 
@@ -236,10 +236,10 @@ class CpuAccelerator(Accelerator):
         return False
 
     def range_push(self, msg: str, domain: Any = None, category: Any = None) -> None:
-        """Nothing: there is no profiler of the device."""
+        """Does nothing, because there is no profiler of the device."""
 
     def range_pop(self, domain: Any = None) -> None:
-        """Nothing: there is no profiler of the device."""
+        """Does nothing, because there is no profiler of the device."""
 
     def pin_memory(self, tensor: torch.Tensor, align_bytes: int = 1) -> torch.Tensor:
         return tensor

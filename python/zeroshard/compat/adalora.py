@@ -20,7 +20,7 @@ _ADAPTERS = ("lora_A", "lora_B", "lora_E")
 
 
 def read_adapters() -> None:
-    """From now on AdaLoRA's model and allocator, where they are imported, work on sharded adapters."""
+    """Makes AdaLoRA's model and allocator work on sharded adapters, if they are imported."""
     model = getattr(sys.modules.get("peft.tuners.adalora.model"), "AdaLoraModel", None)
     allocator = getattr(sys.modules.get("peft.tuners.adalora.layer"), "RankAllocator", None)
     wrap_once(model, "forward", _forward)
@@ -29,7 +29,7 @@ def read_adapters() -> None:
 
 
 def _adapters_of(model: nn.Module, adapter: str) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of an adapter with their names, if an engine has sharded some of them; else none."""
+    """Returns the parameters of an adapter with their names if an engine has sharded some of them; else none."""
     named = [
         (name, param)
         for name, param in model.named_parameters()
@@ -53,10 +53,10 @@ def _forward(own: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _distances(named: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
-    """How far the rows of each A and the columns of each B are from orthonormal: the norm of A A^T - I or B^T B - I.
+    """Returns how far the rows of each A and the columns of each B are from orthonormal.
 
-    (Equation 4 of the AdaLoRA paper, https://openreview.net/pdf?id=lq62uWRJjiY; peft does not square the norm.)
-    One unit is gathered at a time.
+    That is the norm of A A^T - I or B^T B - I (equation 4 of the AdaLoRA paper,
+    https://openreview.net/pdf?id=lq62uWRJjiY; peft does not square the norm). One unit is gathered at a time.
     """
     found = []
     for _, of_unit in groupby(named, key=lambda each: unit_of(mark_of(each[1]))):
@@ -69,26 +69,26 @@ def _distances(named: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
 
 
 def _reading(param: nn.Parameter, made: list[torch.Tensor]) -> AbstractContextManager[None]:
-    """The parameter's unit is gathered inside, and for the backward of the tensors that are then in ``made``."""
+    """Gathers the parameter's unit inside, and for the backward of the tensors that are then in ``made``."""
     mark = mark_of(param)
     return nullcontext() if mark is None else mark.owner().readers.reading(mark.unit, made)
 
 
 def _was_applied(param: nn.Parameter) -> bool:
-    """Whether the last step was, in which all gradients are finite."""
+    """Returns whether the last step was applied, so that all gradients are finite."""
     mark = mark_of(param)
     run = mark.owner().run if mark is not None else None
     return run is None or run.applied
 
 
 class _Copies:
-    """What the allocator uses of a model: whole copies of the adapters in fp32, with their gradients."""
+    """Replaces a model for the allocator: whole copies of the adapters in fp32, with their gradients."""
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> None:
         self._named = []
         for name, param in named:
             values = safe_get_full_fp32_param(param)
-            if values is None:  # it is not trained
+            if values is None:  # the parameter is not trained
                 with gathered([param]):
                     values = param.detach().float().clone()
             copy = nn.Parameter(values, requires_grad=False)
@@ -103,7 +103,7 @@ class _Copies:
 
 @contextmanager
 def _copies(named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> Iterator[_Copies]:
-    """The allocator sets entries of "lora_E" to 0: those that it changes become the parameters' at the end."""
+    """Yields copies, in which the allocator sets entries of "lora_E" to 0. Writes changed copies back."""
     copies = _Copies(named, with_gradients=with_gradients)
     before = {name: copy.clone() for name, copy in copies.named_parameters() if "lora_E" in name}
     yield copies

@@ -1,4 +1,4 @@
-"""The name ``deepspeed``, as zeroshard provides it: what its modules have, and what is said about all other names."""
+"""Provides the name ``deepspeed``: the contents of its modules, and the error for every other name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION = f"{STANDS_FOR}+zeroshard.{_C.__version__}"
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")  # holds the package and its metadata
 BIN = os.path.join(os.path.dirname(PATH), "bin")
 GIT_HASH = GIT_BRANCH = "[none]"  # DeepSpeed's words for a release
-_TOLD = "ZEROSHARD_TOLD_PROVIDER"  # set in the environment: processes that this one starts do not tell again
+_TOLD = "ZEROSHARD_TOLD_PROVIDER"  # set in the environment, so that child processes do not print the message again
 
 _PIPELINE = "zeroshard has no pipeline parallelism: train the model as one module at stage 3"
 _INFERENCE = "zeroshard has no inference kernels: call the module, or engine.module.generate(...)"
@@ -30,7 +30,7 @@ _SEQUENCE = (
 )
 _KERNELS = "zeroshard builds no operators; deepspeed.ops has adam, adagrad and lion"
 _OPTIMIZER = "ask the engine instead: engine.optimizer, engine.zero_optimization_stage()"
-# Why a name and all below it is missing.
+# Why a name and all names below it are missing.
 REFUSED = {
     "deepspeed.moe": "zeroshard has no expert parallelism; a model's own mixture-of-experts layers train as they are, "
     "see deepspeed.utils.set_z3_leaf_modules",
@@ -74,7 +74,7 @@ REFUSED = {
 
 
 def _reason(name: str) -> str:
-    """Why the name is missing; empty where no more is known than that it is."""
+    """Returns why the name is missing; empty if no reason is known."""
     parts = name.split(".")
     found = (REFUSED.get(".".join(parts[:length])) for length in range(len(parts), 1, -1))
     return next(filter(None, found), "")
@@ -107,7 +107,8 @@ def provide(
             name, _, original = entry.partition(" = ")
             places[name] = (place, original or name)
     submodules = frozenset(modules)
-    # A module that looks for submodules also asks the finders for missing names: these can say why they are missing.
+    # A module that looks for submodules also asks the finders about missing names, and these can say why they are
+    # missing.
     vars(sys.modules[module]).setdefault("__path__", [])
     known = [*places, *submodules]
 
@@ -118,7 +119,7 @@ def provide(
             raise AttributeError(_missing(f"{module}.{name}", known), name=name, obj=sys.modules.get(module))
         place, original = places[name]
         value = getattr(importlib.import_module(place), original)
-        setattr(sys.modules[module], name, value)  # from now on it is found directly, and may be assigned to
+        setattr(sys.modules[module], name, value)  # from now on the name is found directly, and may be assigned to
         return value
 
     def __dir__() -> list[str]:
@@ -128,32 +129,33 @@ def provide(
 
 
 def become(module: str, place: str) -> ModuleType:
-    """The module of zeroshard that is ``module`` from now on: what a script assigns to its names counts there, too."""
+    """Returns the module of zeroshard that ``module`` becomes. Assignments to its names count there, too."""
     found = importlib.import_module(place)
     sys.modules[module] = found
     return found
 
 
 class _Refusals:
-    """The last finder: modules below ``deepspeed`` that no other finder has do not exist here."""
+    """The last finder: a module below ``deepspeed`` that no other finder has does not exist here."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
         if name.startswith("deepspeed.") and hasattr(sys.modules.get("deepspeed"), "__zeroshard__"):
             parent = sys.modules.get(name.rpartition(".")[0])
-            # Without `name`, as `from deepspeed import x` would otherwise replace it by an error that says less.
+            # The error does not name the module, because `from deepspeed import x` would then replace it by an error
+            # that says less.
             raise ModuleNotFoundError(_missing(name, getattr(parent, "__all__", ())))
 
 
 def begin() -> None:
-    """What happens when ``deepspeed`` is imported: nothing on the device and no file; rank 0 says who provides it."""
+    """Runs when ``deepspeed`` is imported. Uses no device and no file; rank 0 says who provides it."""
     if not any(finder is _Refusals for finder in sys.meta_path):
         sys.meta_path.append(_Refusals)
     if _TOLD in os.environ:
         return
     try:
         rank = _C.rank_environment().rank
-    except ValueError:  # init_distributed raises it
+    except ValueError:  # init_distributed raises this error
         return
     os.environ[_TOLD] = "1"
     if rank == 0:

@@ -1,4 +1,4 @@
-"""What DeepSpeed's ``save_checkpoint`` and ``load_checkpoint`` do beyond those of zeroshard."""
+"""Does the parts of DeepSpeed's ``save_checkpoint`` and ``load_checkpoint`` that zeroshard's do not have."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def save(
     if run.rank == 0:
         try:
             _write_script(os.path.join(os.fsdecode(save_dir), SCRIPT))
-        except OSError as error:  # the checkpoint is saved; this is a convenience
+        except OSError as error:  # the script is a convenience, and the checkpoint is saved
             log(f"warning: cannot write {SCRIPT}: {error}. `zeroshard checkpoint export` does the same")
     return True
 
 
 def _is_asked_for(parsed: _C.ParsedConfig, path: str) -> bool:
-    """Whether the user's own configuration sets the key to true; a default does not count."""
+    """Returns whether the user's own configuration sets the key to true; a default does not count."""
     return any(
         found == path and value == "true" and origin.startswith("file") for found, value, origin in parsed.values
     )
@@ -77,7 +77,7 @@ def _write_script(path: str) -> None:
     if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
         raise FileExistsError(f"{path} is a link or a device, not a regular file")
     directory = os.path.dirname(path) or "."
-    os.makedirs(directory, mode=0o700, exist_ok=True)  # a save in the background may not have made it yet
+    os.makedirs(directory, mode=0o700, exist_ok=True)  # a background save may not have created it yet
     fd, temporary = tempfile.mkstemp(prefix=f".{SCRIPT}.", dir=directory)
     try:
         with os.fdopen(fd, "w") as file:
@@ -137,7 +137,7 @@ def load(
     try:
         together(run, convert_there, "load_checkpoint")
         _, client_state = checkpoint.load(run, imported, "imported", *options, True, rank_state)
-        together(run, lambda: None, "load_checkpoint")  # all have read it
+        together(run, lambda: None, "load_checkpoint")  # all ranks have read it
     finally:
         if run.rank == 0:
             shutil.rmtree(imported, ignore_errors=True)
@@ -145,9 +145,9 @@ def load(
 
 
 def find_deepspeed(root: str, tag: str | int | None = None, universal_first: bool = False) -> str | None:
-    """The directory of the checkpoint of DeepSpeed that ``root`` and ``tag`` name; None where there is none.
+    """Returns the directory of the DeepSpeed checkpoint that ``root`` and ``tag`` name; None if there is none.
 
-    Raises ``ValueError`` for one that cannot be imported: of no ZeRO stage.
+    Raises ``ValueError`` for a checkpoint without a ZeRO stage, which cannot be imported.
     """
     found = (universal.find, deepspeed.find) if universal_first else (deepspeed.find, universal.find)
     if tag is None:
@@ -169,7 +169,7 @@ def find_deepspeed(root: str, tag: str | int | None = None, universal_first: boo
 
 
 def _names_ours(root: str) -> bool:
-    """Whether ``latest`` names a checkpoint of zeroshard: DeepSpeed may have saved to the same directory before."""
+    """Returns whether ``latest`` names a checkpoint of zeroshard. DeepSpeed may have used the directory before."""
     below = named_below(root, "latest")
     return below is not None and os.path.lexists(os.path.join(below, "manifest.json"))
 
@@ -189,7 +189,7 @@ def _check_all_see(run: Run, root: str, foreign: str | None) -> None:
 
 
 def _common_number(run: Run) -> int:
-    """A random number, the same on every rank."""
+    """Returns a random number that is the same on every rank."""
     number = torch.tensor(int.from_bytes(os.urandom(7), "little"))
     if run.world_size > 1:
         number = number.to(run.device)

@@ -40,11 +40,11 @@ def is_configured() -> bool:
 
 
 def reset() -> None:
-    """Nothing: there are no buffers of activations."""
+    """Does nothing, because there are no buffers of activations."""
 
 
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, whose activations are computed again in the backward pass."""
+    """Computes ``function(*args)``. The backward pass computes its activations again."""
     return recompute(function, *args, use_reentrant=False)
 
 

@@ -65,7 +65,7 @@ def init_distributed(
 
 
 def start_alone(model: torch.nn.Module | None) -> None:
-    """Without a launcher, and unless torch.distributed is started: makes a group of this one rank."""
+    """Makes a group of this one rank if there is no launcher and torch.distributed is not started."""
     if not dist.is_initialized() and not _C.rank_environment().source:
         params = model.parameters() if isinstance(model, torch.nn.Module) else ()
         _from_environment(
@@ -78,7 +78,7 @@ def _from_environment(backend: str | None, port: int, timeout: timedelta, device
     if env.source:
         os.environ.setdefault("MASTER_PORT", str(port))
     distributed.init_distributed(device, timeout, backend=backend, alone=True)
-    distributed.keep_default_group()  # the script may use it
+    distributed.keep_default_group()  # the script may use the group
     local_size = env.local_world_size or int(os.environ.get("LOCAL_WORLD_SIZE", env.world_size))
     for name, value in (
         ("RANK", env.rank),
@@ -91,8 +91,8 @@ def _from_environment(backend: str | None, port: int, timeout: timedelta, device
 
 
 def _backend(name: str | None) -> str | None:
-    """The backend that the caller asks for; None if the device decides."""
-    if name is None or ":" in name:  # "cpu:gloo,cuda:nccl" is torch's to read
+    """Returns the backend that the caller requests; None if the device decides."""
+    if name is None or ":" in name:  # torch reads "cpu:gloo,cuda:nccl"
         return name
     if name.lower() not in _BACKENDS:
         raise ValueError(f"init_distributed: dist_backend is '{name}', expected 'nccl', 'gloo' or None")
@@ -109,9 +109,9 @@ def _by_device() -> str:
 
 
 def _tell_accelerate() -> None:
-    """Without an accelerator, Accelerate has no backend, and would take each rank for a job of its own.
+    """Gives Accelerate a backend if there is no accelerator. Otherwise it would take each rank for a separate job.
 
-    Its state asks for ``deepspeed.comm`` while it is made, and counts the ranks afterwards if it has a backend.
+    Accelerate's state asks for ``deepspeed.comm`` while it is made, and later counts the ranks if it has a backend.
     """
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     shared = getattr(state, "_shared_state", None)
@@ -181,7 +181,7 @@ has_reduce_scatter_tensor = has_all_gather_into_tensor
 
 
 def _passed_on(name: str, **renamed: str) -> Callable[..., Any]:
-    """A function of torch.distributed that also takes DeepSpeed's keywords; `renamed` is {DeepSpeed's: torch's}."""
+    """Returns torch's function, which also takes DeepSpeed's keywords; `renamed`: {DeepSpeed's: torch's}."""
     function = getattr(dist, name)
 
     @functools.wraps(function)

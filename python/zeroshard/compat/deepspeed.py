@@ -19,7 +19,7 @@ from ..optimizer import OptimizerSetup
 from ..passes import backward_pass
 from ..pretrained import state_dict_of_rank_0
 from . import checkpoint, generation
-from . import zero as zero  # parameters get ds_id, ds_status and the others
+from . import zero as zero  # gives parameters ds_id, ds_status and other attributes
 from .adalora import read_adapters
 from .comm import init_distributed, start_alone
 from .getters import EngineWithGetters
@@ -78,7 +78,7 @@ class DeepSpeedEngine(EngineWithGetters):
             yield
         if self._run.core.has_pending_gradients:
             with backward_pass(self._run.core, sync=True):
-                pass  # of its own it adds nothing, and reduces what was kept
+                pass  # the pass itself adds nothing, and reduces the kept gradients
 
     def loss_scale(self) -> float:
         return self._run.core.loss_scale
@@ -87,10 +87,10 @@ class DeepSpeedEngine(EngineWithGetters):
         return self.fp16_enabled() and self._value("fp16.loss_scale") == 0
 
     def allreduce_gradients(self, bucket_size: int = 0) -> None:
-        """Does nothing: ``backward`` has reduced them."""
+        """Does nothing, because ``backward`` has reduced the gradients."""
 
     def empty_partition_cache(self) -> None:
-        """Does nothing: a unit's memory is free as soon as the unit is resharded."""
+        """Does nothing, because a unit's memory is free when the unit is resharded."""
 
     def offload_states(
         self,
@@ -206,14 +206,14 @@ class DeepSpeedEngine(EngineWithGetters):
             raise RuntimeError(f"the model's weights could not be collected: {error}") from error
 
     def _consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
-        """The same under the name for tensor parallelism, at every stage."""
+        """The same with the name for tensor parallelism, at every stage."""
         return self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
 
     # -- getters -----------------------------------------------------------------------------------------------------
 
     @property
     def optimizer(self) -> DeepSpeedOptimizer | None:
-        """In front of the sharded states; None for an engine that only evaluates, where parameters are whole."""
+        """The optimizer in front of the sharded states; None for an engine that only evaluates."""
         return self._run.optimizer if self._run.trains or self._run.config.stage == 3 else None
 
     @property
@@ -224,7 +224,7 @@ class DeepSpeedEngine(EngineWithGetters):
 
     @property
     def dp_world_size(self) -> int:
-        """Of ranks with rows of their own: those of a sequence group count as one."""
+        """Returns the number of ranks with their own rows. The ranks of a sequence group count as one."""
         return self._run.world_size // self.sequence_parallel_size
 
     data_parallel_world_size = dp_world_size
@@ -239,7 +239,7 @@ class DeepSpeedEngine(EngineWithGetters):
 
     @property
     def data_parallel_group(self) -> dist.ProcessGroup | None:
-        """The group of all ranks."""
+        """Returns the group of all ranks."""
         return dist.group.WORLD if dist.is_initialized() else None
 
     seq_data_parallel_group = data_parallel_group
@@ -254,15 +254,15 @@ class DeepSpeedEngine(EngineWithGetters):
         return 0
 
     def get_sequence_parallel_group(self) -> dist.ProcessGroup | None:
-        """The ranks that train on the same rows as this one."""
+        """Returns the group of ranks that train on the same rows as this one."""
         return _get_sequence_parallel_group() if self.sequence_parallel_size > 1 else None
 
     def get_batch_info(self) -> tuple[int, int, int]:
-        """Samples of a step, of a rank's micro-batch, and micro-batches in a step."""
+        """Returns the samples of a step, the samples of a rank's micro-batch, and the micro-batches of a step."""
         return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
 
     def optimizer_name(self) -> str | None:
-        """Of the configuration's optimizer, in lower case."""
+        """Returns the name of the configuration's optimizer, in lower case."""
         name = self._value("optimizer.type")
         return name.lower() if isinstance(name, str) else None
 
@@ -303,7 +303,7 @@ class DeepSpeedEngine(EngineWithGetters):
         return self._value("zero_optimization.offload_param")
 
     def zero_cpu_offload(self) -> bool:
-        """Whether optimizer states lie on the host beside a device. On the CPU they are where the engine computes."""
+        """Returns whether optimizer states are on the host while a device computes. On the CPU this is False."""
         asked = str(self._value("zero_optimization.offload_optimizer.device")).lower() == "cpu"
         asked = asked or self._value("zero_optimization.cpu_offload") == 1
         return self.device.type != "cpu" and self.zero_optimization() and asked
@@ -321,12 +321,12 @@ class DeepSpeedEngine(EngineWithGetters):
         return self._run.config.wall_clock_breakdown
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
-        """Of the parameters, and of sums of gradients."""
+        """Returns the dtypes of the parameters and of accumulated gradients."""
         sums = self._value("data_types.grad_accum_dtype")
         return DTYPES[self._run.config.compute_dtype], DTYPES.get(sums, torch.float32)
 
     def _value(self, path: str) -> Any:
-        """A value of the configuration, or None."""
+        """Returns a value of the configuration, or None."""
         value: Any = self.config
         for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else None
@@ -354,7 +354,7 @@ def initialize(
     unless torch.distributed is started already.
     """
     if dist_init_required is False:
-        init_distributed(dist_init_required=False)  # raises an error where torch.distributed is not started
+        init_distributed(dist_init_required=False)  # raises if torch.distributed is not started
     else:
         start_alone(model)
     engine, loader, scheduler = make_engine(

@@ -15,14 +15,14 @@ from ..marks import mark_of
 from ..wrapping import wrap_once
 from .zero import GatheredParameters
 
-_budgets: weakref.WeakKeyDictionary[_C.Engine, int] = weakref.WeakKeyDictionary()  # in elements
+_budgets: weakref.WeakKeyDictionary[_C.Engine, int] = weakref.WeakKeyDictionary()  # largest number of elements
 
 
 def keep_gathered(core: _C.Engine, budget: int) -> None:
-    """Parameters of ``core`` stay gathered over the tokens of a ``generate()`` if they are at most ``budget`` elements.
+    """Keeps parameters of ``core`` gathered during a ``generate()`` if they have at most ``budget`` elements.
 
-    Without that, every token gathers every unit, and ranks must generate equally many tokens. ``generate()`` is
-    collective either way.
+    Otherwise every token gathers every unit, and ranks must generate the same number of tokens. ``generate()`` is
+    collective in both cases.
     """
     _budgets[core] = budget
     mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
@@ -45,7 +45,7 @@ def unwrap_model_for_generation(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _kept(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters to keep gathered: those of each engine that are no more than its budget."""
+    """Returns the parameters to keep gathered: those of each engine whose size is within its budget."""
     by_core: dict[_C.Engine, list[nn.Parameter]] = {}
     for param in module.parameters():
         if (mark := mark_of(param)) is not None and (core := mark.core()) in _budgets:

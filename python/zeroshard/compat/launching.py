@@ -27,7 +27,7 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     command = [os.path.join(BIN, "deepspeed"), *(sys.argv[1:] if args is None else args)]
-    received: list[int] = []  # before the program has begun
+    received: list[int] = []  # signals that arrive before the program has begun
     send = received.append
 
     def forward(number: int, _: Any) -> None:

@@ -1,4 +1,4 @@
-"""Lightning's DeepSpeedStrategy: at its end it moves the states of optimizers to the host, entry by entry."""
+"""Adapts Lightning's DeepSpeedStrategy, which at its end moves the states of optimizers to the host, entry by entry."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PACKAGES = ("lightning.fabric", "lightning_fabric")  # both have the same code
 
 
 def keep_states() -> None:
-    """From now on Lightning, where it is imported, leaves the states of an engine's optimizer where they are."""
+    """Makes Lightning leave the states of an engine's optimizer in their place, if it is imported."""
     for package in _PACKAGES:
         wrap_once(sys.modules.get(f"{package}.utilities.optimizer"), "_optimizer_to_device", _to_device)
 
 
 def _to_device(own: Callable[..., None], optimizer: torch.optim.Optimizer, device: Any) -> None:
-    if not isinstance(optimizer, Optimizer):  # the engine's own, which is what initialize() returns
+    if not isinstance(optimizer, Optimizer):  # Optimizer is the class that initialize() returns
         own(optimizer, device)

@@ -19,7 +19,7 @@ _LEVELS = {
 
 
 class _Stderr(logging.StreamHandler):
-    """Writes to whatever is ``sys.stderr`` then."""
+    """Writes to the current ``sys.stderr``."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -50,7 +50,7 @@ def _warn_once(*args: object, **options: object) -> None:
 
 
 def _message(message: str, ranks: Iterable[int] | None) -> str | None:
-    """With the rank before it; None on ranks that do not log it. Without ``ranks`` none does, once there are ranks."""
+    """Puts the rank before the message. Returns None on ranks that do not log it: all of them without ``ranks``."""
     if not dist.is_initialized():
         return f"[Rank -1] {message}"
     rank = dist.get_rank()

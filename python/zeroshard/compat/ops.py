@@ -16,7 +16,7 @@ from ..optimizer import runs_in_core
 
 
 def _loss_of(closure: Callable | None) -> Any:
-    """What the closure of a step() returns: it computes gradients, which step() itself does not."""
+    """Returns the result of a step()'s closure, which computes gradients."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -24,7 +24,7 @@ def _loss_of(closure: Callable | None) -> Any:
 
 
 class _Fp32States:
-    """Of an optimizer: steps 16-bit parameters as fp32 copies, so that their states are fp32, as DeepSpeed's are."""
+    """Steps 16-bit parameters of an optimizer as fp32 copies, so that its states are fp32, like DeepSpeed's."""
 
     fp32_optimizer_states = True
 
@@ -71,7 +71,7 @@ class _Adam(torch.optim.Adam):
         self.defaults["bias_correction"] = bool(bias_correction)
         self.adam_w_mode = decoupled
         for group in self.param_groups:
-            # Groups of another optimizer may say it otherwise, but in DeepSpeed it is one setting for all.
+            # Groups of another optimizer may differ, but in DeepSpeed this is one setting for all.
             group["decoupled_weight_decay"] = decoupled
             group.setdefault("bias_correction", bool(bias_correction))
 

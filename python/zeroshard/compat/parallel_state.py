@@ -12,7 +12,7 @@ from torch.distributed.nn import functional as differentiable
 from .. import _C
 from ..sequence_groups import SequenceGroup, current, make_group
 
-stands_for_sequence_groups = True  # for initialize(mpu=...)
+stands_for_sequence_groups = True  # read by initialize(mpu=...)
 
 
 def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
@@ -24,9 +24,9 @@ def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
 
 
 def gather_losses() -> None:
-    """Lets ``all_gather`` of ``torch.distributed.nn`` and its ``functional`` go over a sequence group's communicator.
+    """Makes ``all_gather`` of ``torch.distributed.nn`` and its ``functional`` use a sequence group's communicator.
 
-    Scripts gather their losses so. Torch's own has no backward over Gloo for a group without rank 0 of the world.
+    Scripts gather their losses with it. Torch's own has no backward over Gloo for a group without rank 0 of the world.
     """
     inner = differentiable.all_gather
     if getattr(inner, "of_sequence_groups", False):
@@ -37,7 +37,8 @@ def gather_losses() -> None:
         own = current()
         if own is None or group is not own.process_group:
             return inner(tensor, group)
-        # As one head, of which every rank gets a copy: the backward sums the copies' gradients in rank order.
+        # Exchanged as one head, of which every rank gets a copy, because the backward sums the copies' gradients in
+        # rank order.
         (gathered,) = own.core.exchange([tensor.reshape(1, 1, 1, -1)])
         return tuple(piece.view(tensor.shape) for piece in gathered.flatten(0, 1)[0].unbind(0))
 
@@ -68,7 +69,7 @@ def get_sequence_parallel_rank() -> int:
 
 
 def get_sequence_data_parallel_group() -> dist.ProcessGroup | None:
-    """All ranks: shards are over these."""
+    """Returns all ranks, because shards are over all of them."""
     return dist.group.WORLD
 
 

@@ -1,4 +1,4 @@
-"""What scripts take of ``deepspeed.runtime.utils``."""
+"""The functions of ``deepspeed.runtime.utils`` that scripts use."""
 
 from __future__ import annotations
 

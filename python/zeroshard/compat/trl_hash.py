@@ -26,7 +26,7 @@ def _hash_module(own: Callable[[Any], str], module: nn.Module) -> str:
 
 
 class _OneByOne:
-    """What ``hash_module`` uses of a module: each value of its ``state_dict`` has a ``cpu()``."""
+    """Replaces a module for ``hash_module``: each value of its ``state_dict`` has a ``cpu()``."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

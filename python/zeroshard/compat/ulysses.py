@@ -91,7 +91,8 @@ class UlyssesSPDataLoaderAdapter:
                 "UlyssesSPAttentionHF.register_with_transformers returned"
             )
         self.dl = dl
-        # Accelerate's skip_first_batches makes a loader of these, so that a run goes on within an epoch.
+        # Accelerate's skip_first_batches makes a loader from these attributes, so that a run can continue within an
+        # epoch.
         self.dataset, self.batch_size, self.drop_last, self.prefetch_factor = _Pieces(self), None, False, None
         self._pieces = PieceLoader(dl, group, needs_positions=True)
         self._iterator: Iterator[dict[str, Any]] | None = None
@@ -113,6 +114,6 @@ class UlyssesSPDataLoaderAdapter:
             raise
 
     def set_epoch(self, epoch: int) -> None:
-        """As the loader itself has it, where it has it."""
+        """Calls the method of the loader itself, if it has one."""
         if hasattr(self.dl, "set_epoch"):
             self.dl.set_epoch(epoch)

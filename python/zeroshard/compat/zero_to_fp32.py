@@ -31,7 +31,7 @@ from .checkpoint import find_deepspeed
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNLIMITED = 10**18
-_FLOATS = ("F64", "F32", "F16", "BF16")  # others keep their dtype
+_FLOATS = ("F64", "F32", "F16", "BF16")  # other dtypes are kept
 
 
 @dataclass
@@ -63,7 +63,7 @@ def get_fp32_state_dict_from_zero_checkpoint(
     lazy = _lazy_state(os.fspath(checkpoint_dir), tag, exclude_frozen_parameters)
     if lazy_mode:
         return lazy
-    read: dict[int, torch.Tensor] = {}  # tied names have one LazyTensor
+    read: dict[int, torch.Tensor] = {}  # tied names share one LazyTensor
     return {name: read.setdefault(id(value), _Once(value)).tensor() for name, value in lazy.items()}
 
 

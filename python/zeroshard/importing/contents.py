@@ -34,17 +34,17 @@ class Entry:
 
 @dataclass
 class Contents:
-    source: str  # the program that wrote it, such as "DeepSpeed 0.19.8, ZeRO 2, 4 ranks"
+    source: str  # program that wrote it, such as "DeepSpeed 0.19.8, ZeRO 2, 4 ranks"
     step: int
     entries: list[Entry] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)  # counts, param_groups, lr_scheduler: not encoded
     client: dict[str, Any] = field(default_factory=dict)
     loss_scale: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # what did not translate
+    notes: list[str] = field(default_factory=list)  # parts that did not translate
 
 
 def make_names_plain(entries: list[Entry]) -> None:
-    """Takes out of the names what torch.compile puts into them."""
+    """Removes the parts of names that torch.compile adds."""
     for kind in {entry.kind for entry in entries}:
         of_kind = [(entry, [entry.name, *entry.aliases]) for entry in entries if entry.kind == kind]
         plain = plain_names((name, id(entry)) for entry, names in of_kind for name in names)
@@ -61,7 +61,7 @@ def whole(name: str, kind: str, tensor: torch.Tensor, **more: Any) -> Entry:
 
 
 def count(value: Any) -> int:
-    """A number of steps, kept as an int, a float or a tensor of one element; 0 for anything else."""
+    """Returns a number of steps, stored as an int, a float or a tensor of one element; 0 for anything else."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     return int(value) if isinstance(value, (int, float)) and 0 <= value < 2**53 else 0

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint: ``.metadata`` says where in the ``*.distcp`` files each piece is."""
+"""Reads checkpoints of torch.distributed.checkpoint. ``.metadata`` has the place of each piece in ``*.distcp``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .files import open_regular
 from .pickles import Archive, Placeholder, load_pickle
 
 _MODEL_KEYS = ("model", "module", "state_dict", "model_state_dict")
-_REPEATED = 64  # how many pieces may contain one byte of the files
+_REPEATED = 64  # largest number of pieces that may contain one byte of the files
 _STEP_KEYS = ("step", "global_step", "global_steps", "iteration")
 
 
@@ -24,7 +24,7 @@ def is_checkpoint(source: str) -> bool:
 
 
 def read(directory: str, buffers: list[str]) -> Contents:
-    """``buffers``: patterns of names of floating-point buffers, which look like frozen parameters."""
+    """Reads a checkpoint. ``buffers``: patterns for names of float buffers, which look like frozen parameters."""
     return _Import(_Store(directory), buffers).contents()
 
 
@@ -55,7 +55,7 @@ class _Store:
         self._check_lengths(path)
 
     def _check_lengths(self, path: str) -> None:
-        """Raises ``ValueError`` when the pieces need much more than the files have."""
+        """Raises ``ValueError`` if the pieces need much more than the files have."""
         lengths = [place.get("length") for place in self._places.values()]
         names = {place.get("relative_path") for place in self._places.values()}
         files = [os.path.join(self.directory, name) for name in names if isinstance(name, str) and _is_inside(name)]
@@ -115,7 +115,7 @@ class _Store:
             piece, begins = self._chunk(key, chunk)
             target = out
             for dim, (begin, size) in enumerate(zip(begins, piece.shape, strict=True)):
-                target = target.narrow(dim, begin, size)  # raises when it is outside
+                target = target.narrow(dim, begin, size)  # raises if it is outside
             target.copy_(piece)
             self._check_narrowed(key, piece, target)
 
@@ -202,7 +202,7 @@ class _Import:
         return contents
 
     def _weights(self) -> dict[str, str]:
-        """Parameters and buffers, by name: the tensors under the same key as those that the optimizer knows."""
+        """Returns parameters and buffers by name: the tensors under the same key as the parameters in the optimizer."""
         roots: dict[tuple[Any, ...], dict[str, str]] = {}
         for key in self._rest:
             path = self._store.paths[key]

@@ -89,7 +89,7 @@ def _read_optimizers(directory: str) -> list[dict[str, Any]]:
 
 
 def number_of(value: Any) -> Any:
-    """The value of an enumeration's member."""
+    """Returns the value of an enumeration's member."""
     return value.arguments[0] if isinstance(value, Placeholder) and value.arguments else value
 
 
@@ -186,7 +186,7 @@ class Import:
         return vectors
 
     def _moments(self, kind: str) -> list[list[torch.Tensor]] | None:
-        """Indexed by rank and vector; None when the optimizer has no such state."""
+        """Returns moments, indexed by rank and vector; None if the optimizer has no such state."""
         found = [[base["state"].get(index, {}).get(kind) for index in range(len(own))]
                  for base, own in zip(self._bases, self._weights(), strict=False)]  # fmt: skip
         flat = [moment for own in found for moment in own]

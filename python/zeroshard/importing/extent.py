@@ -25,7 +25,7 @@ class _Visit:
 
     def __init__(self, value: Any, above: _Visit | None = None, label: Any = None) -> None:
         self.value, self.above, self.label = value, above, label
-        self.rest, self.extent = _parts(value), [1, 0, 0]  # values, characters, bytes of tensors
+        self.rest, self.extent = _parts(value), [1, 0, 0]  # numbers of values, characters, bytes of tensors
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -57,7 +57,7 @@ def _characters(value: Any) -> int:
 
 
 def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
-    """Raises ``ValueError`` when the values of a pickle expand to much more than its file.
+    """Raises ``ValueError`` if the values of a pickle expand to much more than its file.
 
     An object of a class that is not loaded counts as one value, because no code walks through it.
     """
@@ -66,7 +66,7 @@ def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
         _CHARACTERS_PER_BYTE * pickle_bytes + _CHARACTERS,
         max(_BYTES_PER_BYTE * file_bytes, _BYTES),
     )
-    known: dict[int, list[int]] = {}  # the extents of what has been counted, by id()
+    known: dict[int, list[int]] = {}  # extents of the counted values, by id()
     begun = set()
     visits = [_Visit([root])]
     while True:
@@ -79,7 +79,7 @@ def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
                 _add(visit, known[id(part)], most)
             elif not isinstance(part, (dict, list, tuple, set, frozenset, Placeholder)):
                 _add(visit, [1, _characters(part), 0], most)
-            elif id(part) not in begun:  # else the part contains itself
+            elif id(part) not in begun:  # otherwise the part contains itself
                 begun.add(id(part))
                 visits.append(_Visit(part, visit, label))
                 break
@@ -92,7 +92,7 @@ def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
 
 
 def _add(visit: _Visit, extent: list[int], most: tuple[int, int, int]) -> None:
-    """Adds up to a little above the limits: otherwise the numbers could get as many digits as there are values."""
+    """Adds up to a little above the limits, because otherwise a number could get as many digits as there are values."""
     visit.extent = [min(a + b, limit + 1) for a, b, limit in zip(visit.extent, extent, most, strict=True)]
 
 

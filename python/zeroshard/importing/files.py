@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 def open_regular(path: str) -> BinaryIO:
     """Opens a regular file for reading. Raises ``ValueError`` for anything else: reading it might never end."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK, because a FIFO would wait for a writer
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise ValueError(f"{path} is not a regular file")

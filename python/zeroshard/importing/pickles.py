@@ -29,7 +29,7 @@ _DTYPES = {
 }  # fmt: skip
 _DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.values()}
 
-_MOST_DIMENSIONS = 64  # torch allows no more
+_MOST_DIMENSIONS = 64  # torch's limit
 
 
 class _Storage:
@@ -69,7 +69,7 @@ def _to_dict(items: Any = ()) -> Dict:
 
 
 def _known_names() -> dict[str, Any]:
-    """Made anew for each pickle."""
+    """Returns the known names. They are made anew for each pickle."""
     names: dict[str, Any] = {
         "torch._utils._rebuild_tensor_v2": Fixed(function=_rebuild_tensor),
         "torch._utils._rebuild_parameter": Fixed(function=_rebuild_parameter),
@@ -108,7 +108,7 @@ def load_pickle(data: bytes, where: str, archive: Archive | None = None) -> Any:
 
 
 class _Window(io.RawIOBase):
-    """A stretch of bytes, readable as a file."""
+    """A range of bytes that can be read like a file."""
 
     def __init__(self, view: memoryview) -> None:
         self._view, self._at = view, 0
@@ -139,7 +139,7 @@ class Archive:
     def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
         self.where = path
         self._copies: dict[int, torch.Tensor] = {}  # copied records, by their position
-        self._copied = 0  # bytes
+        self._copied = 0  # number of copied bytes
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = size - begin if length is None else length
@@ -148,7 +148,7 @@ class Archive:
             if begin < 0 or length <= 0 or begin + length > size:
                 raise ValueError(f"{path} has {size} bytes, not those from {begin} to {begin + length}")
             self.length = length
-            # Copy on write: torch needs writable memory, but the file must not change.
+            # Mapped with copy on write, because torch needs writable memory, but the file must not change.
             self._bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[begin : begin + length]
         try:
             with zipfile.ZipFile(_Window(self._bytes)) as archive:

@@ -36,7 +36,7 @@ def _is_checkpoint(directory: str) -> bool:
 
 
 def _model_files(directory: str) -> dict[int, str]:
-    """By the rank that wrote them."""
+    """Returns the files by the rank that wrote them."""
     found = {}
     for name in os.listdir(directory):
         match = _MODEL_FILE.fullmatch(name)
@@ -70,7 +70,7 @@ class _UniversalImport(Import):
         self._bases = [{"state": {}, "param_groups": groups if isinstance(groups, list) else []}]
         steps = [part.get("step") for part in (*_values(optimizer), *(groups or [])) if isinstance(part, dict)]
         steps = [count(step) for step in steps if step is not None]
-        self._common_updates = max(steps) if steps else self._contents.step  # of parameters without a step.pt
+        self._common_updates = max(steps) if steps else self._contents.step  # for parameters without a step.pt
         self._contents.source = f"DeepSpeed {self._model.get('ds_version')}, universal"
 
     def _add_trained(self) -> None:
@@ -104,17 +104,17 @@ class _UniversalImport(Import):
                 raise ValueError(f"{path} has {what}, and the parameter has the shape {list(shape)}")
             return found
 
-        tensor()  # what is wrong is told before anything is written
+        tensor()  # reads once now, so that errors are raised before anything is written
         return lambda out: out.copy_(tensor().detach().reshape(out.shape))
 
 
 def _values(optimizer: dict[str, Any]) -> list[Any]:
-    """The optimizer's states of the flat vectors of stage 3, which the file still has."""
+    """Returns the optimizer's states of the flat vectors of stage 3, which the file still has."""
     inner = optimizer.get("optimizer_state_dict")
     states = inner.get("state") if isinstance(inner, dict) else None
     return list(states.values()) if isinstance(states, dict) else []
 
 
 def _param(value: Any) -> Any:
-    """Stages 1 and 2 keep a dict with how the tensor was merged beside it."""
+    """Returns the tensor. Stages 1 and 2 keep a dict with it and the way in which it was merged."""
     return value.get("param") if isinstance(value, dict) else value

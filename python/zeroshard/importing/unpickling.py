@@ -16,8 +16,8 @@ from typing import Any
 
 from ..messages import a_type
 
-_STEPS_PER_BYTE, _STEPS = 16, 100_000  # to build the values of a pickle
-_MOST_NAMES = 10_000  # a class is made for each name
+_STEPS_PER_BYTE, _STEPS = 16, 100_000  # limits for building the values of a pickle
+_MOST_NAMES = 10_000  # limited, because a class is made for each name
 _MOST_IN_A_KEY = 1_000
 _KEY_BITS = 64
 
@@ -43,12 +43,12 @@ class Placeholder:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Its attributes, if its state is a dict."""
+        """Returns the object's attributes, if its state is a dict."""
         return self._fields
 
     @property
     def items(self) -> list[Any]:
-        """The items that the pickle appended to it."""
+        """Returns the items that the pickle appended to the object."""
         return self._items
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -107,7 +107,7 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, (tuple, list, dict, set, frozenset)) else 0
 
 
-class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls anything
+class Unpickler(pickle._Unpickler):  # the class in Python, because the one in C calls anything
     """Reads the pickle ``data``; ``names`` are the allowed names, ``storage`` makes objects kept outside of it."""
 
     def __init__(self, data: bytes, names: dict[str, Any], storage: Callable[[Any], Any]) -> None:
@@ -134,7 +134,7 @@ class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls any
         raise ValueError(f"it names a class by the number {code}, which says nothing outside of its writer")
 
     def _check_numbers(self) -> None:
-        """Lengths and memo numbers must fit the pickle: the unpickler allocates memory according to them."""
+        """Checks lengths and memo numbers, because the unpickler allocates memory according to them."""
         for opcode, argument, _ in pickletools.genops(self._data):
             if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= argument < len(self._data):
                 raise ValueError(f"it remembers a value under the number {argument}, and has {len(self._data)} bytes")
@@ -152,13 +152,13 @@ class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls any
         self._spend(1 + len(arguments) + sum(map(_length, arguments)) + _length(named))
         for argument in arguments:
             if isinstance(function, Fixed) and isinstance(argument, (list, tuple)):
-                for item in argument:  # pairs of a dict
+                for item in argument:  # items are pairs of a dict
                     if isinstance(item, (list, tuple)) and item:
                         self._check_key(item[0])
         return function(*arguments, **(named or {}))
 
     def _check_key(self, key: Any) -> None:
-        """Hashing or comparing a tuple does not remember which parts were already visited."""
+        """Limits keys, because hashing or comparing a tuple does not remember the parts that were already visited."""
         waiting, seen = [key], 0
         while waiting:
             part = waiting.pop()
@@ -172,7 +172,7 @@ class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls any
         self._spend(seen)
 
     def _put(self, target: Any, items: list[Any]) -> None:
-        """``items``: a key, its value, the next key, ..."""
+        """Puts ``items`` into a dict: a key, its value, the next key, ..."""
         if not isinstance(target, (dict, Placeholder)) or len(items) % 2:
             raise ValueError(f"it puts values into {a_type(target)}")
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -195,7 +195,7 @@ class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls any
         named, arguments, function = self.stack.pop(), self.stack.pop(), self.stack.pop()
         self.append(self._make(function, arguments, named))
 
-    def _instantiate(self, klass: Any, args: Any) -> None:  # of INST and OBJ
+    def _instantiate(self, klass: Any, args: Any) -> None:  # opcodes INST and OBJ
         self.append(self._make(klass, args))
 
     def load_build(self) -> None:
