@@ -154,8 +154,8 @@ class Engine {
   // loss scale, each such loss must be scaled here first.
   at::Tensor scale(const at::Tensor& loss);
   // The caller calls them before and after loss.backward(). If `sync` is false (no_sync), the gradients are only added
-  // to this rank's own sum until the next pass with sync or the step. Collective; the first begin_backward() with sync
-  // is collective, too.
+  // to this rank's own sum until the next pass with sync or the step. end_backward() is collective, and so is the first
+  // begin_backward() with sync.
   void begin_backward(bool sync = true);
   void end_backward();
   // Calls begin_backward(), backward() of the scaled loss, and end_backward() for one micro-batch. The micro-batch ends
@@ -243,8 +243,8 @@ class Engine {
 
   // Returns whether there are gradients that no step has used yet.
   bool has_pending_gradients() const;
-  // Returns whether gradients have arrived since the last step without a begin_backward(). They come from a plain
-  // loss.backward(), so nobody has scaled the loss.
+  // Returns whether gradients have arrived without a begin_backward() since the last step. This happens if the caller
+  // calls loss.backward() alone, and then nobody has scaled the loss.
   bool has_plain_gradients() const;
 
   static constexpr int kReadOnly = -1, kDropWrites = -2;

@@ -206,8 +206,8 @@ std::vector<Message> ChatTemplate::instruction(std::string_view instruction, std
 
 namespace {
 
-// Encodes pieces [begin, end) together. A piece ends at the first token that the ids of the text up to the piece's end
-// do not share with the ids of the whole text. So a token that crosses the end belongs to the next piece, and an
+// Encodes pieces [begin, end) together. The ids of the text up to the end of a piece begin like the ids of the whole
+// text. The piece ends at the first id that differs. So a token that crosses the end belongs to the next piece, and an
 // answer's first token is learned.
 void encode_stretch(const std::vector<TextPiece>& pieces, size_t begin, size_t end, const Tokenizer& tokenizer,
                     EncodedDocument& document) {

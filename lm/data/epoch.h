@@ -20,7 +20,7 @@ class Epoch {
   virtual std::vector<Piece> row(int64_t index) const = 0;
 };
 
-// The rows of kStream. Takes 12 bytes per document and 4 per row.
+// The rows of an epoch with Packing::kStream. Takes 12 bytes per document and 4 per row.
 class StreamEpoch final : public Epoch {
  public:
   StreamEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);
@@ -34,7 +34,8 @@ class StreamEpoch final : public Epoch {
   std::vector<uint32_t> row_order_;  // empty if rows are not shuffled
 };
 
-// The rows of kWhole and kSeparate: documents are cut into pieces that fit into a row. Takes about 12 bytes per piece.
+// The rows of an epoch with Packing::kWhole or kSeparate: documents are cut into pieces that fit into a row. Takes
+// about 12 bytes per piece.
 class PieceEpoch final : public Epoch {
  public:
   PieceEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);

@@ -40,8 +40,8 @@ class RowReader {
   std::shared_ptr<parquet::FileMetaData> metadata_;
   std::vector<std::string> columns_;
   std::vector<Wanted> wanted_;
-  std::vector<int> leaves_;                            // index of the next row group
-  int row_group_ = 0;                                  // the next
+  std::vector<int> leaves_;                            // indices of the leaf columns to read
+  int row_group_ = 0;                                  // index of the next row group
   std::unique_ptr<arrow::RecordBatchReader> batches_;  // batches of a row group
   int64_t left_ = 0;                                   // rows left in batches_
   std::shared_ptr<arrow::RecordBatch> batch_;

@@ -88,7 +88,7 @@ class PrefixTrie {
  private:
   struct Node {
     int32_t value = -1;
-    std::vector<std::pair<char, uint32_t>> children;  // few
+    std::vector<std::pair<char, uint32_t>> children;  // a node has few children, so a linear search is fast
   };
   uint32_t child(uint32_t node, char byte) const;  // 0: none
 

@@ -7,8 +7,8 @@
 namespace zeroshard {
 namespace {
 
-// The fields that a checkpoint must agree with. Dropout, initial values and the largest length are left out, because a
-// run may continue with others.
+// The fields that must have the same values in a run and in the checkpoint from which it continues. Dropout, initial
+// values and the largest length are not among them, because a run may change these.
 constexpr const char* kNames[] = {"model_type",
                                   "num_attention_heads",
                                   "num_key_value_heads",

@@ -203,7 +203,7 @@ bool fill_total_steps(Json& config, const TrainOptions& options) {
   return options.steps == 0;
 }
 
-// Reports keys of metrics: a run without Python does these things anyway, or not at all.
+// Reports keys of metrics that have no effect. A run without Python always writes its metrics, and never sends them.
 void tell_blocks_of_metrics(ParsedConfig& parsed) {
   const auto tell = [&](const MetricFilesConfig& files, const char* block) {
     if (files.enabled)

@@ -78,7 +78,7 @@ class Loader(DataLoader):
         self._own_sampler = None if iterable else ShardedSampler(len(dataset), drop_last, sequence_size=sequence_size)
         self._epoch = 0
         self._batches = 0  # batches handed out since the position below
-        self._start = 0  # samples of the epoch that all ranks together had before that
+        self._start = 0  # samples of the epoch that all ranks together had before these batches
         self._iterations = 0  # number of iterations that have begun
         self._runs = False  # whether the last iteration is still running
         super().__init__(
@@ -115,7 +115,7 @@ class Loader(DataLoader):
                 self._runs = False
 
     def __len__(self) -> int:
-        if self._own_sampler is not None:  # until the next iteration begins, its position is that of the last one
+        if self._own_sampler is not None:  # between iterations, the sampler still has the position of the last one
             self._own_sampler.consumed = self._start if self._runs or self._batches == 0 else 0
         return super().__len__()
 

@@ -84,7 +84,7 @@ def _check_positions(config: Any, name: str, size: int) -> None:
         border = ropes["longrope"].get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        if border and border % size:  # a padded row could cross it
+        if border and border % size:  # a padded row could cross the border
             raise ValueError(
                 f"sequence parallelism: original_max_position_embeddings of {name} is {border}, which {size} ranks do "
                 "not divide: with rope_type='longrope' choose a size that does"

@@ -299,7 +299,7 @@ def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[
                     _keep(shard, modify_rank or 0)
             elif shard.id not in assigned:
                 if done:
-                    piece_of(_tied(shard)[0])  # it may have been cast
+                    piece_of(_tied(shard)[0])  # the parameter may have been cast
                 _free(shard)
 
 

@@ -61,7 +61,7 @@ std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListin
     for (const auto& [tag, reason] : listing.bad) reasons += concat("\n  ", tag, ": ", reason);
     throw IoError(concat("no checkpoint in ", root.path(), " is whole:", reasons));
   }
-  // If the hint names another checkpoint, that one was skipped as damaged, or was saved not to count.
+  // If the hint names a checkpoint that is not usable, it is damaged, or it was saved as one that is never the newest.
   const auto named = std::find_if(usable.begin(), usable.end(),
                                   [&](const FoundCheckpoint& found) { return found.tag == listing.latest; });
   if (named != usable.end() && named != usable.begin())

@@ -101,7 +101,7 @@ void CheckpointReader::read_pieces(std::vector<Piece> pieces, const OnDamage& on
     return a.file != b.file ? a.file < b.file : a.offset < b.offset;
   });
   std::vector<ReadAhead::Stretch> stretches;
-  std::vector<size_t> ends;  // by stretch: end of its pieces
+  std::vector<size_t> ends;  // for each stretch: the index after its last piece
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     const int64_t end = piece.offset + piece.bytes;

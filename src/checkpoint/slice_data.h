@@ -29,7 +29,7 @@ class SliceData {
   virtual std::byte* on_host() const { return nullptr; }
 };
 
-// Host memory that it does not own.
+// Access to host memory that the object does not own.
 class HostData final : public SliceData {
  public:
   explicit HostData(void* memory) : memory_(static_cast<std::byte*>(memory)) {}

@@ -19,7 +19,7 @@ class SharedFailure {
 
   // Sets the reason. The first reason wins. Calls every listener once, before any of them can leave.
   void set(const std::string& text) noexcept {
-    if (happened() || text.empty()) return;  // also where a listener fails in turn
+    if (happened() || text.empty()) return;  // includes a listener that fails and calls set() itself
     const std::scoped_lock lock(mutex_);
     if (happened()) return;
     text_ = text;

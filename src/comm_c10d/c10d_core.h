@@ -54,7 +54,7 @@ class C10dCore {
 
   // See Comm::still_writes.
   bool still_writes() const { return failed() || was_left_; }
-  // Nobody will wait for `work` any more.
+  // Notes that nobody will wait for `work` any more. If it is still running, still_writes() returns true from now on.
   void leave(c10d::Work& work) noexcept;
 
   // Gives `op` its number and calls `start`, which starts the collective.

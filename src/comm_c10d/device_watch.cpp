@@ -68,7 +68,7 @@ std::optional<Op> DeviceWatch::Subject::oldest_incomplete() {
     Given given;
     {
       const std::scoped_lock lock(mutex_);
-      // Newer collectives run after those, so checking the newer ones is enough.
+      // The ring only has the newest collectives. They run after all earlier ones, so checking them is enough.
       if (last_ - done_ > given_.size()) done_ = last_ - given_.size();
       if (done_ == last_) return std::nullopt;
       given = given_[(done_ + 1) % given_.size()];

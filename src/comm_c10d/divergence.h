@@ -65,7 +65,7 @@ class Divergence {
   };
   struct Communicator {
     std::array<Call, 64> calls{};  // the latest calls, at index seq modulo the size
-    uint64_t last = 0, told = 0;   // seq
+    uint64_t last = 0, told = 0;   // `seq` of the latest call, and of the latest call that was published
   };
   // The collective in which a rank waits.
   struct Place {

@@ -17,8 +17,8 @@ struct Given {
 };
 
 // The file's values by path. Aliases, the boolean form of zero_optimization and flat keys such as
-// "zero_optimization.stage" are translated here. Keys that are not in the table are collected. Those at the top level
-// are ignored, like in DeepSpeed. Those inside a block are refused together.
+// "zero_optimization.stage" are translated here. Keys that are not in the table are collected. Unknown keys at the top
+// level are ignored, like in DeepSpeed. Unknown keys inside a block are refused together.
 class Document {
  public:
   // Throws ConfigError for keys given under two names and for a value that should be an object.

@@ -56,7 +56,7 @@ class Mover {
   void move(const at::Tensor& to, const at::Tensor& from) const;
   // Keeps the device memory of `tensor` from being reused before the copies that were started have ended.
   void outlive(const at::Tensor& tensor) const;
-  // Returns an event that is complete when all copies that were started are.
+  // Returns an event that completes when all copies that were started so far are complete.
   c10::Event record() const { return stream_.record(); }
   // Makes the host wait for all copies that were started.
   void wait() const;

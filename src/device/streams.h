@@ -35,7 +35,7 @@ class StreamUses {
   struct Use {
     c10::Stream stream;
     c10::Event event;
-    bool has_ended = false;  // with `event`
+    bool has_ended = false;  // the use ends with `event`
   };
   Use* find(c10::Stream stream);
   void add(c10::Stream stream);

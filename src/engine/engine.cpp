@@ -326,7 +326,7 @@ std::vector<OptimizerSlice> Engine::slices() {
           param.name(), group->param_group(slice.index), slice.master, false, {}, slice.moments, param.shape,
           slice.begin};
       out.has_grad = !impl.consensus.has_grad.empty() && impl.consensus.has_grad[group->number()][slice.index];
-      // Copied to the place of the update and converted there, because a device may have no memory to spare.
+      // The gradient is converted where the update runs, because a device may have no memory to spare.
       if (out.has_grad) {
         const at::Tensor grad = impl.bucket_of(*group).part(group->state_range(slice.index));
         out.grad = grad.to(slice.master.device()).to(at::kFloat).mul(impl.grad_scale);
@@ -499,7 +499,7 @@ void Engine::Impl::refresh(const Update& update) {
     return std::any_of(unit.groups.begin(), unit.groups.end(),
                        [](const GroupPlacement& group) { return group.updates_whole(); });
   };
-  if (std::any_of(placements.begin(), placements.end(), updates_all)) {  // the same on every other rank
+  if (std::any_of(placements.begin(), placements.end(), updates_all)) {  // every rank takes the same branch
     for (size_t unit = 0; unit < layouts.size(); ++unit) update_unit(unit);
     return;
   }

@@ -49,7 +49,7 @@ void Executor::demand(size_t index) {
   units_[index]->wait();
 }
 
-// Small units stay whole, so that ranks may need them at different times.
+// Ranks may need units that stay whole at different times, so only sharded units go through demand().
 void Executor::demand_in_backward(size_t index) {
   if (units_[index]->placement() == Placement::kSharded) return demand(index);
   units_[index]->unshard();

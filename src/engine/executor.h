@@ -24,7 +24,6 @@ namespace zeroshard {
 // its forward (a tied parameter belongs to one unit, and other units use it). Recomputation (activation checkpointing)
 // calls forward hooks inside backward. A recomputed unit stays unsharded until another unit is recomputed or its own
 // backward has ended.
-// passed.
 //
 // Note [Ranks whose backward passes need other units]
 // A module may enter the loss on some ranks only, and a backward may fail on one rank. The other ranks continue, and

@@ -89,7 +89,7 @@ struct Engine::Impl {
   // Lets `update` write each trained group, then sends the new values to all ranks. Collective.
   using Update = std::function<void(ShardedGroup&)>;
   void refresh(const Update& update);
-  // Updates each group. Starts to prefetch the states that the update needs first.
+  // Starts to prefetch the states that the update needs, then updates each group.
   void update_all(const Update& update);
   // Tells autograd's version counters that these parameters were updated.
   void tell_autograd_of_update();

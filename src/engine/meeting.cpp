@@ -186,7 +186,8 @@ void throw_missing(Meeting::State& state) {
   throw CommError(concat("rank ", state.rank, ": ", with_earlier(state, text)));
 }
 
-// If a try failed on only one rank, that rank starts over while the others are one step further.
+// Throws if ranks came for different purposes. If a try failed on one rank alone, that rank starts over while the
+// others go on to the next purpose.
 void check_purposes(Meeting::State& state) {
   for (size_t rank = 0; rank < state.purposes.size(); ++rank) {
     if (state.purposes[rank] == state.purpose) continue;

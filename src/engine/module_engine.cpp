@@ -22,7 +22,7 @@ EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig&
   return options;
 }
 
-// Throws ConfigError for keys that change numbers and that only engines in Python support.
+// Throws ConfigError for keys that change the results of training and that only engines in Python support.
 void refuse_keys_of_python(const ParsedConfig& parsed) {
   for (const auto& [path, value, origin] : parsed.values) {
     const bool is_one = path == "torch_autocast.enabled" || path == "data_types.buffer_dtype" ||

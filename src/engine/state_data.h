@@ -11,8 +11,8 @@ namespace zeroshard {
 // Accesses the bytes of a contiguous tensor on any device. Keeps the tensor alive.
 std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor);
 
-// Accesses the parameters of a group that this rank updates; for a frozen group, those that it keeps. The group must
-// outlive it.
+// Accesses the parameters of a trained group that this rank updates, or the parameters of a frozen group that this rank
+// keeps. The group must outlive the result.
 std::shared_ptr<SliceData> parameter_data(const ShardedGroup& group);
 
 // Accesses one optimizer state of a group (a slot or kMasterWeights), for all elements that this rank updates. The

@@ -26,7 +26,7 @@ class StepProgress {
   void begin_pass(bool sync);
   void add_gradient();
   void end_pass();
-  // Ends a pass whose micro-batch no other call will end. The micro-batch ends with the next such pass, or with the
+  // Ends a pass after which nobody calls end_micro_batch(). Its micro-batch ends with the next such pass, or with the
   // step.
   void end_own_pass();
   void end_micro_batch();

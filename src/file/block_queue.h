@@ -54,7 +54,7 @@ class RingSystem {
   virtual int setup(unsigned entries, void* params) = 0;
   virtual int enter(int ring, unsigned to_submit, unsigned to_wait_for) = 0;
   virtual int register_with(int ring, unsigned what, const void* items, unsigned count) = 0;
-  // Maps memory of the ring at `offset` that is shared with the kernel; null: refused.
+  // Maps memory of the ring at `offset` that is shared with the kernel. Returns null if the kernel refuses.
   virtual void* map(int ring, size_t bytes, int64_t offset) = 0;
 };
 RingSystem& kernel_ring();

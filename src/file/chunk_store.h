@@ -85,8 +85,9 @@ class ChunkStore {
   // Returns when everything is written.
   void flush();
 
-  // For a second thread that reads one slot of a chunk while others borrow (see ChunkReader). Nobody may borrow the
-  // chunk to write meanwhile. These functions do not change the plan or the buffers. `to` has room for the slot.
+  // The next two functions let a second thread read one slot of a chunk while another thread borrows (see ChunkReader).
+  // Nobody may borrow the chunk to write meanwhile. The functions change neither the plan nor the buffers. `to` has
+  // room for the slot.
   using SlotBlocks = std::bitset<size_t(kChunkNumel / kSumNumel)>;
   // Copies the blocks that are in a buffer. Returns the other blocks, whose values are in the file until somebody
   // writes.

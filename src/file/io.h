@@ -57,7 +57,7 @@ class Io {
   virtual int advise_sequential(int fd) = 0;
 
   virtual int fstat(int fd, FileStatus& status) = 0;
-  virtual int stat_at(int dir, const std::string& name, FileStatus& status) = 0;  // of the link itself if it is one
+  virtual int stat_at(int dir, const std::string& name, FileStatus& status) = 0;  // does not follow a link
   virtual int64_t free_bytes(int fd) = 0;                          // free space of the file system, for this user
   virtual bool is_in_memory(int fd) = 0;                           // whether the file system is a tmpfs
   virtual int list(int dir, std::vector<std::string>& names) = 0;  // without "." and ".."

@@ -115,7 +115,7 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   });
 }
 
-// fp32 parameters are their own master weights, so code that writes them reads them first.
+// fp32 parameters may be their own master weights. Code that writes these also reads them.
 ShardedGroup::Access ShardedGroup::access_to_parameters(Ways ways) const {
   if (!ways.writes) return Access::kRead;
   return ways.reads || !has_master() ? Access::kModify : Access::kOverwrite;
@@ -149,7 +149,7 @@ void ShardedGroup::lend(Range range, Access access, Ways ways, const Use& use) {
 }
 
 void ShardedGroup::lend_master(Range range, Access access, Ways ways, const MasterUse& use) {
-  // Before their master weights are lent, fp32 parameters are read into them.
+  // Lending fp32 parameters copies them into their master weights, so a call that only reads may change these.
   if (access != Access::kRead || (ways.reads && flat().dtype == DType::kFloat32)) forget_parameters();
   const auto lend_one = [this](Range part, Access of_states, const Array::Borrower& borrower) {
     states_->lend_one(part, kMasterWeights, of_states, [&](Range lent, const at::Tensor& master) {
@@ -170,7 +170,7 @@ void ShardedGroup::lend_updated(Range range, Access access, Ways ways, const Len
     return;
   }
   await_readers_of_parameters(ways);
-  // Before copies of the elements of `rest` begin: these elements are different ones.
+  // The wait comes before the copies of `rest` begin, because `first` needs no copy of these other elements.
   if (first.size() > 0) await_copies();
   if (rest.size() > 0) lend_to_device(rest, access, ways, lend_states, use);
   if (first.size() == 0) return;

@@ -487,7 +487,7 @@ at::Tensor compute_tiled(TiledCall call, const Tensors& inputs, const Tensors& p
   tiling->num_all = all.size();
   if (!random.are_current()) tiling->random = random;
   for (const at::Tensor& param : tiling->params) tiling->versions.push_back(uint32_t(param._version()));
-  // Never called again, and it may keep the graph of the inputs alive.
+  // The function is dropped: nobody calls it again, and it may keep the graph of the inputs alive.
   if (own.at_once) tiling->call.function = nullptr;
   return TileFunction::apply(at::TensorList(all), tiling);
 }

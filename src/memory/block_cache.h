@@ -13,7 +13,6 @@ namespace zeroshard {
 // lie between them, and the gaps would fit no other tensor. Here, used and kept memory together never exceed the
 // largest amount in use at one time in this step and the last. If a process ends no step for kStepSeconds, a step
 // counts as ended: the next allocation or free then returns kept blocks. Thread-safe.
-// returned when it next takes or frees one. Thread-safe.
 class BlockCache {
  public:
   struct Block {

@@ -30,7 +30,7 @@ class AppendFile {
   OpenFd fd_;
   std::string path_;
   int64_t size_ = 0;   // size of the complete records
-  bool torn_ = false;  // the file may have a partial record after them
+  bool torn_ = false;  // the file may have a partial record behind the complete ones
 };
 
 }  // namespace zeroshard

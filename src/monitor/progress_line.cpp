@@ -60,7 +60,7 @@ class OutputCopy {
   explicit OutputCopy(int fd) : original_(fd), copy_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {}
   OutputCopy(const OutputCopy&) = delete;
   OutputCopy& operator=(const OutputCopy&) = delete;
-  // Original_: if there are no free descriptors, or if it is not open.
+  // Returns original_ if it could not be copied: there are no free descriptors, or it is not open.
   int fd() const { return copy_ >= 0 ? copy_ : original_; }
   void close_if(bool unused) {
     if (unused && copy_ >= 0) ::close(std::exchange(copy_, -1));

@@ -10,7 +10,7 @@
 namespace zeroshard {
 namespace {
 
-// Returns whether parameters have shards. A world of one has one if its parameters are on another tier, because it
+// Returns whether parameters have shards. A world of one has a shard if its parameters are on another tier, because it
 // gathers from there.
 bool has_shards(const PlacementOptions& options) {
   const bool from_tier = options.stage == 3 && options.parameter_tier != Tier::kDevice;

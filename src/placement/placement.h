@@ -54,7 +54,7 @@ struct GroupPlacement {
   DType grad_dtype = DType::kFloat32;  // dtype of reduced gradients
   Extent updated = Extent::kNothing;   // elements that this rank's optimizer updates
   bool host_updates = false;           // with a device: the states are offloaded, and the host updates
-  // 16-bit parameters are offloaded. The device keeps all or some of their optimizer states and updates those elements.
+  // true: 16-bit parameters are offloaded, and the device keeps and updates all or some of their optimizer states.
   bool sends_parameters = false;
 
   // The tier of master weights and moments. If `share` is below 1, the remaining elements are on the device. A group
@@ -89,8 +89,8 @@ struct UnitPlacement {
 
 // Places a group of parameters. `parameters` says whether they are replicated or sharded while the unit is not in use.
 GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters, const PlacementOptions& options);
-// Returns whether parameters are sharded, which is so at stage 3. A world of one keeps them whole, unless it is to have
-// the shape of shards, or its parameters are on another tier.
+// Returns whether parameters are sharded: at stage 3, if there are several ranks. The parameters of a single rank are
+// sharded only if they are on another tier, or if PlacementOptions::shard_one_rank is set.
 bool shards_parameters(const PlacementOptions& options);
 // Returns the table of a run. Rules only count at stage 3. Throws ValueError for a rule that is malformed or matches no
 // unit.

@@ -105,7 +105,7 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   // Offloaded inputs of checkpointed layers are copied to the host and back.
   const double left = activations.on_device ? plan_activations(model, activations).elsewhere * batches : 0;
   step.link = seconds(std::max(bytes.to_host, bytes.to_device) + left, rates.link, "link");
-  // Code that writes its own master weights reads them first.
+  // fp32 parameters are their own master weights, so an update reads them before it writes them.
   const bool own_masters = options.compute_dtype == DType::kFloat32;
   const double parameters = planned.file.parameters;
   // Parameters are read for forward and for backward. Inputs of checkpointed layers are written once and read once.

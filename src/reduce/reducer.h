@@ -48,14 +48,14 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   // Call it before the first gradient of a backward pass. `needed` has the units of the forward pass in order, one
-  // entry per use. Collective in the first pass with `sync`, over the communicator of the gathers, because ranks whose
-  // forward passes differ meet there. If all ranks leave the call out, the first pass goes from the last unit to the
-  // first.
+  // entry per use. The first call with `sync` is collective over the communicator of the gathers. There a difference
+  // between the ranks' forward passes is detected. If all ranks leave the call out, the first pass goes from the last
+  // unit to the first.
   void begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm);
   // Takes a dense gradient from autograd. `param` is an index into UnitLayout::params. If `sync` is false, the gradient
   // is only added to this rank's own sum.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
-  // One backward of this unit has ended on this rank, even if it ran only on other ranks.
+  // Call it when a backward of this unit has ended, on this rank or (if this rank does not need the unit) on others.
   void flush(size_t unit);
   // Launches and finishes every bucket once.
   void launch_all(bool sync);

@@ -21,8 +21,8 @@ class SequenceGroup;
 // Rows of token ids. A row contains one document, several packed documents, or a padded document.
 struct TokenBatch {
   at::Tensor ids;  // int64, [batch, length]
-  // int64, [batch, length]: the document of its row to which a token belongs. Tokens attend only to tokens of their own
-  // document. 0 is padding. Undefined: every row is one document.
+  // int64, [batch, length]: for each token, the number of its document within the row; 0 is padding. Tokens attend only
+  // to tokens of their own document. Undefined: every row is one document.
   at::Tensor documents;
   // int64, [batch, length]: the position of a token in its document. Undefined: computed from `documents`.
   at::Tensor positions;
