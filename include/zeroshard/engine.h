@@ -220,8 +220,8 @@ class Engine {
   // names the state.
   std::optional<at::Tensor> full_state(size_t unit, size_t param, const std::optional<at::Tensor>& mine,
                                        const std::string& kind);
-  // Returns a 1-D copy of the averaged gradient of this rank's shard, without loss scale and before clipping. There is
-  // one after a backward pass until the next forward pass for training, so also after the step.
+  // Returns a 1-D copy of the averaged gradient of this rank's shard, without loss scale and before clipping. The
+  // gradient exists from the end of a backward pass until the next forward pass for training, so also after the step.
   std::optional<at::Tensor> local_grad(size_t unit, size_t param) const;
   // Returns the whole gradient in the parameter's shape; nothing if no rank has one. Collective.
   std::optional<at::Tensor> full_grad(size_t unit, size_t param);

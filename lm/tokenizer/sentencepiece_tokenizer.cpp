@@ -102,7 +102,7 @@ void SentencePieceTokenizer::normalize(std::string_view text, std::string& resul
 void SentencePieceTokenizer::encode_part(std::string_view part, Workspace& workspace, std::vector<int32_t>& ids) const {
   normalize(part, workspace.normalized);
   if (std::holds_alternative<Bpe>(model_)) return encode_around_user_defined(workspace.normalized, workspace, ids);
-  // A Unigram model has user-defined pieces with a score.
+  // A Unigram model needs no such cut, because it treats user-defined pieces like other pieces, each with a score.
   encode_word(model_, workspace.normalized, workspace.model, ids);
 }
 

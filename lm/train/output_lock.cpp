@@ -23,7 +23,7 @@ std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world
   }
   try {
     if (world.mean(error ? 1 : 0) == 0) return locks;
-  } catch (const CommError&) {  // another rank was told and has ended before this one returns from the call
+  } catch (const CommError&) {  // another rank has got its answer and ended, before this rank got its own
     if (!error) throw;
   }
   if (error) std::rethrow_exception(error);

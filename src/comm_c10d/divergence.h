@@ -85,7 +85,8 @@ class Divergence {
     static std::shared_ptr<Talk> start(std::function<void(Talk&)> body);
     bool wait_for(std::chrono::milliseconds patience);  // returns whether it has ended
 
-    // Texts of the ranks that have published, each with its rank. Read them only after it has ended.
+    // Texts of the ranks that have published, each with its rank. The caller may read them when wait_for() returned
+    // true.
     std::vector<std::pair<int, std::string>> tables, places;  // rank, text
     size_t communicator = 0;                                  // communicator of `tables`
     News news;

@@ -477,8 +477,8 @@ void Engine::report_failed_save() {
 
 void Engine::run_together(std::string_view call, const std::function<void()>& step) {
   impl_->check_caller();
-  // Waits in the communicator that also serves steps, so that the error names a rank that comes here alone, and the
-  // calls of the others.
+  // The ranks wait in the communicator that also serves steps. If a rank comes here alone, the error then names this
+  // rank and the calls of the other ranks.
   impl_->reduce_comm.barrier(call);
   impl_->wait_for_turn(call);  // until then the saver uses the checkpoint communicator
   zeroshard::together(impl_->checkpoint_comm(), "checkpoint", step);

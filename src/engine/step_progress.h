@@ -16,9 +16,9 @@ class StepProgress {
   const Progress& counts() const { return counts_; }
   // Returns the counts without the micro-batches of the current step.
   Progress at_last_step() const;
-  // Throws ValueError if `samples` is not a multiple of the ranks' micro-batches together, or if an engine that was
-  // made for one micro-batch per step would now accumulate in 16 bits although nobody asked for it. Throws StateError
-  // within a step.
+  // Throws ValueError if `samples` is not a multiple of the ranks' micro-batches together. Also throws ValueError if an
+  // engine that was made for one micro-batch per step would now accumulate in 16 bits, unless the configuration asks
+  // for that. Throws StateError within a step.
   void set_train_batch_size(int64_t samples, const Config& config);
   void set_micro_batch_size(int64_t samples);
   void restore(const NamedCounts& saved, int64_t step);

@@ -18,7 +18,7 @@ class ChunkReader {
   ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot);
   // Throws IoError; then the store has failed, too.
   void read(Range range, void* to);
-  // The same for groups whose values are the bytes of another dtype: `bytes` counts the bytes of the slot.
+  // The same for a slot that stores the bytes of another dtype. `bytes` is a range of bytes of the slot.
   void read_bytes(Range bytes, void* to);
 
  private:

@@ -71,7 +71,7 @@ class _Adam(torch.optim.Adam):
         self.defaults["bias_correction"] = bool(bias_correction)
         self.adam_w_mode = decoupled
         for group in self.param_groups:
-            # Groups of another optimizer may differ, but in DeepSpeed this is one setting for all.
+            # Param groups of another optimizer may have different values, but DeepSpeed has one value for all groups.
             group["decoupled_weight_decay"] = decoupled
             group.setdefault("bias_correction", bool(bias_correction))
 
