@@ -21,7 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The other files that transformers reads if a directory has them, and *.model of SentencePiece.
+// The files besides config.json and the weights that transformers reads if a directory has them. *.model of
+// SentencePiece belongs to them, too.
 constexpr const char* kCompanions[] = {"generation_config.json",
                                        "tokenizer.json",
                                        "tokenizer_config.json",

@@ -44,7 +44,8 @@ def make_groups(timeout_ms: int) -> dict[str, Any]:
     patience = timedelta(milliseconds=timeout_ms)
     await_left_behind(patience)
     destroy_unused()
-    # Longer than zeroshard's own time-out, so that its messages appear, which name the rank and the unit.
+    # torch's time-out is longer than zeroshard's own, so that zeroshard's message appears, which names the rank and the
+    # unit.
     timeout = timedelta(milliseconds=timeout_ms + 2000)
     meeting = None
     if dist.get_backend() != dist.Backend.MPI:  # MPI has no store

@@ -20,8 +20,8 @@ std::vector<ChunkGroup> parameters_in_file(std::span<const UnitLayout> units,
                                            std::span<const UnitPlacement> placements);
 // Returns the groups with reduced gradients in files, in the same way.
 std::vector<ChunkGroup> gradients_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
-// Returns how many chunks of parameters are in memory at a time: as many as hold options.parameter_buffers times the
-// longest shard, or shards of options.parameter_buffer_numel elements.
+// Returns how many chunks of parameters are in memory at a time. They hold options.parameter_buffers buffers. Each
+// buffer is as large as the longest shard, but has at most options.parameter_buffer_numel elements.
 int parameter_chunks(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements,
                      const PlanOptions& options);
 

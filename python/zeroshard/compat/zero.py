@@ -39,7 +39,7 @@ class ZeroParamStatus(enum.Enum):
 
 
 def _shard_of(param: nn.Parameter) -> Shard | None:
-    """None if an engine has the parameter at stage 3. Raises AttributeError for one that nobody shards."""
+    """Returns None if an engine has the parameter at stage 3. Raises AttributeError for one that nobody shards."""
     shard = shard_of(param)
     if shard is None and not _is_of_stage_3(param):
         raise AttributeError("the parameter is not sharded: it has no attributes of deepspeed.zero")
@@ -47,7 +47,7 @@ def _shard_of(param: nn.Parameter) -> Shard | None:
 
 
 def _is_of_stage_3(param: nn.Parameter) -> bool:
-    """Whether an engine has it at stage 3, even if each rank keeps it whole there, as a single rank does."""
+    """Returns whether an engine has it at stage 3, even if each rank keeps it whole, like a single rank does."""
     if (mark := mark_of(param)) is None:
         return False
     owner = mark.owner()
@@ -114,24 +114,26 @@ def _partition_numel(param: nn.Parameter) -> Callable[[], int]:
     return lambda: -(-param.numel() // ranks)
 
 
-# Attributes that scripts read. Only sharded parameters have them. `ds_shape` is the shape of the whole parameter.
+# The attributes that scripts read from a sharded parameter. Other parameters do not have them. The shape is always that
+# of the whole parameter.
 _ATTRIBUTES = {
     "ds_id": _ds_id,
     "ds_shape": _ds_shape,
     "ds_numel": _ds_numel,
-    "ds_tensor": _ds_tensor,  # the memory of this rank's elements, of which there may be none
+    "ds_tensor": _ds_tensor,  # memory of this rank's elements, of which there may be none
     "ds_persist": _ds_persist,
     "ds_status": _ds_status,
-    "ds_active_sub_modules": _ds_active_sub_modules,  # for hooks that clear it: zeroshard knows which forwards run
+    # For hooks that clear it, although zeroshard itself knows which forwards run.
+    "ds_active_sub_modules": _ds_active_sub_modules,
     "ds_summary": _ds_summary,
-    "partition_numel": _partition_numel,  # as if each parameter were cut by itself
+    "partition_numel": _partition_numel,  # computed as if each parameter were cut by itself
 }
 for _name, _read_attribute in _ATTRIBUTES.items():
     setattr(nn.Parameter, _name, property(_read_attribute))
 
 
 class ZeroParamType(enum.Enum):
-    """The kinds of parameters that DeepSpeed tells apart."""
+    """The kinds of parameters that DeepSpeed distinguishes."""
 
     NORMAL = 1
     PARTITIONED = 2
@@ -173,7 +175,7 @@ class Init:
         param_swapper: Any = None,
     ) -> None:
         is_over_all = sequence_data_parallel_group in (None, dist.group.WORLD)
-        if mpu is not None:  # of sequence groups, over which nothing is sharded
+        if mpu is not None:  # an mpu of sequence groups, over which nothing is sharded
             size_of_mesh(mpu)
         if data_parallel_group is not None or not is_over_all:
             raise ValueError("deepspeed.zero.Init: zeroshard shards over all ranks; leave data_parallel_group out")
@@ -248,10 +250,11 @@ class GatheredParameters:
         return self._stack.__exit__(*exception)
 
 
-_active: list[Init] = []  # contexts that are entered, innermost last
-_building: set[int] = set()  # modules whose constructors run
-_wrapped: list[tuple[type[nn.Module], Callable, Callable]] = []  # classes, their constructors and what replaces them
-_units_held: dict[tuple[_C.Engine, int], int | None] = {}  # engines' units that a context holds, with its modifier_rank
+_active: list[Init] = []  # entered contexts, innermost last
+_building: set[int] = set()  # modules whose constructors are running
+_wrapped: list[tuple[type[nn.Module], Callable, Callable]] = []  # classes, their constructors, and the replacements
+# The units of engines that contexts hold gathered, each with the modifier_rank of its context.
+_units_held: dict[tuple[_C.Engine, int], int | None] = {}
 
 
 @contextmanager
@@ -280,7 +283,7 @@ def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iter
 
 
 def _dtype_of(settings: dict[str, Any]) -> torch.dtype | None:
-    """The dtype of a configuration, which may still have "auto" values; None unless bf16 or fp16 is enabled."""
+    """Returns the dtype of a configuration that may still have "auto" values; None unless bf16 or fp16 is enabled."""
     for name, dtype in (("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp16", torch.float16)):
         if (settings.get(name) or {}).get("enabled") == 1:  # or True
             return dtype
@@ -325,7 +328,7 @@ def _unwrap_constructors() -> None:
     nn.Module.apply = _own_apply
     shards.initializes = False
     for kind, constructor, wrapper in _wrapped:
-        if vars(kind).get("__init__") is wrapper:  # else somebody has replaced it since
+        if vars(kind).get("__init__") is wrapper:  # otherwise somebody has replaced it since
             kind.__init__ = constructor
     _wrapped.clear()
 
@@ -334,7 +337,7 @@ _own_apply = nn.Module.apply
 
 
 def _apply_gathered(module: nn.Module, fn: Callable[[nn.Module], None]) -> nn.Module:
-    """``nn.Module.apply``, with which models initialize their modules: each one's parameters are whole around it."""
+    """``nn.Module.apply``, with which models initialize modules. Each one's parameters are whole during its call."""
     for child in module.children():
         child.apply(fn)
     with GatheredParameters(module.parameters(recurse=False), modifier_rank=0):
