@@ -250,7 +250,7 @@ void Unit::start_refresh() {
   if (placement_ != Placement::kReplicated) return reshard();
   if (comm_.world_size() == 1) return;
   const NamedRange named("refresh", layout_.name);
-  // Gathers on the side stream, so that only that stream waits for parameters that are being copied from the host.
+  // The gather does not run on the current stream. There it would wait until the unit's parameters come from the host.
   gathers_.side.follow();
   const SideStream::Scope scope(gathers_.side);
   for (size_t g = 0; g < layout_.groups.size(); ++g) {

@@ -21,9 +21,9 @@ _OTHERS = "engine.load_checkpoint loads states for any number of ranks and any s
 
 
 class NoHooks:
-    """What TRL takes off for the time of a generation, and registers again.
+    """Replaces the hooks that TRL removes during a generation and registers again.
 
-    zeroshard's hooks stay: they do nothing while the parameters are gathered.
+    zeroshard's hooks stay. They do nothing while the parameters are gathered.
     """
 
     class _NoModule:
@@ -42,7 +42,7 @@ class NoHooks:
 
         @staticmethod
         def _invalidate_trace() -> None:
-            """The order of units is found again by itself."""
+            """Does nothing, because the order of units is found again automatically."""
 
     def __init__(self) -> None:
         self.module = self._NoModule()
@@ -51,7 +51,7 @@ class NoHooks:
         self.param_coordinator = self._NoTrace()
 
     def _register_deepspeed_module(self, module: Any) -> None:
-        """The hooks are there."""
+        """Does nothing, because the hooks are there."""
 
 
 class DeepSpeedOptimizer(Optimizer):
@@ -63,7 +63,7 @@ class DeepSpeedOptimizer(Optimizer):
         super().__init__(setup)
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """For ``_also``: that of the caller's class must not be called, as the caller has made no subclass."""
+        """Does not call the method of the caller's class, because the caller has made no subclass; see ``_also``."""
 
     def serve(self, run: Run) -> None:
         self._run = weakref.ref(run)
@@ -153,7 +153,7 @@ class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpe
 
 
 def make_front(setup: OptimizerSetup, parsed: _C.ParsedConfig) -> DeepSpeedOptimizer:
-    """An engine's optimizer, of a class that DeepSpeed's would be of, too.
+    """Makes an engine's optimizer, of a class that DeepSpeed's optimizer would also have.
 
     At stage 0 in fp32 that is the class of the caller's optimizer, or of the one that the configuration names.
     """
@@ -164,7 +164,7 @@ def make_front(setup: OptimizerSetup, parsed: _C.ParsedConfig) -> DeepSpeedOptim
         return DeepSpeedOptimizer(setup)
     if setup.inner is None:
         return _also(_CONFIGURED[setup.type])(setup)
-    # A class whose param_groups are computed cannot store those of the front.
+    # A class that computes its param groups cannot store those of another optimizer.
     has_groups = "param_groups" in vars(setup.inner)
     return _also(type(setup.inner))(setup) if has_groups else DeepSpeedOptimizer(setup)
 
@@ -181,10 +181,10 @@ _CONFIGURED = {
 
 @functools.cache
 def _also(named: type[torch.optim.Optimizer]) -> type[DeepSpeedOptimizer]:
-    """A class of DeepSpeedOptimizer that is ``named``, too, with the attributes of the caller's object.
+    """Makes a subclass of DeepSpeedOptimizer and of ``named``, with the attributes of the caller's object.
 
-    ``__init__`` of ``named`` is not called, because the front has no states of its own. What ``named`` has and
-    DeepSpeedOptimizer lacks acts on the caller's object, which updates: methods, properties, ``with`` statements.
+    ``__init__`` of ``named`` is not called, because the front has no states of its own. Methods, properties and
+    ``with`` statements that ``named`` has and DeepSpeedOptimizer lacks act on the caller's object, which updates.
     """
     own: dict[str, Any] = {"__getattr__": _get_of_inner, "__setattr__": _set_of_inner, "__delattr__": _delete_of_inner}
     for name in {name for each in named.__mro__ if each not in DeepSpeedOptimizer.__mro__ for name in vars(each)}:
@@ -205,7 +205,10 @@ def _of_inner(name: str) -> property:
 
 
 def _has_inner(front: DeepSpeedOptimizer, name: str) -> bool:
-    """Whether an attribute that the front's class lacks is one of the caller's object. Other private ones are not."""
+    """Returns whether an attribute that the front's class lacks may be read from the caller's object.
+
+    Other private attributes may not.
+    """
     inner = front.__dict__.get("_inner")
     if inner is None or name in front.__dict__ or name.startswith(("__", "_zeroshard")):
         return False
