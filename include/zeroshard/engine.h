@@ -65,6 +65,9 @@ struct EngineOptions {
   std::vector<std::pair<std::string, NamedValues>> agreement;
   std::vector<std::pair<std::string, at::Tensor>> buffers;  // named buffers of the model, on `device`
   std::shared_ptr<RankObserver> observer = nullptr;         // is told about steps: World::observer(); may be null
+  // Called with the reason when a backward fails on this rank, before the ranks discard it. Ends waits of other ranks
+  // in communicators of the caller, such as those of a sequence group. May be empty.
+  std::function<void(const std::string&)> on_failed_backward = {};
 };
 
 struct StepResult {

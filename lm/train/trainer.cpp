@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "comm/comm.h"
 #include "file/hash.h"
 #include "ops/recompute.h"
 #include "sequence/sequence_group.h"
@@ -414,10 +415,9 @@ class Run {
 
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop) {
   const int sharing = config.engine.config.sequence_parallel_size;
-  ZS_CHECK(
-      sharing == 1 || world.sequence(), "sequence_parallel_size is ", sharing,
-      ", and this World, over process groups of the caller, has no group of ranks that share rows: make it from the "
-      "launcher's variables");
+  const int connected = world.sequence() ? world.sequence()->world_size() : 1;
+  ZS_CHECK(connected == sharing, "sequence_parallel_size is ", sharing, ", and ", connected,
+           " rank(s) share rows in this World: make it with the same configuration, from the launcher's variables");
   TrainConfig own = config;
   check_output(own.train.model, own.train.output, own.train.checkpoints);
   const std::vector<DirectoryLock> locks = lock_output(own.train, world);

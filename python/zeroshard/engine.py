@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -26,6 +27,7 @@ from .ownership import destroy
 from .passes import backward_pass
 from .pretrained import save_pretrained
 from .schedule import check_arguments_of
+from .sequence_model import tell_failed_backward
 from .step_report import StepReport
 from .stopping import ask_for, request_stop_on, save_last, wait_at_exit
 
@@ -114,7 +116,8 @@ class Engine(nn.Module):
         self._report.note_loss(self._run, loss)
         scaled = core.scale_loss(loss) if scale_wrt_gas else core.scale_loss(loss, micro_batches=1)
         self._has_new_gradients = True
-        with self._report.part("backward"), backward_pass(core, self._syncs):
+        end_waits = partial(tell_failed_backward, self.module)
+        with self._report.part("backward"), backward_pass(core, self._syncs, end_waits):
             scaled.backward(retain_graph=retain_graph)
         return loss
 

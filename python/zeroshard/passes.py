@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from . import _C
@@ -10,10 +10,14 @@ from .hooks import explaining_sharded_parameters
 
 
 @contextmanager
-def backward_pass(core: _C.Engine, sync: bool) -> Iterator[None]:
+def backward_pass(
+    core: _C.Engine, sync: bool, on_failure: Callable[[BaseException], None] | None = None
+) -> Iterator[None]:
     """Around ``loss.backward()``. All ranks learn of an exception that it raises, and discard the step's gradients.
 
     The same holds for an interruption just before or after its end: code that catches it begins the step again.
+    ``on_failure`` is called first where the backward fails, to end the waits of other ranks that the engine does not
+    know.
     """
     core.begin_backward(sync)
     has_ended = False
@@ -25,6 +29,8 @@ def backward_pass(core: _C.Engine, sync: bool) -> Iterator[None]:
     except BaseException as error:
         of_hook = _class_of_hook_error(core, error)
         if not has_ended or not isinstance(error, Exception):
+            if on_failure is not None:
+                on_failure(error)
             core.fail_backward(f"{type(error).__name__}: {error}")
         if of_hook is not None:
             raise of_hook(str(error)) from error

@@ -208,11 +208,17 @@ def _check_is_no_piece(group: SequenceGroup, positions: Any) -> None:
         )
 
 
-def _tell_failure(group: SequenceGroup, error: BaseException | None) -> None:
+def tell_failed_backward(model: nn.Module, error: BaseException) -> None:
+    """Ends the wait of the other ranks that share rows with this one, if there are any."""
+    if (cut := _cuts.get(model)) is not None:
+        _tell_failure(cut.group, error, "backward")
+
+
+def _tell_failure(group: SequenceGroup, error: BaseException | None, what: str = "forward") -> None:
     """Ends the wait of the other ranks. An error of zeroshard is raised on all ranks anyway."""
     if error is not None and not str(error).startswith("sequence parallelism:"):
         group.core.abort(
-            f"the forward failed on rank {group.rank} of the sequence group: {type(error).__name__}: {error}"
+            f"the {what} failed on rank {group.rank} of the sequence group: {type(error).__name__}: {error}"
         )
 
 

@@ -253,6 +253,7 @@ void Engine::fail_backward(const std::string& reason) noexcept {
         concat("rank ", impl_->reduce_comm.rank(), ": backward failed, and all ranks discard it: ", reason));
   }
   try {
+    if (impl_->options.on_failed_backward) impl_->options.on_failed_backward(reason);
     impl_->end_pass(reason.empty() ? "an error without a text" : reason);
   } catch (const std::exception& error) {  // from now on every call fails with this text, on all ranks
     const std::string text = concat("the failed backward could not be discarded: ", error.what());

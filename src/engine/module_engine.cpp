@@ -1,6 +1,7 @@
 #include <torch/version.h>
 
 #include "base/check.h"
+#include "comm/comm.h"
 #include "optim/lr_schedule.h"
 #include "zeroshard/nn.h"
 #include "zeroshard/version.h"
@@ -14,6 +15,11 @@ EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig&
   options.config = parsed.config;
   options.device = world.device();
   options.observer = world.observer();
+  if (world.sequence()) {
+    options.on_failed_backward = [comm = world.sequence(), rank = world.rank()](const std::string& reason) {
+      comm->abort(concat("the backward failed on rank ", rank, ": ", reason));
+    };
+  }
   options.agreement = {{"versions", {{"zeroshard", kVersion}, {"torch", TORCH_VERSION}}}, {"configuration", {}}};
   for (const ConfigValue& value : parsed.values) options.agreement.back().second.emplace_back(value.path, value.value);
   options.agreement.push_back({"values of the parameters", {{"source", values.identity}}});

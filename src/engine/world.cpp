@@ -88,10 +88,12 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
 
 // The meeting uses its own connection, because a waiting call would block other calls on the same connection.
 std::unique_ptr<Meeting> meet(const c10::intrusive_ptr<c10d::Store>& store, const RankEnvironment& env,
-                              int64_t timeout_ms, const std::shared_ptr<RankObserver>& observer) {
+                              int64_t timeout_ms, const std::string& purpose,
+                              const std::shared_ptr<RankObserver>& observer) {
   std::unique_ptr<Meeting> meeting;
   try {
-    meeting = std::make_unique<Meeting>(note_board(store->clone()), env.rank, env.world_size, timeout_ms, "", observer);
+    meeting =
+        std::make_unique<Meeting>(note_board(store->clone()), env.rank, env.world_size, timeout_ms, purpose, observer);
     for (int64_t nap_ms = 1; !meeting->all_here(); nap_ms = std::min<int64_t>(nap_ms * 2, 20))
       std::this_thread::sleep_for(std::chrono::milliseconds(nap_ms));
   } catch (const c10::Error& error) {
@@ -168,7 +170,8 @@ World::World(const Config& config, c10::Device device, const RankEnvironment& en
   if (!store) store = make_env_store(env.rank, env.world_size, config.timeout_ms);
   std::unique_ptr<Meeting> meeting;
   try {
-    meeting = meet(store, env, config.timeout_ms, observer_);
+    const std::string purpose = concat("process groups with sequence_parallel_size ", config.sequence_parallel_size);
+    meeting = meet(store, env, config.timeout_ms, purpose, observer_);
     const std::string prefix = concat(attempt_prefix(), meeting->number(), "/");
     struct Ranks {
       int rank, size;
@@ -224,6 +227,14 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   if (gather) divergence = std::make_shared<Divergence>(gather->getStore(), gather->getRank(), gather->getSize());
   gather_ = make_comm(gather, device_, options, divergence);
   if (!has_one_queue(*gather_, device_)) reduce_ = make_comm(reduce, device_, options, divergence);
+  if (sequence) {
+    // It fails with the others. It has no part in their wait graph, because it numbers the ranks of its group alone.
+    CommOptions own = options;
+    own.wait_graph.reset();
+    const auto first = options.processes.begin() + rank() / sequence->getSize() * sequence->getSize();
+    if (!options.processes.empty()) own.processes.assign(first, first + sequence->getSize());
+    sequence_ = make_comm(sequence, device_, own);
+  }
   if (!gather || checkpoint) {
     options.wait_graph.reset();
     options.failure.reset();
@@ -232,7 +243,6 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
     options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
     checkpoint_ = make_comm(checkpoint, c10::kCPU, options);
   }
-  if (sequence) sequence_ = make_comm(sequence, device_, comm_options(config, observer_));
   if (meeting != nullptr) meeting->end();
 }
 

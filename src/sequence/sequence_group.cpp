@@ -9,10 +9,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include "base/check.h"
 #include "device/dtype.h"
+#include "device/kept_memory.h"
 
 namespace zeroshard {
 namespace {
@@ -27,9 +29,16 @@ Span span_of(const at::Tensor& tensor) {
 }
 
 // Waits for the output and for the readers of the input, because the input is temporary memory.
-void finish(const std::unique_ptr<Work>& work) {
-  work->wait();
-  work->drain();
+// If the collective fails while a transport may still write to `memory`, the memory is kept.
+void finish(Comm& comm, const std::unique_ptr<Work>& work, std::initializer_list<at::Tensor> memory) {
+  try {
+    work->wait();
+    work->drain();
+  } catch (...) {
+    if (comm.still_writes())
+      for (const at::Tensor& tensor : memory) keep_for_ever(tensor);
+    throw;
+  }
 }
 
 // [.., S * n, ..] at `split` -> [S, .., n, ..]: one piece for each rank.
@@ -53,7 +62,7 @@ std::vector<at::Tensor> exchange_alike(Comm& comm, const std::vector<at::Tensor>
     part_of(in, offset, pieces).copy_(pieces);
     offset += pieces.numel() / ranks;
   }
-  finish(comm.all_to_all(span_of(out), span_of(in), kHeads));
+  finish(comm, comm.all_to_all(span_of(out), span_of(in), kHeads), {in, out});
   std::vector<at::Tensor> joined;
   offset = 0;
   for (const at::Tensor& tensor : tensors) {
@@ -134,7 +143,7 @@ class GroupMean : public torch::autograd::Function<GroupMean> {
     const int64_t ranks = comm->world_size();
     const at::Tensor mine = at::stack({loss.to(at::kDouble).reshape({}), count.to(loss.device(), at::kDouble)});
     const at::Tensor all = at::empty({ranks, 2}, mine.options());
-    finish(comm->all_gather(span_of(all), span_of(mine), kRows));
+    finish(*comm, comm->all_gather(span_of(all), span_of(mine), kRows), {mine, all});
     const at::Tensor losses = all.select(1, 0), counts = all.select(1, 1), total = counts.sum().clamp_min(1);
     // A rank with a count of 0 may have NaN as its loss, so its loss counts as 0.
     const at::Tensor mean = (at::where(counts > 0, losses, at::zeros_like(losses)) * counts).sum() / total;
@@ -165,7 +174,7 @@ at::Tensor SequenceGroup::gather(const at::Tensor& piece) const {
   std::vector<int64_t> shape = mine.sizes().vec();
   shape.insert(shape.begin(), size());
   const at::Tensor all = at::empty(shape, mine.options());
-  finish(comm_->all_gather(span_of(all), span_of(mine), kRows));
+  finish(*comm_, comm_->all_gather(span_of(all), span_of(mine), kRows), {mine, all});
   return all.movedim(0, 1).flatten(1, 2);
 }
 
@@ -177,11 +186,13 @@ at::Tensor SequenceGroup::mean(const at::Tensor& loss, const at::Tensor& count) 
 
 std::vector<std::vector<int64_t>> SequenceGroup::tell(const std::vector<int64_t>& numbers) const {
   const auto count = static_cast<int64_t>(numbers.size());
-  std::vector<int64_t> mine = numbers, all(numbers.size() * static_cast<size_t>(size()));
-  finish(comm_->host().all_gather({all.data(), count * size(), DType::kOther8}, {mine.data(), count, DType::kOther8},
-                                  kRows));
+  const at::Tensor mine = at::empty({count}, at::kLong), all = at::empty({size(), count}, at::kLong);
+  std::copy(numbers.begin(), numbers.end(), mine.data_ptr<int64_t>());
+  Comm& host = comm_->host();
+  finish(host, host.all_gather(span_of(all), span_of(mine), kRows), {mine, all});
   std::vector<std::vector<int64_t>> by_rank;
-  for (auto begin = all.begin(); begin != all.end(); begin += count) by_rank.emplace_back(begin, begin + count);
+  const int64_t* const told = all.const_data_ptr<int64_t>();
+  for (int rank = 0; rank < size(); ++rank) by_rank.emplace_back(told + rank * count, told + (rank + 1) * count);
   return by_rank;
 }
 
@@ -210,7 +221,8 @@ std::vector<std::vector<at::Tensor>> SequenceGroup::deal(const std::vector<at::T
       offset += bytes_of(rows);
     }
   }
-  if (longest > 0) finish(comm_->host().all_to_all(span_of(out), span_of(in), kRows));
+  Comm& host = comm_->host();
+  if (longest > 0) finish(host, host.all_to_all(span_of(out), span_of(in), kRows), {in, out});
   std::vector<std::vector<at::Tensor>> pieces(like.size());
   for (size_t from = 0; from < like.size(); ++from) {
     int64_t offset = 0;

@@ -1,6 +1,7 @@
 """Forwards that pieces could answer wrongly in silence: in evaluation, in generation, of inner modules, with losses."""
 
 import time
+from functools import partial
 
 import models
 import pytest
@@ -142,27 +143,36 @@ def test_a_number_of_items_that_is_not_that_of_whole_rows(items):
     assert ("32, 28" if items == "own" else "30, 30") in first and "60 labels" in first
 
 
-def failing():
+def failing(in_backward):
     """The error of each rank and how long it took, where the second layer fails on rank 1 alone."""
     engine = engine_of()
     batch = trained(engine)
     if world.rank() == 1:
-        engine.module.model.layers[1].mlp.register_forward_pre_hook(fail)
+        mlp = engine.module.model.layers[1].mlp
+        if in_backward:
+            mlp.register_forward_hook(fail_later)
+        else:
+            mlp.register_forward_pre_hook(fail)
     begin = time.monotonic()
     try:
-        engine(**batch)
+        engine.backward(engine(**batch).loss)
         engine(**batch)
     except Exception as error:
         return str(error), time.monotonic() - begin
     return "", 0
 
 
+def fail_later(module, inputs, output):
+    output.register_hook(fail)
+
+
 def fail(*_):
     raise torch.OutOfMemoryError("no memory is left")
 
 
-def test_a_forward_that_fails_on_one_rank_ends_on_all():
-    (first, waited), (second, _) = world.run(2, failing, timeout_s=60)
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_pass_that_fails_on_one_rank_ends_on_all(in_backward):
+    (first, waited), (second, _) = world.run(2, partial(failing, in_backward), timeout_s=60)
     assert "no memory is left" in first and "rank 1" in first and waited < 20
     assert "no memory is left" in second
 

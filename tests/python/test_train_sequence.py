@@ -1,10 +1,13 @@
 """`zeroshard train` with `sequence_parallel_size`: ranks share rows, and train as ranks with whole rows do."""
 
+import os
 import subprocess
+import time
 
 import numpy
 import pytest
-from built import ZEROSHARD_TORCH, needs
+import world
+from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from test_train_command import BATCH, LENGTH, STEPS, command, make, metrics, run, write
 from tokenizer_data import learnable_tokens
 
@@ -89,3 +92,25 @@ def test_what_cannot_be_shared_is_refused(tmp_path, tokens, size, length, messag
         result = subprocess.run(command_line, capture_output=True, text=True, timeout=60)
         assert result.returncode != 0
         assert message in result.stderr
+
+
+def test_ranks_of_other_sizes_name_both(tmp_path, tokens):
+    """As on hosts whose configuration files differ."""
+    _, train = make(tmp_path, tokens)
+    port, claim = world._reserve_port()
+    variables = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = []
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        config = write(folder, train, sequence_parallel_size=rank + 1)
+        own = {name: str(value) for name, value in (variables | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        ranks.append(subprocess.Popen([ZEROSHARD, "train", config], env=os.environ | own, **pipes))
+    begin = time.monotonic()
+    texts = [process.communicate(timeout=60)[0] for process in ranks]
+    claim.close()
+    assert time.monotonic() - begin < 30  # and not the 600 seconds of timeout_s
+    for text in texts:
+        assert "sequence_parallel_size 1" in text
+        assert "sequence_parallel_size 2" in text

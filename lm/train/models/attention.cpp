@@ -18,14 +18,14 @@ namespace {
 
 at::Tensor make_mask(const TokenBatch& batch, int64_t past, int64_t window) {
   const int64_t length = batch.row_length();
-  const at::Tensor places = at::arange(past + length, batch.ids.options());
-  const at::Tensor distance = places.narrow(0, past, length).unsqueeze(1) - places.unsqueeze(0);
-  at::Tensor seen = distance.ge(0);
-  if (window > 0) seen = seen.logical_and(distance.lt(window));
+  const at::Tensor places = at::arange(past + length, batch.ids.options().dtype(at::kInt));
+  const at::Tensor own = places.narrow(0, past, length).unsqueeze(1);
+  at::Tensor seen = own.ge(places);  // bool: nothing of this shape has another dtype
+  if (window > 0) seen.logical_and_((own - window).lt(places));
   seen = seen.view({1, 1, length, past + length});
   if (!batch.documents.defined()) return seen;
   const at::Tensor same = batch.documents.unsqueeze(2).eq(batch.documents.unsqueeze(1));
-  return seen.logical_and(same.unsqueeze(1));
+  return same.unsqueeze(1).logical_and(seen);
 }
 
 // Computes attention with capped scores, which no fused kernel supports.
