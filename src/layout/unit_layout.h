@@ -15,18 +15,20 @@ struct ParamSpec {
   DType dtype = DType::kFloat32;
   bool requires_grad = true;
   bool is_matrix = false;  // its optimizer needs whole matrices of it
+  bool is_coded = false;   // its moments are stored in 8 bits
 
   int64_t numel() const;
   const std::string& name() const { return names.front(); }
 };
 
-// Parameters of a unit that share a flat buffer: all with one (dtype, requires_grad, is_matrix).
+// Parameters of a unit that share a flat buffer: all with one (dtype, requires_grad, is_matrix, is_coded).
 struct FlatGroup {
   DType dtype;
   bool requires_grad;
   std::vector<size_t> params;  // indices into UnitLayout::params, in order
   ShardLayout layout;
   bool is_matrix = false;
+  bool is_coded = false;  // then parameters begin at multiples of kScaledNumel
 };
 
 // The parameters that are gathered, reduced and freed together: normally one transformer block.
@@ -40,8 +42,8 @@ struct UnitLayout {
   int64_t shard_bytes() const;  // bytes of one rank's shards in the parameters' own dtypes
 };
 
-// Groups `params` by (requires_grad, dtype, is_matrix), keeping their order. Throws ValueError for a trainable
-// parameter whose dtype is not floating-point.
+// Groups `params` by (requires_grad, dtype, is_matrix, is_coded), keeping their order. Throws ValueError for a
+// trainable parameter whose dtype is not floating-point.
 UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size);
 
 }  // namespace zeroshard
