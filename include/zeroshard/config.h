@@ -211,9 +211,6 @@ struct OffloadConfig {
   // Where the inputs of checkpointed parts lie between forward and backward. kNvme: in the nvme_path of
   // offload_optimizer, or else of offload_param. On the CPU all is in host memory: there, kCpu changes nothing.
   Activations activations = Activations::kNone;
-  // In which the optimizer's moments are stored: fp32, or bf16, to which each update rounds them at random. In host
-  // memory and files alone.
-  DType moment_dtype = DType::kFloat32;
   // Beside a device: the host updates while the next step computes with the parameters before.
   bool delayed_update = false;
 };
@@ -268,6 +265,9 @@ struct Config {
   int64_t stall_timeout_ms = 10'000;      // a peer that is stopped (not merely slow) for this long fails
   int max_skipped_steps = 50;             // non-finite steps in a row before the run is ended
   int check_replicas_every = 0;           // steps between comparisons of replicated parameters; 0: never
+  // In which the optimizer's moments are stored, in host memory and files alone: fp32; bf16, to which each update
+  // rounds them at random; or kCodes.
+  DType moment_dtype = DType::kFloat32;
   OffloadConfig offload;
   CheckpointConfig checkpoint;
   MetricFilesConfig tensorboard, csv_monitor;

@@ -18,13 +18,14 @@ inline constexpr int64_t kSumNumel = 4 * kBlockNumel;
 
 inline constexpr int kMaxSlots = 4;
 
-// `numel` elements with `slots` values each: fp32, or 16 bits in the last of the slots. Chunks never cross the end of a
-// group.
+// `numel` elements with `slots` values each: fp32, or narrower ones in the last of the slots. Chunks never cross the
+// end of a group.
 struct ChunkGroup {
   int64_t numel = 0;      // a multiple of kBlockNumel
   int slots = 0;          // at most kMaxSlots
   std::string name = {};  // for messages
-  int half_slots = 0;     // those with 16 bits
+  int narrow_slots = 0;   // those with `narrow_bytes` for each value: 1 or 2
+  int narrow_bytes = 2;
 
   // Of a record of its elements.
   int64_t record_bytes(int64_t of_numel) const;
@@ -46,24 +47,24 @@ struct ChunkTotals {
   int64_t record_bytes = 0;  // of the longest record
 };
 
-// Slots of 16-bit values end at whole multiples of this, as those of fp32 values do: direct I/O needs it.
+// Slots of narrow values end at whole multiples of this, as those of fp32 values do: direct I/O needs it.
 inline constexpr int64_t kSlotAlignment = kBlockNumel * int64_t{sizeof(float)};
 
 struct Chunk {
   Range elements;  // of its group
   size_t group = 0;
-  int slots = 0, half_slots = 0;
+  int slots = 0, narrow_slots = 0, narrow_bytes = 2;
   size_t file = 0;
   int64_t offset = 0;    // of its record in the file: slot after slot
   size_t first_sum = 0;  // its checksums: slot after slot, one for each block of kSumNumel elements
 
   int64_t numel() const { return elements.size(); }
   int64_t bytes() const { return slot_begin(slots); }
-  int64_t value_bytes(int slot) const { return slot < slots - half_slots ? 4 : 2; }
+  int64_t value_bytes(int slot) const { return slot < slots - narrow_slots ? 4 : narrow_bytes; }
   // In its record; of `slots`, the end.
   int64_t slot_begin(int slot) const {
-    const int wide = std::min(slot, slots - half_slots);
-    return numel() * 4 * wide + align_up(numel() * 2, kSlotAlignment) * (slot - wide);
+    const int wide = std::min(slot, slots - narrow_slots);
+    return numel() * 4 * wide + align_up(numel() * narrow_bytes, kSlotAlignment) * (slot - wide);
   }
   size_t blocks() const { return size_t(ceil_div(numel(), kSumNumel)); }
   // Its values of one slot that have a checksum together, from the chunk's first element on.

@@ -44,7 +44,7 @@ class ChunkStore {
   // kOverwrite: `use` writes all values, and what was there before is not read.
   enum class Access : uint8_t { kRead, kModify, kOverwrite };
   // `values`: by slot, those of the first element of `part`; where one slot is lent, of that alone. The addresses of
-  // 16-bit values are given as those of fp32 ones are. Valid during the call only.
+  // narrow values are given as those of fp32 ones are. Valid during the call only.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
   // Reads what was lent after the call that lent it, as a copy to a device does.
   class Reader {

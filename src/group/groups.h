@@ -64,6 +64,8 @@ class Groups {
 
   std::unique_ptr<Array> states_of(const ShardLayout& layout, const GroupPlacement& place, StateMemory& memory,
                                    Array& parameters);
+  // Of moments in 8-bit codes, by slot, in the memory of the CPU; else none.
+  std::vector<at::Tensor> scales_of(const ShardLayout& layout, const GroupPlacement& place);
   // The next `count` units, in allocations that they share.
   void add(size_t count);
   // Of the group that is made next.

@@ -21,6 +21,11 @@ struct ParamSpec {
   const std::string& name() const { return names.front(); }
 };
 
+// Whether a parameter's moments are codes where moments are to have this dtype. Small parameters keep fp32 moments.
+inline bool has_coded_moments(int64_t numel, DType moment_dtype) {
+  return moment_dtype == kCodes && numel >= kLeastCodedNumel;
+}
+
 // Parameters of a unit that share a flat buffer: all with one (dtype, requires_grad, is_matrix, is_coded).
 struct FlatGroup {
   DType dtype;

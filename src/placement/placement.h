@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,8 +35,12 @@ struct Held {
   // them lie on the device, or, without a rest, nowhere.
   double share = 1;
   bool has_rest = true;
+  // Where the scales of 8-bit codes lie, one for each kScaledNumel elements: in memory, also of codes in files.
+  std::optional<Tier> scales = std::nullopt;
 
   int64_t element_bytes() const { return extent == Extent::kNothing ? 0 : element_size(dtype) * values; }
+  // Of kScaledNumel elements, scales included.
+  int64_t block_bytes() const;
   int64_t numel(const ShardLayout& layout) const;  // elements, of which each has `values`
   int64_t bytes(const ShardLayout& layout) const;
   // Those that lie there.
