@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include "kernels/kernels_impl.h"
@@ -25,9 +26,13 @@ constexpr int kDecades = 7, kEntries = 16;  // 9 entries are used
 struct DecodeTable {
   alignas(64) float slope[kEntries] = {}, offset[kEntries] = {};
 };
+constexpr int kOctaves = 32;
+constexpr int kLeastExponent = 127 - 24;  // magnitudes below are 0 to all maps
 struct EncodeTable {
   // A magnitude above `above[k]` has entry k + 1 at least.
   float above[kDecades + 1] = {};
+  // By the last 5 bits of a magnitude's exponent: the one border there may be in its octave, and the entry below that.
+  alignas(64) float octave_above[kOctaves] = {}, octave_entry[kOctaves] = {};
   alignas(64) float slope[kEntries] = {}, offset[kEntries] = {}, most[kEntries] = {};
 };
 
@@ -59,6 +64,17 @@ constexpr EncodeTable make_encode_table(bool is_signed) {
   table.offset[0] = 0.25f;
   table.most[0] = 0.5f;
   table.offset[kDecades + 1] = table.most[kDecades + 1] = static_cast<float>(last + 0.25);
+  for (uint32_t exponent = kLeastExponent; exponent <= 127; ++exponent) {
+    const float low = std::bit_cast<float>(exponent << 23);
+    uint32_t entry = 0;
+    float border = std::numeric_limits<float>::infinity();
+    for (const float above : table.above) {
+      if (above < low) ++entry;
+      if (above >= low && above < 2 * low) border = above;
+    }
+    table.octave_above[exponent % kOctaves] = border;
+    table.octave_entry[exponent % kOctaves] = std::bit_cast<float>(entry);
+  }
   return table;
 }
 
@@ -99,21 +115,33 @@ void decode_block(const void* codes, float scale, float* values) {
   }
 }
 
-// The codes of kScaledNumel values, of which `scale` is the largest magnitude.
-template <class V, bool kSigned>
-void encode_block(const float* values, float scale, void* codes) {
+// How many borders of the table the magnitude is above.
+template <class V>
+typename V::I entry_of(const EncodeTable& table, typename V::F magnitude) {
+  using I = typename V::I;
+  if constexpr (V::kWideTables) {
+    const I octave = (same_bits<I>(magnitude) >> 23) & (kOctaves - 1u);
+    const auto border = V::lookup_wide(table.octave_above, octave);
+    return V::count_above(magnitude, border, same_bits<I>(V::lookup_wide(table.octave_entry, octave)));
+  } else {
+    I entry{};
+    for (const float above : table.above) entry = V::count_above(magnitude, V::set(above), entry);
+    return entry;
+  }
+}
+
+// The codes of kScaledNumel values times `first` and `second`, whose largest magnitude is then 1 or 0.
+template <class V, bool kSigned, bool kHasFirst>
+void encode_values(const float* values, typename V::F first, typename V::F second, void* codes) {
   using I = typename V::I;
   constexpr const EncodeTable& kTable = kSigned ? kSignedEncode : kUnsignedEncode;
-  // In two factors: the reciprocal of a subnormal would be infinite, and that of a large number subnormal.
-  const float nearer = scale < 0x1p-60f ? 0x1p90f : scale > 0x1p60f ? 0x1p-40f : 1.0f;
-  const auto first = V::set(nearer), second = V::set(scale > 0 ? 1.0f / (scale * nearer) : 0.0f);
   const auto slope = V::table(kTable.slope), offset = V::table(kTable.offset), most = V::table(kTable.most);
   for (int64_t i = 0; i < kScaledNumel; i += V::kWidth) {
     const auto value = V::template load<float>(values + i);
     const I bits = same_bits<I>(value);
-    const auto magnitude = V::mul(V::mul(same_bits<typename V::F>(bits & 0x7fffffffu), first), second);
-    I entry{};
-    for (const float above : kTable.above) entry = V::count_above(magnitude, V::set(above), entry);
+    const auto scaled = V::mul(kHasFirst ? V::mul(value, first) : value, second);
+    const auto magnitude = V::max_abs(V::set(0x1p-24f), scaled);
+    const I entry = entry_of<V>(kTable, magnitude);
     const auto place = V::fma(magnitude, V::lookup(slope, entry), V::lookup(offset, entry));
     I code = V::truncate(V::min(place, V::lookup(most, entry)));
     if constexpr (kSigned) {  // -1 is no value: its code is that of the last one before it
@@ -122,6 +150,16 @@ void encode_block(const float* values, float scale, void* codes) {
     }
     V::store_codes(at(codes, i), code);
   }
+}
+
+// `scale` is the largest magnitude of the values.
+template <class V, bool kSigned>
+void encode_block(const float* values, float scale, void* codes) {
+  // In two factors: the reciprocal of a subnormal would be infinite, and that of a large number subnormal.
+  const float nearer = scale < 0x1p-60f ? 0x1p90f : scale > 0x1p60f ? 0x1p-40f : 1.0f;
+  const auto first = V::set(nearer), second = V::set(scale > 0 ? 1.0f / (scale * nearer) : 0.0f);
+  if (nearer == 1) return encode_values<V, kSigned, false>(values, first, second, codes);
+  encode_values<V, kSigned, true>(values, first, second, codes);
 }
 
 template <class V>

@@ -99,6 +99,7 @@ struct Avx2 {
   struct Table {
     F low, high;
   };
+  static constexpr bool kWideTables = false;
   static Table table(const float* entries) { return {_mm256_load_ps(entries), _mm256_load_ps(entries + 8)}; }
   static F lookup(const Table& table, I entry) {
     const auto number = reinterpret_cast<__m256i>(entry);

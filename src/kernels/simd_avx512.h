@@ -111,6 +111,11 @@ struct Avx512 {
   using Table = F;
   static Table table(const float* entries) { return _mm512_load_ps(entries); }
   static F lookup(Table table, I entry) { return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(entry), table); }
+  static constexpr bool kWideTables = true;
+  static F lookup_wide(const float* entries, I entry) {
+    return _mm512_permutex2var_ps(_mm512_load_ps(entries), reinterpret_cast<__m512i>(entry),
+                                  _mm512_load_ps(entries + kWidth));
+  }
 
   static D zero() { return _mm512_setzero_pd(); }
   static void widen(F value, D* parts) {

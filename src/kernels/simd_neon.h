@@ -85,6 +85,7 @@ struct Neon {
   static F min(F a, F b) { return vminq_f32(a, b); }
   static I count_above(F a, F b, I count) { return vsubq_u32(count, vcgtq_f32(a, b)); }
   using Table = uint8x16x4_t;
+  static constexpr bool kWideTables = false;
   static Table table(const float* entries) {
     const auto* const bytes = reinterpret_cast<const uint8_t*>(entries);
     return {{vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)}};

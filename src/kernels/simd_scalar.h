@@ -70,6 +70,9 @@ struct Scalar {
   using Table = const float*;
   static Table table(const float* entries) { return entries; }
   static F lookup(Table table, I entry) { return table[entry]; }
+  // Whether lookup_wide(), the same of 32 entries, exists.
+  static constexpr bool kWideTables = true;
+  static F lookup_wide(const float* entries, I entry) { return entries[entry]; }
 
   static D zero() { return 0; }
   // value in fp64, kParts vectors of it.

@@ -56,8 +56,8 @@ TEST_P(Codes, StandForTheDynamicMap) {
     std::vector<uint8_t> codes(256);
     std::iota(codes.begin(), codes.end(), uint8_t{0});
     const std::vector<float> values = decoded(table(), codes, {1}, is_signed);
-    // 0.9 m - 0.8 loses up to 3 bits where it is near 0.1.
-    for (size_t code = 0; code < 256; ++code) EXPECT_NEAR(values[code], map[code], 6e-7 * std::fabs(map[code])) << code;
+    // 0.9 m - 0.8 loses up to 4 bits where it is near 0.1.
+    for (size_t code = 0; code < 256; ++code) EXPECT_NEAR(values[code], map[code], 1e-6 * std::fabs(map[code])) << code;
     EXPECT_EQ(values[255], 1.0f);
     EXPECT_EQ(values[is_signed ? 127 : 0], 0.0f);
   }
