@@ -23,6 +23,7 @@ class NarrowMoments : public ::testing::TestWithParam<std::tuple<Schedule, int, 
     made.config.grad_accumulation_steps = accumulation;
     made.config.moment_dtype = moments;
     made.model.ballast = 20'000;
+    made.model.uneven_ballast = true;
     made.steps = 3;
     return made;
   }

@@ -69,6 +69,7 @@ Scenario make_narrow(int world_size, int stage, DType moments, DType dtype, int6
   scenario.config.grad_accumulation_steps = accumulation;
   scenario.model.frozen = accumulation == 3;
   scenario.model.ballast = 20'000;
+  scenario.model.uneven_ballast = true;
   scenario.steps = 3;
   if (dtype == DType::kFloat16) {
     scenario.config.fp16.enabled = true;
@@ -95,13 +96,17 @@ TEST_P(NarrowMoments, HaveTheSameBitsInEveryStageAndTierInThePlannedMemory) {
         Scenario wide = scenario;
         wide.config.moment_dtype = DType::kFloat32;
         const Result other = train(wide);
-        if (moments() == kCodes) {  // small parameters keep fp32
-          EXPECT_LT(2 * measured(expected, "moments"), measured(other, "moments")) << scenario.text();
+        const int64_t own = measured(expected, "moments"), of_other = measured(other, "moments");
+        if (moments() == kCodes) {  // small parameters keep fp32, and have padding of their own
+          EXPECT_LT(2 * own, of_other) << scenario.text();
         } else {
-          EXPECT_EQ(2 * measured(expected, "moments"), measured(other, "moments")) << scenario.text();
+          EXPECT_EQ(2 * own, of_other) << scenario.text();
+          EXPECT_EQ(measured(expected, "master weights"), measured(other, "master weights"));
         }
-        EXPECT_EQ(measured(expected, "master weights"), measured(other, "master weights"));
-        EXPECT_FALSE(expected.values.equal(other.values)) << scenario.text();
+        // In 16 bits the few steps of large parameters may round to the same values.
+        if (moments() != kCodes || dtype == DType::kFloat32) {
+          EXPECT_FALSE(expected.values.equal(other.values)) << scenario.text();
+        }
       }
     }
   }
