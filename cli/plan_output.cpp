@@ -67,10 +67,10 @@ std::string convention(const PlanInputs& inputs) {
   plain.grad_dtype.reset();
   const PlannedBytes bytes = plan_count(1, plain);
   std::string line =
-      format("%.0f bytes per parameter before sharding: %s weights %.0f + gradients %.0f", bytes.model_states(),
+      format("%.4g bytes per parameter before sharding: %s weights %.0f + gradients %.0f", bytes.model_states(),
              std::string(name_of(whole.compute_dtype)).c_str(), bytes.parameters, bytes.gradients);
   if (bytes.master_weights > 0) line += format(" + fp32 master weights %.0f", bytes.master_weights);
-  line += format(" + moments %.0f.", bytes.moments);
+  line += format(" + moments %.4g.", bytes.moments);
   if (const double more = plan_count(1, whole).gradients - bytes.gradients; more > 0) {
     line += format(
         " Reduced gradients kept beside those on the wire hold %.0f more at stage 0, %.0f/N at stage 1; "

@@ -26,6 +26,12 @@ double zs_bench_clip_and_step(void* crew, const Arrays* arrays, double max_norm,
 void zs_bench_adam_step(void* crew, const Arrays* arrays, float grad_scale, int64_t step) {
   adam_step(*static_cast<Crew*>(crew), *arrays, grad_scale, step);
 }
+void zs_bench_coded_adam_step(void* crew, const Arrays* arrays, uint8_t* first, uint8_t* second, float* first_scales,
+                              float* second_scales, int64_t step) {
+  uint8_t* const codes[2] = {first, second};
+  float* const scales[2] = {first_scales, second_scales};
+  coded_adam_step(*static_cast<Crew*>(crew), *arrays, codes, scales, step);
+}
 double zs_bench_norm_probe(void* crew, const Arrays* arrays) {
   return norm_probe(*static_cast<Crew*>(crew), *arrays);
 }

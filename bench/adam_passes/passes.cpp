@@ -5,6 +5,7 @@
 
 #include "adam_passes/probe.h"
 #include "kernels/kernels.h"
+#include "layout/shard_layout.h"
 
 #ifdef __x86_64__
 #define ZS_BENCH_CLONES __attribute__((target_clones("arch=skylake-avx512", "avx2", "default"), optimize("O3")))
@@ -107,6 +108,24 @@ void narrow_adam_step(Crew& crew, const Arrays& arrays, uint16_t* exp_avg, uint1
     buffers.moment_dtype = DType::kBFloat16;
     buffers.random = {kernels::random_key(1, step), begin};
     kernels::adam(buffers, exp_avg + begin, exp_avg_sq + begin, args);
+  });
+}
+
+void coded_adam_step(Crew& crew, const Arrays& arrays, uint8_t* const codes[2], float* const scales[2], int64_t step) {
+  kernels::AdamArgs args;
+  args.weight_decay = 0.01;
+  args.step = step;
+  crew.run(arrays.numel, [&](int, int64_t begin, int64_t end) {
+    kernels::StepBuffers buffers{arrays.weights + begin,
+                                 arrays.grad + begin,
+                                 DType::kFloat32,
+                                 arrays.param + begin,
+                                 DType::kBFloat16,
+                                 1.0f,
+                                 end - begin};
+    buffers.moment_dtype = kCodes;
+    for (size_t slot = 0; slot < 2; ++slot) buffers.scales[slot] = scales[slot] + begin / kScaledNumel;
+    kernels::adam(buffers, codes[0] + begin, codes[1] + begin, args);
   });
 }
 

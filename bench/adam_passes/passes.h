@@ -43,6 +43,8 @@ double norm(Crew& crew, const Arrays& arrays);                                  
 void adam_step(Crew& crew, const Arrays& arrays, float grad_scale, int64_t step);  // ours: read 16, write 14
 // The same with moments in bf16: read 12, write 10.
 void narrow_adam_step(Crew& crew, const Arrays& arrays, uint16_t* exp_avg, uint16_t* exp_avg_sq, int64_t step);
+// With moments in 8-bit codes, and two arrays with a scale for each 256 of them: read 10.03, write 8.03.
+void coded_adam_step(Crew& crew, const Arrays& arrays, uint8_t* const codes[2], float* const scales[2], int64_t step);
 double clip_and_step(Crew& crew, const Arrays& arrays, double max_norm, int64_t step);
 double norm_probe(Crew& crew, const Arrays& arrays);  // read 4
 void step_probe(Crew& crew, const Arrays& arrays);    // read 16, write 14: one addition per stream

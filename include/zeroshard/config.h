@@ -218,9 +218,6 @@ struct OffloadConfig {
   // nvme_path of offload_optimizer, or else of offload_param. kCpu changes nothing on the CPU because everything is in
   // host memory already.
   Activations activations = Activations::kNone;
-  // The dtype in which moments are stored: fp32, or bf16 with stochastic rounding at each update. bf16 is allowed only
-  // if the moments are in host memory or in files.
-  DType moment_dtype = DType::kFloat32;
   // With a GPU: the host updates while the device computes the next step with the previous parameters.
   bool delayed_update = false;
 };
@@ -275,6 +272,9 @@ struct Config {
   int64_t stall_timeout_ms = 10'000;      // a peer that is stopped (not merely slow) for this long fails
   int max_skipped_steps = 50;             // non-finite steps in a row after which the run ends
   int check_replicas_every = 0;           // steps between comparisons of replicated parameters; 0: never
+  // In which the optimizer's moments are stored, in host memory and files alone: fp32; bf16, to which each update
+  // rounds them at random; or kCodes.
+  DType moment_dtype = DType::kFloat32;
   OffloadConfig offload;
   CheckpointConfig checkpoint;
   MetricFilesConfig tensorboard, csv_monitor;

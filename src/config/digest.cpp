@@ -83,7 +83,7 @@ uint64_t Config::digest() const {
   digest.all(reduction, transport, uint64_t(unit_classes.size()), max_skipped_steps, check_replicas_every);
   digest.all(shard_one_rank, offload_optimizer.device, offload_optimizer.ratio, offload_param.device);
   if (offload_param.device == OffloadParamConfig::Device::kNvme) digest.add(offload_param.max_in_memory);
-  digest.all(offload.device_memory, offload.host_memory, offload.gradients, offload.activations, offload.moment_dtype,
+  digest.all(offload.device_memory, offload.host_memory, offload.gradients, offload.activations, moment_dtype,
              offload.delayed_update);
   digest.all(checkpoint.async, checkpoint.keep, checkpoint.on_error);
   for (const std::string& name : unit_classes) digest.add(name);

@@ -38,6 +38,23 @@ std::vector<Key> batch_keys() {
   };
 }
 
+Key moment_dtype_key() {
+  const auto apply = [](Config& config, const Json& value) {
+    config.moment_dtype = value == "int8" ? kCodes : value == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+  };
+  return {.path = "zeroshard.moment_dtype",
+          .allowed = Choice{{"fp32", "bf16", "int8"}},
+          .default_value = "fp32",
+          .help =
+              "in which the optimizer's moments are stored, instead of 4 bytes each, in host memory and in files. "
+              "\"bf16\": in 2 bytes, rounded at random by numbers that depend on parameter, element and step alone. "
+              "\"int8\": in 1 byte, with one fp32 scale for each 256 elements of a parameter; parameters below 4,096 "
+              "elements keep fp32. Both have other results than fp32. Beside a device all states must have left it; "
+              "on ranks whose device is the CPU everywhere",
+          .apply = apply,
+          .aliases = {"zeroshard.offload.moment_dtype"}};
+}
+
 std::vector<Key> fp16_keys() {
   using Effect = Key::Effect;
   return {
@@ -79,7 +96,7 @@ std::vector<Key> bf16_keys() {
                   "zero_optimization.offload_optimizer moves them off the device"),
       unsupported("bf16.bf16_optimizer_states", Only{false}, false,
                   "bf16 optimizer states beside bf16 master weights are not supported: "
-                  "zeroshard.offload.moment_dtype stores the moments in bf16 beside fp32 master weights"),
+                  "zeroshard.moment_dtype stores the moments in bf16 beside fp32 master weights"),
   };
 }
 
@@ -214,6 +231,7 @@ std::vector<Key> own_keys() {
                                     : value == "nvme" ? Gradients::kNvme
                                                       : Gradients::kAuto;
        }},
+      moment_dtype_key(),
       {"zeroshard.offload.activations", Choice{{"none", "cpu", "nvme"}}, "none",
        "where the inputs of checkpointed layers lie from forward to backward. \"nvme\": in files in "
        "zero_optimization.offload_optimizer.nvme_path, or that of offload_param where it is absent; \"cpu\": in host "
@@ -226,14 +244,6 @@ std::vector<Key> own_keys() {
          config.offload.activations = value == "nvme"  ? Activations::kNvme
                                       : value == "cpu" ? Activations::kCpu
                                                        : Activations::kNone;
-       }},
-      {"zeroshard.offload.moment_dtype", Choice{{"fp32", "bf16"}}, "fp32",
-       "in which the optimizer's moments are stored in host memory and in files. \"bf16\": in 2 bytes each instead of "
-       "4, rounded at random by numbers that depend on parameter, element and step alone; other results than with "
-       "fp32. Beside a device all states must have left it; on ranks whose device is the CPU everywhere",
-       Effect::kYes,
-       [](Config& config, const Json& value) {
-         config.offload.moment_dtype = value == "bf16" ? DType::kBFloat16 : DType::kFloat32;
        }},
       {"zeroshard.offload.delayed_update", Bool{}, false,
        "beside a device, with all optimizer states on the host or in files: the host updates a step's parameters while "

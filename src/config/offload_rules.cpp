@@ -54,16 +54,25 @@ std::string problem_of_gradients_on_host(const Offload& offload) {
                 ", or zeroshard.offload.gradients to \"auto\"");
 }
 
-// Only the kernels of the host support stochastic rounding.
+std::string moment_dtype_of(const Config& config) {
+  return concat("zeroshard.moment_dtype = \"", config.moment_dtype == kCodes ? "int8" : name_of(config.moment_dtype),
+                "\": ");
+}
+
+// Only the kernels of the host store moments in less than fp32.
 std::string problem_of_moments(const Offload& offload) {
-  constexpr std::string_view kKey = "zeroshard.offload.moment_dtype = \"bf16\": ";
-  if (offload.config.offload.moment_dtype == DType::kFloat32) return "";
+  const Config& config = offload.config;
+  if (config.moment_dtype == DType::kFloat32) return "";
+  const std::string key = moment_dtype_of(config);
   if (offload.is_external())
-    return concat(kKey, offload.external_optimizer, " is an optimizer of your own, which keeps its states itself: set ",
+    return concat(key, offload.external_optimizer, " is an optimizer of your own, which keeps its states itself: set ",
                   "\"fp32\", or use one of zeroshard's optimizers");
+  const bool is_sgd = config.optimizer && config.optimizer->type == OptimizerConfig::Type::kSgd;
+  if (is_sgd && config.optimizer->momentum == 0)
+    return concat(key, "SGD without momentum keeps no moments: set \"fp32\", or give SGD a momentum");
   if (!offload.on_device || (offload.states_leave() && offload.states().ratio == 1)) return "";
-  return concat(kKey, "beside a device, the moments of all elements must lie on the host or in files, and ",
-                why_states_stay(offload), ", or zeroshard.offload.moment_dtype to \"fp32\"");
+  return concat(key, "beside a device, the moments of all elements must lie on the host or in files, and ",
+                why_states_stay(offload), ", or zeroshard.moment_dtype to \"fp32\"");
 }
 
 // A delayed update needs states and gradients that only a thread of the host uses, while the device has its own whole
@@ -121,9 +130,9 @@ std::string problem_of_files(const Offload& offload) {
 std::string problem_of_muon(const Offload& offload) {
   const Config& config = offload.config;
   if (!config.optimizer || config.optimizer->type != OptimizerConfig::Type::kMuon || offload.is_external()) return "";
-  if (config.offload.moment_dtype != DType::kFloat32)
-    return concat("zeroshard.offload.moment_dtype = \"", name_of(config.offload.moment_dtype),
-                  "\": Muon keeps its momenta in fp32: set \"fp32\", or choose the optimizer AdamW");
+  if (config.moment_dtype != DType::kFloat32)
+    return concat(moment_dtype_of(config),
+                  "Muon keeps its momenta in fp32: set \"fp32\", or choose the optimizer AdamW");
   const bool in_files = offload.states_leave() && offload.states().device == Device::kNvme;
   if (in_files || (offload.on_device && offload.states_leave()))
     return concat(kDevice, " = \"", name_of(offload.states().device), "\"",

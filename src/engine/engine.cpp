@@ -358,9 +358,7 @@ void Engine::set_moment(const std::string& name, size_t slot, const at::Tensor& 
   ZS_CHECK(values.numel() == range.size(), "values are ", values.numel(), " elements, and this rank keeps ",
            range.size(), " of '", name, "'");
   const at::Tensor flat = values.detach().reshape({-1});
-  group->states().lend_one(range, int(slot), Array::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
-    to.copy_(flat.slice(0, part.begin - range.begin, part.end - range.begin));
-  });
+  group->states().write_moment(range, int(slot), flat);
 }
 
 void Engine::await_readers_of_master_weights() {

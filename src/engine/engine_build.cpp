@@ -63,6 +63,7 @@ std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, c
       const bool trains = param.requires_grad && param.param_group >= 0;
       params.push_back(
           {param.names, param.shape, compute_dtype(param, options.config), trains, is_matrix(param, options)});
+      params.back().is_coded = has_coded_moments(params.back().numel(), options.config.moment_dtype);
     }
     layouts.push_back(make_unit_layout(unit.name, std::move(params), world_size));
   }
@@ -182,9 +183,9 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   check_agreement(reduce, "parameters of the model", describe(layouts));
   check_agreement(reduce, "buffers of the model", describe(options.buffers));
   check_matrices(layouts, options);
-  bool momentum = false;
-  for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
-  const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);
+  double momentum = 0;
+  for (const ParamGroupOptions& group : options.param_groups) momentum = std::max(momentum, group.momentum);
+  const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum != 0);
   const RankLimits limits = read_limits(options, reduce);
   const auto plan_of = [&](const Config& of) {
     PlanOptions made = plan_options(of, options.device, reduce, moments);
@@ -195,6 +196,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   const std::optional<OptimizerConfig> configured = config.optimizer;
   if (!config.optimizer) options.config.optimizer.emplace();
   options.config.optimizer->type = options.optimizer;  // the rules of offload look at the optimizer that runs
+  options.config.optimizer->momentum = momentum;
   options.config = choose_offload(options, layouts, limits, plan_of, reduce);
   check_offload(config, options.device, options.external_optimizer);
   options.config.optimizer = configured;

@@ -1,5 +1,11 @@
 #include "engine/state_data.h"
 
+#include <algorithm>
+#include <array>
+#include <bitset>
+#include <map>
+
+#include "base/align.h"
 #include "base/check.h"
 #include "device/flat_buffer.h"
 #include "device/host_copy.h"
@@ -47,16 +53,51 @@ void told_as_state(const Call& call) {
   }
 }
 
-// Reads values as elements of `bytes` bytes. 16-bit moments on the host are saved as fp32.
-void read_values(const at::Tensor& values, int64_t bytes, void* to) {
-  if (values.element_size() == bytes) return TensorData(values).read(0, int64_t(values.nbytes()), to);
-  view_memory(to, values.numel(), at::kFloat, at::kCPU).copy_(values);
+// Collects values of coded moments that are written in pieces. Pieces need not end where blocks end, and a block is
+// encoded as a whole.
+class PartialBlocks {
+ public:
+  explicit PartialBlocks(const ShardedGroup& group, int slot) : group_(group), slot_(slot) {}
+  void write(Range range, const float* from);
+
+ private:
+  struct Block {
+    std::array<float, size_t(kScaledNumel)> values{};
+    std::bitset<size_t(kScaledNumel)> written;
+  };
+  void add(Range piece, const float* from, int64_t end);
+  void encode(Range range, const float* from) const {
+    const at::Tensor values = view_memory(const_cast<float*>(from), range.size(), at::kFloat, at::kCPU);
+    group_.states().write_moment(range, slot_, values);
+  }
+
+  const ShardedGroup& group_;
+  int slot_;
+  std::map<int64_t, Block> blocks_;  // key: first element of the block
+};
+
+// `range` lies within one parameter.
+void PartialBlocks::write(Range range, const float* from) {
+  int64_t end = range.end;  // end of the parameter
+  for (size_t i = 0; i < group_.num_params(); ++i)
+    if (const Range own = group_.state_range(i); intersect(own, range).size() > 0) end = own.end;
+  const int64_t begin = std::min(align_up(range.begin, kScaledNumel), range.end);
+  const int64_t whole = range.end == end ? end : std::max(begin, range.end / kScaledNumel * kScaledNumel);
+  if (begin > range.begin) add({range.begin, begin}, from, end);
+  if (whole > begin) encode({begin, whole}, from + (begin - range.begin));
+  if (range.end > whole) add({whole, range.end}, from + (whole - range.begin), end);
 }
 
-// Writes values, rounded to nearest if they have 16 bits. Values that were read from there are restored exactly.
-void write_values(const at::Tensor& values, int64_t bytes, const void* from) {
-  if (values.element_size() == bytes) return TensorData(values).write(0, int64_t(values.nbytes()), from);
-  values.copy_(view_memory(const_cast<void*>(from), values.numel(), at::kFloat, at::kCPU));
+// Adds a piece of one block. `end` is the end of its parameter.
+void PartialBlocks::add(Range piece, const float* from, int64_t end) {
+  const int64_t first = piece.begin / kScaledNumel * kScaledNumel;
+  const int64_t numel = std::min(first + kScaledNumel, end) - first;
+  Block& block = blocks_[first];
+  std::copy_n(from, piece.size(), block.values.begin() + (piece.begin - first));
+  for (int64_t i = piece.begin; i < piece.end; ++i) block.written.set(size_t(i - first));
+  if (int64_t(block.written.count()) < numel) return;
+  encode({first, first + numel}, block.values.data());
+  blocks_.erase(first);
 }
 
 // One state of a group's array, or its parameters.
@@ -64,29 +105,32 @@ class ArrayData final : public SliceData {
  public:
   // `bytes` is the size of a saved element.
   ArrayData(const ShardedGroup& group, Array& array, int state, int64_t bytes, bool is_engines)
-      : group_(group), array_(array), state_(state), bytes_(bytes), is_engines_(is_engines) {}
+      : group_(group), array_(array), state_(state), bytes_(bytes), is_engines_(is_engines), codes_(group, state) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
-    lend(offset, bytes, Array::Access::kRead,
-         [&](int64_t at, const at::Tensor& values) { read_values(values, bytes_, static_cast<std::byte*>(to) + at); });
+    lend(offset, bytes, Array::Access::kRead, [&](int64_t at, Range part, const at::Tensor& values) {
+      read_values(part, values, static_cast<std::byte*>(to) + at);
+    });
     if (state_ == kMasterWeights && group_.is_open() && array_.in_memory() == nullptr)
       take_params(offset, bytes, view_memory(to, bytes / bytes_, at::kFloat, at::kCPU));
   }
   void write(int64_t offset, int64_t bytes, const void* from) override {
-    lend(offset, bytes, Array::Access::kOverwrite, [&](int64_t at, const at::Tensor& values) {
-      write_values(values, bytes_, static_cast<const std::byte*>(from) + at);
+    if (are_codes()) return write_codes(offset, bytes, from);
+    lend(offset, bytes, Array::Access::kOverwrite, [&](int64_t at, Range, const at::Tensor& values) {
+      write_values(values, static_cast<const std::byte*>(from) + at);
     });
   }
   void begin_read(int64_t offset, int64_t bytes, void* to) const override {
-    lend(offset, bytes, Array::Access::kRead, [&](int64_t at, const at::Tensor& values) {
+    lend(offset, bytes, Array::Access::kRead, [&](int64_t at, Range part, const at::Tensor& values) {
       std::byte* const there = static_cast<std::byte*>(to) + at;
-      if (values.element_size() != bytes_) return read_values(values, bytes_, there);
+      if (values.element_size() != bytes_) return read_values(part, values, there);
       TensorData(values).begin_read(0, int64_t(values.nbytes()), there);
     });
   }
   void begin_write(int64_t offset, int64_t bytes, const void* from) override {
-    lend(offset, bytes, Array::Access::kOverwrite, [&](int64_t at, const at::Tensor& values) {
+    if (are_codes()) return write_codes(offset, bytes, from);
+    lend(offset, bytes, Array::Access::kOverwrite, [&](int64_t at, Range, const at::Tensor& values) {
       const std::byte* const there = static_cast<const std::byte*>(from) + at;
-      if (values.element_size() != bytes_) return write_values(values, bytes_, there);
+      if (values.element_size() != bytes_) return write_values(values, there);
       TensorData(values).begin_write(0, int64_t(values.nbytes()), there);
     });
   }
@@ -110,15 +154,30 @@ class ArrayData final : public SliceData {
     group_.forget_parameters();
     const auto* const from = static_cast<const std::byte*>(copy.data_ptr());
     lend(offset, bytes, Array::Access::kOverwrite,
-         [&](int64_t at, const at::Tensor& master) { write_values(master, bytes_, from + at); });
+         [&](int64_t at, Range, const at::Tensor& master) { write_values(master, from + at); });
   }
-  // Calls `use` with the position of each part in the bytes and its values.
+  bool are_codes() const { return array_.has_codes() && state_ != kMasterWeights; }
+  void write_codes(int64_t offset, int64_t bytes, const void* from) {
+    told_as_state([&] { codes_.write({offset / bytes_, (offset + bytes) / bytes_}, static_cast<const float*>(from)); });
+  }
+  // Narrow moments on the host are saved as fp32.
+  void read_values(Range part, const at::Tensor& values, void* to) const {
+    if (values.element_size() == bytes_) return TensorData(values).read(0, int64_t(values.nbytes()), to);
+    array_.read_moment(part, state_, values, to);
+  }
+  // Rounds to nearest if the values are narrow. Values that were read from there are restored exactly.
+  void write_values(const at::Tensor& values, const void* from) const {
+    if (values.element_size() == bytes_) return TensorData(values).write(0, int64_t(values.nbytes()), from);
+    values.copy_(view_memory(const_cast<void*>(from), values.numel(), at::kFloat, at::kCPU));
+  }
+  // Calls use(bytes before, part, values) for parts that make up the bytes.
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, Array::Access access, Use use) const {
     const Range range{offset / bytes_, (offset + bytes) / bytes_};
     told_as_state([&] {
-      array_.lend_one(range, state_, access,
-                      [&](Range part, const at::Tensor& values) { use((part.begin - range.begin) * bytes_, values); });
+      array_.lend_one(range, state_, access, [&](Range part, const at::Tensor& values) {
+        use((part.begin - range.begin) * bytes_, part, values);
+      });
     });
   }
 
@@ -127,6 +186,7 @@ class ArrayData final : public SliceData {
   int state_;
   int64_t bytes_;
   bool is_engines_;
+  PartialBlocks codes_;
 };
 
 // State that is read while training continues: writers wait until reading has ended.

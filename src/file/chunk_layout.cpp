@@ -7,7 +7,7 @@
 namespace zeroshard {
 
 int64_t ChunkGroup::record_bytes(int64_t of_numel) const {
-  return Chunk{{0, of_numel}, 0, slots, half_slots}.bytes();
+  return Chunk{{0, of_numel}, 0, slots, narrow_slots, narrow_bytes}.bytes();
 }
 
 ChunkTotals::ChunkTotals(std::span<const ChunkGroup> groups, int64_t chunk_numel) {
@@ -17,8 +17,10 @@ ChunkTotals::ChunkTotals(std::span<const ChunkGroup> groups, int64_t chunk_numel
     ZS_CHECK(group.numel >= 0 && group.numel % kBlockNumel == 0 && group.slots >= 0, "a group of ", group.numel,
              " elements with ", group.slots, " values each is not made of blocks of ", kBlockNumel);
     ZS_CHECK(group.slots <= kMaxSlots, "elements have at most ", kMaxSlots, " values each, got ", group.slots);
-    ZS_CHECK(group.half_slots >= 0 && group.half_slots <= group.slots, group.half_slots, " of ", group.slots,
-             " values of an element cannot have 16 bits");
+    ZS_CHECK(group.narrow_slots >= 0 && group.narrow_slots <= group.slots, group.narrow_slots, " of ", group.slots,
+             " values of an element cannot be narrow");
+    ZS_CHECK(group.narrow_bytes == 1 || group.narrow_bytes == 2, "narrow values have 1 or 2 bytes, got ",
+             group.narrow_bytes);
     if (group.slots == 0) continue;
     const int64_t whole = group.numel / chunk_numel, rest = group.numel % chunk_numel;
     const int64_t blocks = whole * ceil_div(chunk_numel, kSumNumel) + ceil_div(rest, kSumNumel);
@@ -41,7 +43,8 @@ ChunkLayout::ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, i
       Chunk chunk{{begin, std::min(begin + chunk_numel, group.numel)},
                   first_.size() - 1,
                   group.slots,
-                  group.half_slots,
+                  group.narrow_slots,
+                  group.narrow_bytes,
                   chunks_.size() % num_files};
       chunk.offset = file_bytes_[chunk.file];
       chunk.first_sum = num_sums;

@@ -19,13 +19,14 @@ inline constexpr int64_t kSumNumel = 4 * kBlockNumel;
 
 inline constexpr int kMaxSlots = 4;
 
-// A group of `numel` elements with `slots` values each. Values are fp32, or have 16 bits in the last `half_slots`
-// slots. Chunks never cross the end of a group.
+// A group of `numel` elements with `slots` values each. Values are fp32, or narrower in the last `narrow_slots` slots.
+// Chunks never cross the end of a group.
 struct ChunkGroup {
   int64_t numel = 0;      // a multiple of kBlockNumel
   int slots = 0;          // at most kMaxSlots
   std::string name = {};  // for messages
-  int half_slots = 0;     // number of slots with 16-bit values
+  int narrow_slots = 0;   // number of slots with `narrow_bytes` for each value: 1 or 2
+  int narrow_bytes = 2;
 
   // Returns the bytes of a record of `of_numel` of its elements.
   int64_t record_bytes(int64_t of_numel) const;
@@ -47,7 +48,7 @@ struct ChunkTotals {
   int64_t record_bytes = 0;  // size of the longest record
 };
 
-// Slots of 16-bit values are padded to multiples of this size, so that they end at the same multiples as fp32 slots.
+// Slots of narrow values are padded to multiples of this size, so that they end at the same multiples as fp32 slots.
 // Direct I/O needs this.
 inline constexpr int64_t kSlotAlignment = kBlockNumel * int64_t{sizeof(float)};
 
@@ -55,18 +56,18 @@ inline constexpr int64_t kSlotAlignment = kBlockNumel * int64_t{sizeof(float)};
 struct Chunk {
   Range elements;  // positions in its group
   size_t group = 0;
-  int slots = 0, half_slots = 0;
+  int slots = 0, narrow_slots = 0, narrow_bytes = 2;
   size_t file = 0;
   int64_t offset = 0;    // position of its record in the file: slot after slot
   size_t first_sum = 0;  // index of its first checksum: slot after slot, one per block of kSumNumel elements
 
   int64_t numel() const { return elements.size(); }
   int64_t bytes() const { return slot_begin(slots); }
-  int64_t value_bytes(int slot) const { return slot < slots - half_slots ? 4 : 2; }
+  int64_t value_bytes(int slot) const { return slot < slots - narrow_slots ? 4 : narrow_bytes; }
   // Returns the position of a slot in the record; for `slots`, the end of the record.
   int64_t slot_begin(int slot) const {
-    const int wide = std::min(slot, slots - half_slots);
-    return numel() * 4 * wide + align_up(numel() * 2, kSlotAlignment) * (slot - wide);
+    const int wide = std::min(slot, slots - narrow_slots);
+    return numel() * 4 * wide + align_up(numel() * narrow_bytes, kSlotAlignment) * (slot - wide);
   }
   size_t blocks() const { return size_t(ceil_div(numel(), kSumNumel)); }
   // Returns the elements of a block, counted from the chunk's first element. Their values of one slot share a checksum.

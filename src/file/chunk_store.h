@@ -45,7 +45,7 @@ class ChunkStore {
   // kOverwrite: `use` writes all values, and the previous values are not read.
   enum class Access : uint8_t { kRead, kModify, kOverwrite };
   // `values` has one address per slot, of the first element of `part`; if one slot is lent, it has only that address.
-  // The addresses of 16-bit values are passed as float*, too. Valid during the call only.
+  // The addresses of narrow values are passed as float*, too. Valid during the call only.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
   // Continues to read lent values after the call that lent them, like a copy to a device.
   class Reader {

@@ -30,7 +30,7 @@ Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement>
       const auto slots = size_t(place.moments.values);
       sizes.moment_bytes.resize(std::max(sizes.moment_bytes.size(), slots));
       for (size_t slot = 0; slot < slots; ++slot)
-        sizes.moment_bytes[slot] += place.moments.bytes_on(Tier::kDevice, layout) / place.moments.values;
+        sizes.moment_bytes[slot] += element_size(place.moments.dtype) * place.moments.numel_on(Tier::kDevice, layout);
     }
   }
   return sizes;
@@ -134,7 +134,11 @@ void Groups::add(size_t count) {
 std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupPlacement& place, StateMemory& memory,
                                          Array& parameters) {
   const Tier tier = place.state_tier();
-  if (tier == Tier::kDevice) return std::make_unique<Array>(memory.cut(layout, place));
+  if (tier == Tier::kDevice) {
+    StateTensors tensors = memory.cut(layout, place);
+    tensors.scales = scales_of(layout, place);
+    return std::make_unique<Array>(std::move(tensors));
+  }
   const bool in_files = tier == Tier::kFile;
   ZS_ASSERT(!in_files || options_.states_in_files);
   std::unique_ptr<Storage> away =
@@ -142,6 +146,7 @@ std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupP
           ? states_in_files(*options_.states_in_files, options_.states_in_files->next_group(), layout, place, ledger_)
           : states_on_host(layout, place, options_.device, options_.pin_states, ledger_);
   Array::Options options{.has_master = place.master_weights.extent != Extent::kNothing};
+  options.scales = scales_of(layout, place);
   const int64_t all = layout.shard_numel();
   const int64_t border = place.states_on(tier, layout);
   if (border < all) {
@@ -155,6 +160,20 @@ std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupP
   }
   if (in_files) options.while_a_save_reads = options_.while_a_save_reads;
   return std::make_unique<Array>(std::move(away), std::move(options));
+}
+
+std::vector<at::Tensor> Groups::scales_of(const ShardLayout& layout, const GroupPlacement& place) {
+  std::vector<at::Tensor> scales;
+  if (!place.moments.scales) return scales;
+  const int64_t numel = place.moments.numel(layout) / kScaledNumel;
+  const int64_t bytes = numel * place.moments.values * int64_t{sizeof(float)};
+  states_memory_.push_back(place.moments.scales == Tier::kHost
+                               ? FlatBuffer::on_host(bytes, options_.device, /*pin=*/false, ledger_, Category::kMoments)
+                               : FlatBuffer(bytes, options_.device, ledger_, Category::kMoments));
+  for (int slot = 0; slot < place.moments.values; ++slot)
+    scales.push_back(
+        view_memory(states_memory_.back().data() + slot * numel * int64_t{sizeof(float)}, numel, at::kFloat, at::kCPU));
+  return scales;
 }
 
 Groups::~Groups() {

@@ -1,9 +1,13 @@
 #include "kernels/kernels.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 #include "base/check.h"
 #include "kernels/table.h"
+#include "layout/shard_layout.h"
 
 namespace zeroshard::kernels {
 namespace {
@@ -25,6 +29,13 @@ void check_numel(int64_t numel) {
   ZS_CHECK(numel >= 0, "numel must not be negative, got ", numel);
 }
 
+size_t moment_index(DType dtype) {
+  if (dtype == DType::kOther1) return 2;
+  ZS_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16, "moments are fp32, bf16 or 8-bit, got ",
+           name_of(dtype));
+  return dtype_index(dtype);
+}
+
 size_t param_index(const StepBuffers& buffers) {
   return buffers.param == nullptr ? size_t{kNoParam} : dtype_index(buffers.param_dtype);
 }
@@ -32,8 +43,7 @@ size_t param_index(const StepBuffers& buffers) {
 // Of one optimizer's kernels.
 template <typename Kernels>
 auto kernel_for(const KernelTable& table, const Kernels& kernels, const StepBuffers& buffers) {
-  const size_t moment = dtype_index(buffers.moment_dtype);
-  ZS_CHECK(moment < kMomentDtypes, "moments are fp32 or bf16, got ", name_of(buffers.moment_dtype));
+  const size_t moment = moment_index(buffers.moment_dtype);
   const auto kernel = kernels[moment][dtype_index(buffers.grad_dtype)][param_index(buffers)];
   ZS_CHECK(kernel != nullptr, "the kernels of ", table.name, " keep moments in fp32 alone");
   return kernel;
@@ -105,6 +115,30 @@ AdagradConstants constants(const StepBuffers& buffers, const AdagradArgs& args) 
   };
 }
 
+// Encodes a block, and returns its scale. -1 is no value of the signed map: where the largest magnitude was negative,
+// decoded values have none as large as their scale. They would get other codes with the largest as their scale.
+float encode_block(const KernelTable& table, const float* values, bool is_signed, uint8_t* codes) {
+  float most = 0, lowest = 0;
+  for (int64_t i = 0; i < kScaledNumel; ++i) {
+    most = std::max(most, std::fabs(values[i]));
+    lowest = std::min(lowest, values[i]);
+  }
+  const auto gives_values = [&](float scale) {
+    float decoded[kScaledNumel];
+    table.encode(values, scale, is_signed, codes);
+    table.decode(codes, scale, is_signed, decoded);
+    return std::equal(values, values + kScaledNumel, decoded);
+  };
+  if (gives_values(most) || !is_signed || -lowest < most) return most;
+  constexpr double kLowest = 1 - 0.45 / 64;
+  float scale = static_cast<float>(double{most} / kLowest);
+  for (int i = 0; i < 3; ++i) scale = std::nextafter(scale, 0.0f);
+  for (int i = 0; i < 7; ++i, scale = std::nextafter(scale, std::numeric_limits<float>::infinity()))
+    if (gives_values(scale)) return scale;
+  table.encode(values, most, is_signed, codes);
+  return most;
+}
+
 // A bijection of 64 bits that spreads neighbours: the output function of splitmix64.
 uint64_t mix(uint64_t bits) {
   bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
@@ -172,6 +206,38 @@ void adagrad(const KernelTable& table, const StepBuffers& buffers, void* sum, co
   check_step(args.step);
   const auto kernel = kernel_for(table, table.adagrad, buffers);
   kernel(buffers, sum, constants(buffers, args));
+}
+
+void decode(const KernelTable& table, CodedValues from, int64_t begin, int64_t end, float* to) {
+  uint8_t codes[kScaledNumel] = {};
+  float values[kScaledNumel];
+  for (int64_t at = begin; at < end;) {
+    const int64_t block = at / kScaledNumel, first = at % kScaledNumel;
+    const int64_t count = std::min(kScaledNumel - first, end - at);
+    std::memcpy(codes + first, static_cast<const uint8_t*>(from.codes) + at, size_t(count));
+    table.decode(codes, from.scales[block], from.is_signed, values);
+    std::copy_n(values + first, count, to + (at - begin));
+    at += count;
+  }
+}
+
+void encode(const KernelTable& table, const float* values, int64_t numel, CodedValues to) {
+  for (int64_t at = 0; at < numel; at += kScaledNumel) {
+    float block[kScaledNumel] = {};
+    uint8_t codes[kScaledNumel];
+    const int64_t count = std::min(kScaledNumel, numel - at);
+    std::copy_n(values + at, count, block);
+    to.scales[at / kScaledNumel] = encode_block(table, block, to.is_signed, codes);
+    std::memcpy(static_cast<uint8_t*>(to.codes) + at, codes, size_t(count));
+  }
+}
+
+void decode(CodedValues from, int64_t begin, int64_t end, float* to) {
+  decode(active_table(), from, begin, end, to);
+}
+
+void encode(const float* values, int64_t numel, CodedValues to) {
+  encode(active_table(), values, numel, to);
 }
 
 void pack(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel) {

@@ -50,9 +50,12 @@ struct StepBuffers {
   DType param_dtype = DType::kBFloat16;
   float grad_scale = 1;  // gradients are multiplied by this first: 1 / loss scale, times the clip factor
   int64_t numel = 0;
-  DType moment_dtype = DType::kFloat32;  // or bf16, rounded at random
-  RandomBits random = {};                // with bf16
-  bool takes_written = false;            // for a device's kernels: a master that does not round to `param` becomes it
+  // Or bf16, rounded at random; or kOther1, 8-bit codes. Then the range begins with a block of kScaledNumel elements of
+  // one parameter, and has elements of that parameter alone.
+  DType moment_dtype = DType::kFloat32;
+  RandomBits random = {};      // with bf16
+  float* scales[2] = {};       // with codes: of each moment, one for each block
+  bool takes_written = false;  // for a device's kernels: a master that does not round to `param` becomes it
 };
 
 // The formulas and the order of operations are those of torch.optim (2.13), per element in fp32.
@@ -63,8 +66,20 @@ struct AdamArgs {
   bool maximize = false;
   int64_t step = 1;  // 1 for the first update
 };
-// Moments are fp32, or bf16 if the buffers say so.
+// Moments are of the dtype that the buffers name.
 void adam(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const AdamArgs& args);
+
+// Values as 8-bit codes, with one scale for each kScaledNumel elements: see Note [The dynamic map]. The first moment of
+// an optimizer is signed, the second one is not.
+struct CodedValues {
+  void* codes = nullptr;
+  float* scales = nullptr;
+  bool is_signed = true;
+};
+// The values of elements `begin` to `end`, counted from the first of the codes.
+void decode(CodedValues from, int64_t begin, int64_t end, float* to);
+// Values that decode() has given become codes that give them again. The last block may be incomplete.
+void encode(const float* values, int64_t numel, CodedValues to);
 
 struct SgdArgs {
   double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;

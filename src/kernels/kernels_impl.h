@@ -94,13 +94,19 @@ inline void for_each_vector(int64_t numel, const Step& step) {
   }
 }
 
+constexpr int64_t kLargeNumel = 1 << 16;  // with fp32 weights, gradients and moments: 1 MiB
+
+// To a vector of T.
+template <class V, typename T>
+inline bool is_aligned_to(const void* address) {
+  return reinterpret_cast<uintptr_t>(address) % (sizeof(T) * V::kWidth) == 0;
+}
+
 // Like for_each_vector; store_last to `out`, an array of T, streams when the range is larger than a core's caches.
 template <class V, typename T, class Step>
 inline void for_each_vector_streaming(int64_t numel, const void* out, const Step& step) {
-  constexpr int64_t kLargeNumel = 1 << 16;  // with fp32 weights, gradients and moments: 1 MiB
   if constexpr (V::kStreams) {
-    constexpr uintptr_t kVectorBytes = sizeof(T) * V::kWidth;
-    if (numel >= kLargeNumel && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0) {
+    if (numel >= kLargeNumel && is_aligned_to<V, T>(out)) {
       const int64_t whole = numel - numel % V::kWidth;
       for (int64_t i = 0; i < whole; i += V::kWidth) step(StreamingBody<V>{{i}});
       if (whole < numel) step(Tail<V>{whole, static_cast<int>(numel - whole)});

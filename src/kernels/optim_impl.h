@@ -1,4 +1,5 @@
 #pragma once
+#include "kernels/codes_impl.h"
 #include "kernels/kernels_impl.h"
 #include "kernels/rows_impl.h"
 
@@ -28,6 +29,17 @@ inline void for_each_weight(const StepBuffers& buffers, const Step& step) {
     for_each_vector<V>(buffers.numel, step);
   } else {
     for_each_vector_streaming<V, Param>(buffers.numel, buffers.param, step);
+  }
+}
+
+// `make_step(first, second)` makes the step of these moments.
+template <class V, typename Param, typename Moment, class MakeStep>
+inline void update_all(const StepBuffers& buffers, void* first, void* second, const MakeStep& make_step) {
+  if constexpr (std::is_same_v<Moment, Code8>) {
+    CodedBlocks<V, Param> blocks(buffers, first, second);
+    blocks.for_each(make_step(first ? blocks.first() : nullptr, blocks.second()));
+  } else {
+    for_each_weight<V, Param>(buffers, make_step(first, second));
   }
 }
 
@@ -122,6 +134,29 @@ struct Moments<V, Bf16> {
   uint32_t high_;
 };
 
+// 8-bit codes: CodedBlocks has the values of the block around the place.
+template <class V>
+struct Moments<V, Code8> {
+  explicit Moments(const StepBuffers& /*buffers*/) {}
+  struct Draw {};
+  template <class Where>
+  Draw draw(Where /*where*/) const {
+    return {};
+  }
+  template <class Where>
+  typename V::F load(Where where, const void* from) const {
+    return V::template load<float>(static_cast<const float*>(from) + where.index % kScaledNumel);
+  }
+  template <class Where>
+  void store_first(Where where, void* to, typename V::F value, Draw /*draw*/) const {
+    V::template store<float>(static_cast<float*>(to) + where.index % kScaledNumel, value);
+  }
+  template <class Where>
+  void store_second(Where where, void* to, typename V::F value, Draw draw) const {
+    store_first(where, to, value, draw);
+  }
+};
+
 // AdamConstants as vectors.
 template <class V>
 struct AdamFactors {
@@ -187,7 +222,9 @@ class AdamStep {
 
 template <class V, typename Grad, typename Param, typename Moment>
 void adam_kernel(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const AdamConstants& c) {
-  for_each_weight<V, Param>(buffers, AdamStep<V, Grad, Param, Moment>(buffers, exp_avg, exp_avg_sq, c));
+  update_all<V, Param, Moment>(buffers, exp_avg, exp_avg_sq, [&](void* first, void* second) {
+    return AdamStep<V, Grad, Param, Moment>(buffers, first, second, c);
+  });
 }
 
 template <class V, typename Grad, typename Param, typename Moment>
@@ -235,7 +272,8 @@ class SgdStep {
 
 template <class V, typename Grad, typename Param, typename Moment>
 void sgd_kernel(const StepBuffers& buffers, void* momentum_buffer, const SgdConstants& c) {
-  for_each_weight<V, Param>(buffers, SgdStep<V, Grad, Param, Moment>(buffers, momentum_buffer, c));
+  update_all<V, Param, Moment>(buffers, momentum_buffer, nullptr,
+                               [&](void* first, void*) { return SgdStep<V, Grad, Param, Moment>(buffers, first, c); });
 }
 
 template <class V, typename Grad, typename Param, typename Moment>
@@ -275,7 +313,8 @@ class LionStep {
 
 template <class V, typename Grad, typename Param, typename Moment>
 void lion_kernel(const StepBuffers& buffers, void* exp_avg, const LionConstants& c) {
-  for_each_weight<V, Param>(buffers, LionStep<V, Grad, Param, Moment>(buffers, exp_avg, c));
+  update_all<V, Param, Moment>(buffers, exp_avg, nullptr,
+                               [&](void* first, void*) { return LionStep<V, Grad, Param, Moment>(buffers, first, c); });
 }
 
 template <class V, typename Grad, typename Param, typename Moment>
@@ -314,7 +353,9 @@ class AdagradStep {
 
 template <class V, typename Grad, typename Param, typename Moment>
 void adagrad_kernel(const StepBuffers& buffers, void* sum, const AdagradConstants& c) {
-  for_each_weight<V, Param>(buffers, AdagradStep<V, Grad, Param, Moment>(buffers, sum, c));
+  update_all<V, Param, Moment>(buffers, sum, nullptr, [&](void* first, void*) {
+    return AdagradStep<V, Grad, Param, Moment>(buffers, first, c);
+  });
 }
 
 template <class V>
@@ -332,7 +373,7 @@ constexpr KernelTable make_table(const char* name) {
 #define ZS_STEPS_WITH(kernel, moment) \
   { ZS_STEP_ROW(kernel, float, moment), ZS_STEP_ROW(kernel, Bf16, moment), ZS_STEP_ROW(kernel, Fp16, moment) }
 #define ZS_STEPS(kernel) \
-  { ZS_STEPS_WITH(kernel, float), ZS_STEPS_WITH(kernel, Bf16) }
+  { ZS_STEPS_WITH(kernel, float), ZS_STEPS_WITH(kernel, Bf16), ZS_STEPS_WITH(kernel, Code8) }
   return {
       name,
       ZS_PAIRS(pack_kernel),
@@ -343,6 +384,8 @@ constexpr KernelTable make_table(const char* name) {
       ZS_STEPS(sgd_kernel),
       ZS_STEPS(lion_kernel),
       ZS_STEPS(adagrad_kernel),
+      decode_kernel<V>,
+      encode_kernel<V>,
       rms_norm_kernel<V>,
       rms_norm_backward_kernel<V>,
       rotate_kernel<V>,

@@ -82,6 +82,31 @@ struct Avx2 {
     return _mm256_blendv_ps(b, a, _mm256_cmp_ps(_mm256_sub_ps(a, a), _mm256_setzero_ps(), _CMP_EQ_OQ));
   }
 
+  static I load_codes(const void* from) {
+    return reinterpret_cast<I>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from))));
+  }
+  static void store_codes(void* to, I codes) {
+    const auto wide = reinterpret_cast<__m256i>(codes);
+    const __m128i half = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64(static_cast<__m128i*>(to), _mm_packus_epi16(half, half));
+  }
+  static F from_integer(I value) { return _mm256_cvtepi32_ps(reinterpret_cast<__m256i>(value)); }
+  static I truncate(F value) { return reinterpret_cast<I>(_mm256_cvttps_epi32(value)); }
+  static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static I count_above(F a, F b, I count) {
+    return count - reinterpret_cast<I>(_mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
+  }
+  struct Table {
+    F low, high;
+  };
+  static constexpr bool kWideTables = false;
+  static Table table(const float* entries) { return {_mm256_load_ps(entries), _mm256_load_ps(entries + 8)}; }
+  static F lookup(const Table& table, I entry) {
+    const auto number = reinterpret_cast<__m256i>(entry);
+    const F low = _mm256_permutevar8x32_ps(table.low, number), high = _mm256_permutevar8x32_ps(table.high, number);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(number, 28)));
+  }
+
   static D zero() { return _mm256_setzero_pd(); }
   static void widen(F value, D* parts) {
     parts[0] = _mm256_cvtps_pd(_mm256_castps256_ps128(value));

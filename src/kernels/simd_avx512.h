@@ -4,6 +4,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 #if defined(__GNUC__) && !defined(__clang__)
@@ -91,6 +92,29 @@ struct Avx512 {
   }
   static F finite_or(F a, F b) {
     return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(_mm512_sub_ps(a, a), _mm512_setzero_ps(), _CMP_EQ_OQ), a);
+  }
+
+  static I load_codes(const void* from) {
+    return reinterpret_cast<I>(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from))));
+  }
+  static void store_codes(void* to, I codes) {
+    _mm_storeu_si128(static_cast<__m128i*>(to), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(codes)));
+  }
+  static F from_integer(I value) { return _mm512_cvtepi32_ps(reinterpret_cast<__m512i>(value)); }
+  static I truncate(F value) { return reinterpret_cast<I>(_mm512_cvttps_epi32(value)); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static I count_above(F a, F b, I count) {
+    const auto before = reinterpret_cast<__m512i>(count);
+    const __mmask16 above = _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+    return reinterpret_cast<I>(_mm512_mask_add_epi32(before, above, before, _mm512_set1_epi32(1)));
+  }
+  using Table = F;
+  static Table table(const float* entries) { return _mm512_load_ps(entries); }
+  static F lookup(Table table, I entry) { return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(entry), table); }
+  static constexpr bool kWideTables = true;
+  static F lookup_wide(const float* entries, I entry) {
+    return _mm512_permutex2var_ps(_mm512_load_ps(entries), reinterpret_cast<__m512i>(entry),
+                                  _mm512_load_ps(entries + kWidth));
   }
 
   static D zero() { return _mm512_setzero_pd(); }

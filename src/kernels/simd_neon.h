@@ -70,6 +70,31 @@ struct Neon {
   }
   static F finite_or(F a, F b) { return vbslq_f32(vceqq_f32(vsubq_f32(a, a), vdupq_n_f32(0)), a, b); }
 
+  static I load_codes(const void* from) {
+    uint32_t four = 0;
+    std::memcpy(&four, from, sizeof four);
+    return vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+  }
+  static void store_codes(void* to, I codes) {
+    const uint16x4_t half = vmovn_u32(codes);
+    const uint32_t four = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(half, half))), 0);
+    std::memcpy(to, &four, sizeof four);
+  }
+  static F from_integer(I value) { return vcvtq_f32_u32(value); }
+  static I truncate(F value) { return vcvtq_u32_f32(value); }
+  static F min(F a, F b) { return vminq_f32(a, b); }
+  static I count_above(F a, F b, I count) { return vsubq_u32(count, vcgtq_f32(a, b)); }
+  using Table = uint8x16x4_t;
+  static constexpr bool kWideTables = false;
+  static Table table(const float* entries) {
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(entries);
+    return {{vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)}};
+  }
+  static F lookup(const Table& table, I entry) {
+    const I bytes = entry * 0x04040404u + 0x03020100u;
+    return vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(bytes)));
+  }
+
   static D zero() { return vdupq_n_f64(0); }
   static void widen(F value, D* parts) {
     parts[0] = vcvt_f64_f32(vget_low_f32(value));

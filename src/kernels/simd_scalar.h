@@ -58,6 +58,22 @@ struct Scalar {
   // a where it is finite, else b.
   static F finite_or(F a, F b) { return std::isfinite(a) ? a : b; }
 
+  // 8-bit codes as integers, and integers up to 255 as codes.
+  static I load_codes(const void* from) { return *static_cast<const uint8_t*>(from); }
+  static void store_codes(void* to, I codes) { *static_cast<uint8_t*>(to) = static_cast<uint8_t>(codes); }
+  static F from_integer(I value) { return static_cast<float>(value); }
+  static I truncate(F value) { return static_cast<uint32_t>(value); }  // from 0 to 2^31
+  static F min(F a, F b) { return a < b ? a : b; }
+  // One more than `count` where a > b.
+  static I count_above(F a, F b, I count) { return count + (a > b ? 1u : 0u); }
+  // 16 entries, aligned to 64 bytes, and those of numbers below 16.
+  using Table = const float*;
+  static Table table(const float* entries) { return entries; }
+  static F lookup(Table table, I entry) { return table[entry]; }
+  // Whether lookup_wide(), the same of 32 entries, exists.
+  static constexpr bool kWideTables = true;
+  static F lookup_wide(const float* entries, I entry) { return entries[entry]; }
+
   static D zero() { return 0; }
   // value in fp64, kParts vectors of it.
   static void widen(F value, D* parts) { parts[0] = value; }

@@ -35,8 +35,8 @@ struct AdagradConstants {
 constexpr int kDtypes = 3;
 // Index of a StepBuffers with no `param`.
 constexpr int kNoParam = kDtypes;
-// Moments are fp32 or bf16, by dtype_index.
-constexpr int kMomentDtypes = 2;
+// Moments are fp32, bf16 or 8-bit codes.
+constexpr int kMomentDtypes = 3;
 
 struct KernelTable {
   using Pack = void (*)(const void* src, void* dst, float scale, int64_t numel);
@@ -56,6 +56,9 @@ struct KernelTable {
   Sgd sgd[kMomentDtypes][kDtypes][kDtypes + 1];
   Lion lion[kMomentDtypes][kDtypes][kDtypes + 1];
   Adagrad adagrad[kMomentDtypes][kDtypes][kDtypes + 1];
+  // Of a block of kScaledNumel elements.
+  void (*decode)(const void* codes, float scale, bool is_signed, float* values);
+  void (*encode)(const float* values, float scale, bool is_signed, void* codes);
   decltype(&kernels::rms_norm) rms_norm;
   decltype(&kernels::rms_norm_backward) rms_norm_backward;
   decltype(&kernels::rotate) rotate;
@@ -81,6 +84,8 @@ void pack_add(const KernelTable&, const void* src, DType src_dtype, void* dst, D
 void sum_in_order(const KernelTable&, std::span<const void* const> pieces, DType dtype, float scale, void* out,
                   DType out_dtype, bool accumulate, int64_t numel);
 TwofoldSum sum_of_squares(const KernelTable&, const void* data, DType dtype, int64_t numel);
+void decode(const KernelTable&, CodedValues from, int64_t begin, int64_t end, float* to);
+void encode(const KernelTable&, const float* values, int64_t numel, CodedValues to);
 void adam(const KernelTable&, const StepBuffers&, void* exp_avg, void* exp_avg_sq, const AdamArgs&);
 void sgd(const KernelTable&, const StepBuffers&, void* momentum_buffer, const SgdArgs&);
 void lion(const KernelTable&, const StepBuffers&, void* exp_avg, const LionArgs&);

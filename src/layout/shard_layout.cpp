@@ -13,16 +13,18 @@ Range intersect(Range a, Range b) {
   return both.size() > 0 ? both : Range{};
 }
 
-ShardLayout::ShardLayout(std::span<const int64_t> numels, int world_size) : world_size_(world_size) {
+ShardLayout::ShardLayout(std::span<const int64_t> numels, int world_size, int64_t alignment) : world_size_(world_size) {
   ZS_CHECK(world_size > 0, "world_size must be positive, got ", world_size);
+  ZS_ASSERT(alignment > 0 && kBlockNumel % alignment == 0, "parameters cannot begin at multiples of ", alignment);
   const int64_t limit = std::numeric_limits<int64_t>::max() / 2 - kBlockNumel * world_size;
   int64_t end = 0;
   params_.reserve(numels.size());
   for (const int64_t numel : numels) {
     ZS_CHECK(numel >= 0, "numel must not be negative, got ", numel);
-    ZS_CHECK(numel <= limit - end, "a unit of more than ", limit, " elements cannot be laid out");
-    params_.push_back({end, end + numel});
-    end += numel;
+    const int64_t begin = align_up(end, alignment);
+    ZS_CHECK(numel <= limit - begin, "a unit of more than ", limit, " elements cannot be laid out");
+    params_.push_back({begin, begin + numel});
+    end = begin + numel;
   }
   shard_numel_ = align_up(ceil_div(end, world_size), kBlockNumel);
 }

@@ -19,22 +19,32 @@ Range intersect(Range a, Range b);
 // compute the gradient norm, they sum block by block, so the sums do not depend on the number of ranks.
 inline constexpr int64_t kBlockNumel = 1024;
 
-// Maps parameters to a flat buffer cut into equal shards, one per rank. All padding is at the tail, so the flat
-// position of an element does not depend on world_size, and another number of ranks can read a checkpoint. Immutable
-// and without tensors, because the planner, the runtime and the checkpoint reader share it.
+// Elements of a parameter whose moments share one scale, where moments are stored in 8 bits.
+inline constexpr int64_t kScaledNumel = 256;
+// Smaller parameters keep fp32 moments.
+inline constexpr int64_t kLeastCodedNumel = 4096;
+
+// Maps parameters to a flat buffer cut into equal shards, one per rank. Padding lies between parameters, where their
+// alignment asks for it, and at the tail, so the flat position of an element does not depend on world_size, and another
+// number of ranks can read a checkpoint. Immutable and without tensors, because the planner, the runtime and the
+// checkpoint reader share it.
 class ShardLayout {
  public:
-  // Parameters keep the order of `numels`; a numel may be 0. Throws ValueError on a negative numel, a world_size
-  // below 1, or more elements than an int64 can count.
-  ShardLayout(std::span<const int64_t> numels, int world_size);
+  // Parameters keep the order of `numels`; a numel may be 0. Each begins at a multiple of `alignment`, which divides
+  // kBlockNumel. Throws ValueError on a negative numel, a world_size below 1, or more elements than an int64 can count.
+  ShardLayout(std::span<const int64_t> numels, int world_size, int64_t alignment = 1);
 
   int world_size() const { return world_size_; }
   size_t num_params() const { return params_.size(); }
-  int64_t numel() const { return params_.empty() ? 0 : params_.back().end; }
-  int64_t shard_numel() const { return shard_numel_; }  // a multiple of kBlockNumel
+  int64_t numel() const { return params_.empty() ? 0 : params_.back().end; }  // with padding between parameters
+  int64_t shard_numel() const { return shard_numel_; }                        // a multiple of kBlockNumel
   int64_t padded_numel() const { return shard_numel_ * world_size_; }
 
   const Range& param(size_t index) const { return params_.at(index); }
+  // The padding behind parameter `index`, up to the next one or to the end of the last shard.
+  Range padding_behind(size_t index) const {
+    return {param(index).end, index + 1 < params_.size() ? params_[index + 1].begin : padded_numel()};
+  }
   Range shard(int rank) const { return {rank * shard_numel_, (rank + 1) * shard_numel_}; }
 
   // Returns the elements of parameter `index` that `rank` owns, as flat positions; empty if it owns none.

@@ -15,7 +15,7 @@ int64_t ParamSpec::numel() const {
 
 int64_t UnitLayout::numel() const {
   int64_t sum = 0;
-  for (const FlatGroup& group : groups) sum += group.layout.numel();
+  for (const ParamSpec& param : params) sum += param.numel();
   return sum;
 }
 
@@ -32,8 +32,8 @@ int64_t UnitLayout::shard_bytes() const {
 }
 
 UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size) {
-  // The key is (frozen, dtype, is_matrix), so trainable groups come first.
-  std::map<std::tuple<bool, DType, bool>, std::vector<size_t>> by_kind;
+  // The key is (frozen, dtype, is_matrix, is_coded), so trainable groups come first.
+  std::map<std::tuple<bool, DType, bool, bool>, std::vector<size_t>> by_kind;
   for (size_t i = 0; i < params.size(); ++i) {
     const ParamSpec& param = params[i];
     ZS_CHECK(!param.requires_grad || is_floating_point(param.dtype), "parameter '", param.name(),
@@ -41,14 +41,16 @@ UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int
              " bytes that cannot be trained (complex, 8-bit): only fp32, bf16 and fp16 can");
     ZS_CHECK(!param.requires_grad || param.dtype != DType::kFloat64, "parameter '", param.name(),
              "' is fp64 and requires a gradient: only fp32, bf16 and fp16 can be trained. Convert it, or freeze it");
-    by_kind[{!param.requires_grad, param.dtype, param.requires_grad && param.is_matrix}].push_back(i);
+    const bool trains = param.requires_grad;
+    by_kind[{!trains, param.dtype, trains && param.is_matrix, trains && param.is_coded}].push_back(i);
   }
   UnitLayout unit{std::move(name), std::move(params), {}};
   for (auto& [kind, indices] : by_kind) {
     std::vector<int64_t> numels;
     for (const size_t i : indices) numels.push_back(unit.params[i].numel());
-    const auto [is_frozen, dtype, is_matrix] = kind;
-    unit.groups.push_back({dtype, !is_frozen, std::move(indices), ShardLayout(numels, world_size), is_matrix});
+    const auto [is_frozen, dtype, is_matrix, is_coded] = kind;
+    const ShardLayout layout(numels, world_size, is_coded ? kScaledNumel : 1);
+    unit.groups.push_back({dtype, !is_frozen, std::move(indices), layout, is_matrix, is_coded});
   }
   return unit;
 }

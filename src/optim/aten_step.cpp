@@ -6,6 +6,9 @@
 
 #include <cmath>
 
+#include "base/align.h"
+#include "layout/shard_layout.h"
+
 namespace zeroshard {
 namespace {
 
@@ -67,6 +70,8 @@ UpdateTensors UpdateTensors::slice(int64_t begin, int64_t end) const {
   const auto cut = [&](const at::Tensor& tensor) { return tensor.defined() ? tensor.slice(0, begin, end) : tensor; };
   UpdateTensors result{cut(master), cut(param), cut(grad), {}};
   for (const at::Tensor& moment : moments) result.moments.push_back(cut(moment));
+  for (const at::Tensor& each : scales)
+    result.scales.push_back(each.slice(0, begin / kScaledNumel, ceil_div(end, kScaledNumel)));
   return result;
 }
 

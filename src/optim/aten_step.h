@@ -10,7 +10,7 @@ namespace zeroshard {
 // The 1-D tensors of one update, all over the same elements. `master` is undefined when `param` is fp32.
 struct UpdateTensors {
   at::Tensor master, param, grad;
-  std::vector<at::Tensor> moments;
+  std::vector<at::Tensor> moments, scales = {};  // see StateTensors
 
   UpdateTensors slice(int64_t begin, int64_t end) const;
 };

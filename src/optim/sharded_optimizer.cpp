@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/align.h"
 #include "base/check.h"
 #include "base/text_hash.h"
 #include "device/device_kernels.h"
@@ -61,6 +62,8 @@ kernels::StepBuffers buffers_of(const UpdateTensors& tensors, int64_t begin, int
   buffers.grad_scale = grad_scale;
   buffers.numel = end - begin;
   if (!tensors.moments.empty()) buffers.moment_dtype = to_dtype(tensors.moments[0].scalar_type());
+  for (size_t slot = 0; slot < tensors.scales.size(); ++slot)
+    buffers.scales[slot] = tensors.scales[slot].data_ptr<float>() + begin / kScaledNumel;
   return buffers;
 }
 
@@ -248,7 +251,7 @@ void ShardedOptimizer::update_beside(ShardedGroup& group, const at::Tensor& grad
     group.states().lend(run.range, Array::Access::kModify, [&](Range part, const StateTensors& lent) {
       const at::Tensor to = cut(params, part);
       const UpdateTensors tensors{are_masters ? at::Tensor() : lent.master, are_masters ? lent.master : to,
-                                  cut(grads, part), lent.moments};
+                                  cut(grads, part), lent.moments, lent.scales};
       update_on_host(group, part, tensors, update);
       if (are_masters) to.copy_(lent.master);
     });
@@ -268,7 +271,7 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& gr
     grads.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
       const Range here{piece.begin - part.begin, piece.end - part.begin};
       const StateTensors states = lent.slice(here.begin, here.end);
-      update_on_host(group, piece, {states.master, cut(params, here), values, states.moments}, update);
+      update_on_host(group, piece, {states.master, cut(params, here), values, states.moments, states.scales}, update);
     });
   };
   group.lend(range, Array::Access::kModify, {.reads = update.is_open, .writes = true}, on_part);
@@ -298,7 +301,8 @@ void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Upda
              update.step);
 }
 
-// Random numbers count the elements of each parameter: so they are the same wherever shards, loans and pieces are cut.
+// Random numbers and blocks of codes count the elements of each parameter: so they are the same wherever shards, loans
+// and pieces are cut.
 void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors,
                                       const Update& update) const {
   if (!has_narrow_moments(tensors)) return update_stretch(tensors, update, {});
@@ -314,7 +318,10 @@ void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, co
 void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update& update,
                                       const kernels::RandomBits& random) const {
   const bool takes = update.is_open && tensors.master.defined();
-  at::parallel_for(0, tensors.param.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  // Threads share out whole blocks of codes.
+  const int64_t unit = tensors.scales.empty() ? 1 : kScaledNumel, numel = tensors.param.numel();
+  at::parallel_for(0, ceil_div(numel, unit), kGrain / unit, [&](int64_t first, int64_t last) {
+    const int64_t begin = first * unit, end = std::min(last * unit, numel);
     // A piece at a time, what is compared first is in the processor's cache for the update.
     const int64_t piece = takes ? kUpdatedPiece : end - begin;
     for (int64_t from = begin; from < end; from += piece) {
@@ -375,7 +382,13 @@ std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index) {
   } else {
     own = copied(group.states(), range);
   }
-  for (at::Tensor& moment : own.moments) moment = moment.to(at::kFloat);
+  for (size_t slot = 0; slot < own.moments.size(); ++slot) {
+    at::Tensor& moment = own.moments[slot];
+    if (moment.scalar_type() == at::kFloat) continue;
+    const at::Tensor wide = at::empty({range.size()}, at::TensorOptions(at::kFloat));
+    group.states().read_moment(range, int(slot), moment, wide.data_ptr());
+    moment = wide;
+  }
   const int64_t begin = group.updated().begin + range.begin - group.layout().param(index).begin;
   const at::Tensor weights = own.master.defined() ? own.master : group.updated_part(range);
   return ParamSlice{index, weights, own.moments, begin};

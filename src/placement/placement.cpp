@@ -88,9 +88,15 @@ int64_t Held::numel(const ShardLayout& layout) const {
   return extent == Extent::kWhole ? layout.padded_numel() : layout.shard_numel();
 }
 
+int64_t Held::block_bytes() const {
+  const int64_t of_scales = scales && extent != Extent::kNothing ? int64_t{sizeof(float)} * values : 0;
+  return element_bytes() * kScaledNumel + of_scales;
+}
+
 int64_t Held::bytes(const ShardLayout& layout) const {
-  const int64_t away = tier == Tier::kDevice ? 0 : bytes_on(tier, layout);
-  return away + bytes_on(Tier::kDevice, layout);
+  int64_t sum = 0;
+  for (const Tier where : {Tier::kDevice, Tier::kHost, Tier::kFile}) sum += bytes_on(where, layout);
+  return sum;
 }
 
 int64_t Held::numel_on(Tier where, const ShardLayout& layout) const {
@@ -103,7 +109,8 @@ int64_t Held::numel_on(Tier where, const ShardLayout& layout) const {
 }
 
 int64_t Held::bytes_on(Tier where, const ShardLayout& layout) const {
-  return element_bytes() * numel_on(where, layout);
+  const int64_t of_scales = scales == where ? block_bytes() - element_bytes() * kScaledNumel : 0;
+  return element_bytes() * numel_on(where, layout) + of_scales * (numel(layout) / kScaledNumel);
 }
 
 int64_t GroupPlacement::states_on(Tier where, const ShardLayout& layout) const {
@@ -156,6 +163,7 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const DType moment_dtype = device_updates ? DType::kFloat32 : options.moment_dtype;
   if (options.optimizer_slots > 0)
     place.moments = {place.updated, moment_dtype, options.optimizer_slots, state_tier, state_share};
+  if (moment_dtype == kCodes) place.moments.scales = options.on_device ? Tier::kHost : Tier::kDevice;
   return place;
 }
 
@@ -181,6 +189,7 @@ std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const Placem
     for (const FlatGroup& group : unit.groups) {
       PlacementOptions own = options;
       if (group.is_matrix) own.optimizer_slots = 1;  // the momentum
+      if (!group.is_coded && own.moment_dtype == kCodes) own.moment_dtype = DType::kFloat32;
       place.groups.push_back(place_group(group.dtype, group.requires_grad, place.parameters, own));
     }
     table.push_back(std::move(place));

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,8 +35,12 @@ struct Held {
   // on the device if `has_rest`, else they are not stored.
   double share = 1;
   bool has_rest = true;
+  // Where the scales of 8-bit codes lie, one for each kScaledNumel elements: in memory, also of codes in files.
+  std::optional<Tier> scales = std::nullopt;
 
   int64_t element_bytes() const { return extent == Extent::kNothing ? 0 : element_size(dtype) * values; }
+  // Returns the bytes of kScaledNumel elements, scales included.
+  int64_t block_bytes() const;
   int64_t numel(const ShardLayout& layout) const;  // number of elements; each has `values` values
   int64_t bytes(const ShardLayout& layout) const;
   // The number of elements, and their bytes, on the tier `where`.

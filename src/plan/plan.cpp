@@ -16,7 +16,7 @@ namespace {
 // Returns bytes without padding. The single division at the end makes the result correctly rounded, and exact whenever
 // that is possible.
 double ideal_bytes(const Held& held, int64_t numel, int world_size) {
-  const double whole = double(held.element_bytes()) * double(numel);
+  const double whole = double(held.block_bytes()) * double(numel) / double(kScaledNumel);
   return held.extent == Extent::kShard ? whole / double(world_size) : whole;
 }
 
@@ -76,7 +76,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.optimizer_slots = optimizer_slots(config.optimizer.value_or(OptimizerConfig{}));
   if (config.optimizer && config.optimizer->type == OptimizerConfig::Type::kMuon)
     options.matrix_dtype = config.optimizer->ns_gram ? DType::kFloat32 : DType::kBFloat16;
-  options.moment_dtype = config.offload.moment_dtype;
+  options.moment_dtype = config.moment_dtype;
   options.delayed_update = config.offload.delayed_update && on_device;
   // If the caller ends steps, a step may have several micro-batches.
   options.grad_accumulation_steps =
@@ -107,8 +107,11 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   const GroupPlacement place = place_group(options.compute_dtype, /*requires_grad=*/true, parameters, options);
   PlannedBytes planned;
   const auto add = [&](const Held& held, double& device, double PlannedTier::*elsewhere) {
-    const double all = bytes(held), away = held.tier == Tier::kDevice ? 0 : held.share * all;
+    Held codes = held;
+    codes.scales.reset();
+    const double all = bytes(codes), away = held.tier == Tier::kDevice ? 0 : held.share * all;
     if (held.has_rest) device += all - away;
+    (held.scales == Tier::kHost ? planned.host.*elsewhere : device) += bytes(held) - all;
     PlannedTier& there = held.tier == Tier::kFile ? planned.file : planned.host;
     there.*elsewhere += away;
   };

@@ -82,7 +82,8 @@ std::vector<UnitLayout> make_unit_layouts(const ModelShapes& model, const PlanOp
     std::vector<ParamSpec> params;
     for (const ParamShape& param : unit.params) {
       const bool is_matrix = options.matrix_dtype && is_hidden_matrix(param.names, param.shape);
-      params.push_back({param.names, param.shape, options.compute_dtype, /*requires_grad=*/true, is_matrix});
+      params.push_back({param.names, param.shape, options.compute_dtype, /*requires_grad=*/true, is_matrix,
+                        has_coded_moments(param.numel(), options.moment_dtype)});
     }
     layouts.push_back(make_unit_layout(unit.name, std::move(params), options.world_size));
   }

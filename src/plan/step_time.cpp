@@ -67,7 +67,8 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
     if (have_left) bytes.to_host = (all - updated) * e;
     if (updated == 0) return bytes;
   }
-  const double states = 4 + double(place.moments.element_bytes());  // 4 bytes of the master weight, then the moments
+  const double states =
+      4 + double(place.moments.block_bytes()) / double(kScaledNumel);  // the master weight comes first
   bytes.memory = updated * (2 * states + gradient + (is_wide ? 0 : e));
   if (!options.on_device) return bytes;
   if (options.gradient_tier != Tier::kDevice) {

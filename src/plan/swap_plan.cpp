@@ -33,14 +33,16 @@ std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::s
       const GroupPlacement& place = placements[u].groups[g];
       if (place.state_tier() != Tier::kFile) continue;
       const ShardLayout& layout = units[u].groups[g].layout;
-      int slots = 0, half_slots = 0;
+      int slots = 0, narrow_slots = 0, narrow_bytes = 2;
       for (const Held* held : {&place.master_weights, &place.moments}) {
         if (held->extent == Extent::kNothing) continue;
         slots += held->values;
-        if (element_size(held->dtype) == 2) half_slots += held->values;
+        if (element_size(held->dtype) == 4) continue;
+        narrow_slots += held->values;
+        narrow_bytes = int(element_size(held->dtype));
       }
       groups.push_back({place.states_on(Tier::kFile, layout), slots,
-                        concat("group ", g, " of unit '", units[u].name, "'"), half_slots});
+                        concat("group ", g, " of unit '", units[u].name, "'"), narrow_slots, narrow_bytes});
     }
   }
   return groups;

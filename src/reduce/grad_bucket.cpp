@@ -119,12 +119,12 @@ void GradBucket::launch(Span scratch, bool with_local) {
   uses(filling.slot).take();
   pack_waiting(filling);
   for (size_t i = 0; i < group_.params.size(); ++i) {
-    const Range range = group_.layout.param(i);
+    const Range range = group_.layout.param(i), padding = group_.layout.padding_behind(i);
     if (!filling.filled[i]) filling.buffer.slice(0, range.begin, range.end).zero_();
+    // A ring lends a buffer to units of other layouts, so its padding must be zeroed. Nobody writes to the padding of
+    // the bucket's own buffer.
+    if (filling.slot && padding.size() > 0) filling.buffer.slice(0, padding.begin, padding.end).zero_();
   }
-  // A ring lends a buffer to units of other layouts, so its padding must be zeroed. Nobody writes to the padding of the
-  // bucket's own buffer.
-  if (filling.slot && group_.layout.numel() < padded) filling.buffer.slice(0, group_.layout.numel(), padded).zero_();
   if (local_used_ && with_local) {
     local_uses_.take();
     math::pack({local_.view(to_scalar_type(place_.grad_dtype), 0, padded)}, filling.buffer, 1, /*add=*/true);

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
+#include "device/flat_buffer.h"
 #include "device/host_copy.h"
+#include "kernels/kernels.h"
 
 namespace zeroshard {
 namespace {
@@ -26,18 +29,50 @@ Range moved(Range range, int64_t by) {
 
 class SplitReader final : public ArrayReader {
  public:
-  SplitReader(std::unique_ptr<ArrayReader> first, int64_t border, std::unique_ptr<ArrayReader> rest)
-      : first_(std::move(first)), border_(border), rest_(std::move(rest)) {}
+  // `bytes`: of an element, as it is read.
+  SplitReader(std::unique_ptr<ArrayReader> first, int64_t border, std::unique_ptr<ArrayReader> rest, int64_t bytes)
+      : first_(std::move(first)), border_(border), rest_(std::move(rest)), bytes_(bytes) {}
   void read(Range range, void* to) override {
     const Range first = before(range, border_), rest = behind(range, border_);
     if (first.size() > 0) first_->read(first, to);
-    if (rest.size() > 0) rest_->read(rest, static_cast<float*>(to) + first.size());
+    if (rest.size() > 0) rest_->read(rest, static_cast<std::byte*>(to) + first.size() * bytes_);
   }
 
  private:
   std::unique_ptr<ArrayReader> first_;
   int64_t border_;
   std::unique_ptr<ArrayReader> rest_;
+  int64_t bytes_;
+};
+
+at::Tensor scales_of(const at::Tensor& all, int64_t begin, int64_t end) {
+  ZS_ASSERT(begin % kScaledNumel == 0, "element ", begin, " is inside a block");
+  return all.slice(0, begin / kScaledNumel, ceil_div(end, kScaledNumel));
+}
+
+kernels::CodedValues coded(void* codes, const at::Tensor& scales, int slot) {
+  return {codes, scales.data_ptr<float>(), /*is_signed=*/slot == 0};
+}
+
+// Reads codes, and gives what they stand for.
+class CodeReader final : public ArrayReader {
+ public:
+  CodeReader(std::unique_ptr<ArrayReader> codes, at::Tensor scales, int slot)
+      : codes_(std::move(codes)), scales_(std::move(scales)), slot_(slot) {}
+  void read(Range range, void* to) override {
+    const int64_t first = range.begin / kScaledNumel, begin = range.begin - first * kScaledNumel;
+    bytes_.resize(size_t(begin + range.size()));
+    codes_->read(range, bytes_.data() + begin);
+    kernels::CodedValues from = coded(bytes_.data(), scales_, slot_);
+    from.scales += first;
+    kernels::decode(from, begin, begin + range.size(), static_cast<float*>(to));
+  }
+
+ private:
+  std::unique_ptr<ArrayReader> codes_;
+  at::Tensor scales_;
+  int slot_;
+  std::vector<uint8_t> bytes_;
 };
 
 }  // namespace
@@ -52,6 +87,7 @@ StateTensors StateTensors::slice(int64_t begin, int64_t end) const {
   StateTensors part;
   if (master.defined()) part.master = master.slice(0, begin, end);
   for (const at::Tensor& moment : moments) part.moments.push_back(moment.slice(0, begin, end));
+  for (const at::Tensor& each : scales) part.scales.push_back(scales_of(each, begin, end));
   return part;
 }
 
@@ -59,20 +95,24 @@ Array::Array(std::unique_ptr<Storage> storage, Options options)
     : storage_(std::move(storage)),
       rest_(std::move(options.rest)),
       border_(options.border),
-      has_master_(options.has_master) {
+      has_master_(options.has_master),
+      scales_(std::move(options.scales)) {
   const std::vector<at::Tensor>* const columns = rest_ ? nullptr : storage_->in_memory();
-  if (columns != nullptr) in_memory_ = tensors_of(*columns);
+  // A group may have no column at all, and then it has no number of elements.
+  if (columns != nullptr) in_memory_ = tensors_of({0, columns->empty() ? 0 : storage_->numel()}, *columns);
   if (options.while_a_save_reads) hold_ = std::make_unique<WriteHold>(std::move(*options.while_a_save_reads));
 }
 
 Array::Array(at::Tensor values) : Array(std::make_unique<MemoryStorage>(std::move(values))) {}
 
-Array::Array(StateTensors states) : Array(states_in_memory(states), Options{.has_master = states.master.defined()}) {}
+Array::Array(StateTensors states)
+    : Array(states_in_memory(states), Options{.has_master = states.master.defined(), .scales = states.scales}) {}
 
-StateTensors Array::tensors_of(std::span<const at::Tensor> columns) const {
+StateTensors Array::tensors_of(Range part, std::span<const at::Tensor> columns) const {
   StateTensors tensors;
   if (has_master_) tensors.master = columns.front();
   tensors.moments.assign(columns.begin() + column_of(0), columns.end());
+  for (const at::Tensor& each : scales_) tensors.scales.push_back(scales_of(each, part.begin, part.end));
   return tensors;
 }
 
@@ -87,12 +127,31 @@ void Array::lend_columns(Range range, std::optional<int> column, Access access, 
 
 void Array::lend(Range range, Access access, const Borrower& use) {
   lend_columns(range, std::nullopt, access,
-               [&](Range part, std::span<const at::Tensor> columns) { use(part, tensors_of(columns)); });
+               [&](Range part, std::span<const at::Tensor> columns) { use(part, tensors_of(part, columns)); });
 }
 
 void Array::lend_one(Range range, int state, Access access, const BorrowerOfOne& use) {
   lend_columns(range, column_of(state), access,
                [&](Range part, std::span<const at::Tensor> columns) { use(part, columns.front()); });
+}
+
+void Array::write_moment(Range range, int slot, const at::Tensor& values) {
+  const at::Tensor from = has_codes() ? values.to(at::kCPU, at::kFloat).contiguous() : values;
+  lend_one(range, slot, Access::kOverwrite, [&](Range part, const at::Tensor& to) {
+    const at::Tensor piece = from.slice(0, part.begin - range.begin, part.end - range.begin);
+    if (!has_codes()) return void(to.copy_(piece));
+    const at::Tensor scales = scales_of(scales_.at(size_t(slot)), part.begin, part.end);
+    kernels::encode(piece.const_data_ptr<float>(), part.size(), coded(to.data_ptr(), scales, slot));
+  });
+}
+
+void Array::read_moment(Range part, int slot, const at::Tensor& values, void* to) const {
+  if (!has_codes()) return void(view_memory(to, part.size(), at::kFloat, at::kCPU).copy_(values));
+  const int64_t first = part.begin / kScaledNumel, begin = part.begin - first * kScaledNumel;
+  std::byte* const codes = static_cast<std::byte*>(values.data_ptr()) - begin;
+  kernels::CodedValues from = coded(codes, scales_.at(size_t(slot)), slot);
+  from.scales += first;
+  kernels::decode(from, begin, begin + part.size(), static_cast<float*>(to));
 }
 
 std::optional<ChunkStore::Announced> Array::place_in_files(Range range) const {
@@ -107,8 +166,13 @@ void Array::will_need(Range range) {
 
 std::unique_ptr<ArrayReader> Array::reader(int state) {
   const int column = column_of(state);
-  std::unique_ptr<ArrayReader> first = storage_->reader(column);
-  return rest_ ? std::make_unique<SplitReader>(std::move(first), border_, rest_->reader(column)) : std::move(first);
+  const bool are_codes = has_codes() && state != kMasterWeights;
+  std::unique_ptr<ArrayReader> values = storage_->reader(column);
+  if (rest_)
+    values = std::make_unique<SplitReader>(std::move(values), border_, rest_->reader(column),
+                                           are_codes ? int64_t{1} : int64_t{sizeof(float)});
+  if (!are_codes) return values;
+  return std::make_unique<CodeReader>(std::move(values), scales_.at(size_t(state)), state);
 }
 
 void Array::read(Range range, void* to) {

@@ -21,7 +21,10 @@ inline constexpr int kMasterWeights = -1;
 struct StateTensors {
   at::Tensor master;                // undefined: the parameters are fp32, and their own master weights
   std::vector<at::Tensor> moments;  // by slot
+  // By slot, of moments in 8-bit codes: one for each kScaledNumel elements.
+  std::vector<at::Tensor> scales = {};
 
+  // With scales, `begin` is a multiple of kScaledNumel.
   StateTensors slice(int64_t begin, int64_t end) const;
   const at::Tensor& at(int state) const { return state == kMasterWeights ? master : moments.at(size_t(state)); }
 };
@@ -41,6 +44,8 @@ class Array {
 
   struct Options {
     bool has_master = false;  // the first column is the master weights
+    // Of moments in 8-bit codes, by slot: memory that outlives the array, wherever the codes lie.
+    std::vector<at::Tensor> scales = {};
     // Elements from `border` on lie in `rest`, which counts them from there.
     int64_t border = std::numeric_limits<int64_t>::max();
     std::unique_ptr<Storage> rest = nullptr;
@@ -59,6 +64,13 @@ class Array {
   void lend(Range range, Access access, const Borrower& use);
   // The same for one state alone, the moment of a slot or kMasterWeights: others are not fetched.
   void lend_one(Range range, int state, Access access, const BorrowerOfOne& use);
+  // Writes values to a moment, however it is stored. Codes: the range has whole blocks of kScaledNumel elements, except
+  // at the end of a parameter.
+  void write_moment(Range range, int slot, const at::Tensor& values);
+  // Values of a moment, of which `values` were lent for `part`, as fp32 at `to` on the host.
+  void read_moment(Range part, int slot, const at::Tensor& values, void* to) const;
+  // Whether moments are 8-bit codes.
+  bool has_codes() const { return !scales_.empty(); }
   // The same for an array of one column.
   void lend(Range range, Access access, const BorrowerOfOne& use) { lend_one(range, 0, access, use); }
   void will_need(Range range);
@@ -90,12 +102,14 @@ class Array {
 
  private:
   int column_of(int state) const { return has_master_ ? state + 1 : state; }
-  StateTensors tensors_of(std::span<const at::Tensor> columns) const;
+  // `part`: the elements that the columns hold.
+  StateTensors tensors_of(Range part, std::span<const at::Tensor> columns) const;
   void lend_columns(Range range, std::optional<int> column, Access access, const Storage::Use& use);
 
   std::unique_ptr<Storage> storage_, rest_;
   int64_t border_;
   bool has_master_;
+  std::vector<at::Tensor> scales_;
   std::optional<StateTensors> in_memory_;
   std::unique_ptr<WriteHold> hold_;
 };

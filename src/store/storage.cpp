@@ -28,7 +28,9 @@ class MemoryReader final : public ArrayReader {
  public:
   explicit MemoryReader(at::Tensor values) : values_(std::move(values)) {}
   void read(Range range, void* to) override {
-    if (values_.scalar_type() == at::kFloat) {
+    if (values_.scalar_type() == at::kByte) {
+      std::copy_n(values_.const_data_ptr<uint8_t>() + range.begin, range.size(), static_cast<uint8_t*>(to));
+    } else if (values_.scalar_type() == at::kFloat) {
       std::copy_n(values_.const_data_ptr<float>() + range.begin, range.size(), static_cast<float*>(to));
     } else {
       std::copy_n(values_.const_data_ptr<at::BFloat16>() + range.begin, range.size(), static_cast<float*>(to));
@@ -44,7 +46,7 @@ class FileReader final : public ArrayReader {
   FileReader(ChunkReader reader, DType type, bool packed) : reader_(std::move(reader)), type_(type), packed_(packed) {}
   void read(Range range, void* to) override {
     const int64_t size = element_size(type_);
-    if (packed_) return reader_.read_bytes({range.begin * size, range.end * size}, to);
+    if (packed_ || size == 1) return reader_.read_bytes({range.begin * size, range.end * size}, to);
     if (type_ == DType::kFloat32) return reader_.read(range, to);
     reader_.read(range, static_cast<std::byte*>(to) + range.size() * 2);
     widen(static_cast<float*>(to), range.size());

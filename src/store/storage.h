@@ -21,7 +21,7 @@ namespace zeroshard {
 class ArrayReader {
  public:
   virtual ~ArrayReader() = default;
-  // Optimizer states are read as fp32, and packed values as they are.
+  // Optimizer states are read as fp32, and packed values and codes as they are.
   virtual void read(Range range, void* to) = 0;
 };
 

@@ -244,17 +244,23 @@ TEST(ConfigErrors, GradientsAreInMemory) {
                  {concat("zeroshard.offload.gradients = ", place), "must be one of auto, device, cpu, nvme"});
 }
 
-TEST(ConfigErrors, MomentsHaveOneOfTwoDtypes) {
-  const auto moments = [](const std::string& dtype) {
-    return concat(R"({"zeroshard": {"offload": {"moment_dtype": )", dtype, "}}}");
-  };
-  EXPECT_EQ(configuration("{}").config.offload.moment_dtype, DType::kFloat32);
-  EXPECT_EQ(configuration(moments(R"("fp32")")).config.offload.moment_dtype, DType::kFloat32);
-  const Config narrow = configuration(moments(R"("BF16")")).config;
-  EXPECT_EQ(narrow.offload.moment_dtype, DType::kBFloat16);
-  EXPECT_NE(narrow.digest(), configuration("{}").config.digest());  // ranks must agree
-  for (const char* const dtype : {R"("fp16")", R"("bfloat16")", "16", "true"})
-    expect_error(moments(dtype), {concat("zeroshard.offload.moment_dtype = ", dtype), "must be one of fp32, bf16"});
+TEST(ConfigErrors, MomentsHaveOneOfThreeDtypes) {
+  for (const bool is_alias : {false, true}) {
+    const std::string key = is_alias ? "zeroshard.offload.moment_dtype" : "zeroshard.moment_dtype";
+    const auto moments = [&](const std::string& dtype) {
+      const std::string own = concat(R"({"moment_dtype": )", dtype, "}");
+      return concat(R"({"zeroshard": )", is_alias ? concat(R"({"offload": )", own, "}") : own, "}");
+    };
+    EXPECT_EQ(configuration("{}").config.moment_dtype, DType::kFloat32);
+    EXPECT_EQ(configuration(moments(R"("fp32")")).config.moment_dtype, DType::kFloat32);
+    EXPECT_EQ(configuration(moments(R"("int8")")).config.moment_dtype, kCodes);
+    const Config narrow = configuration(moments(R"("BF16")")).config;
+    EXPECT_EQ(narrow.moment_dtype, DType::kBFloat16);
+    EXPECT_NE(narrow.digest(), configuration("{}").config.digest());  // ranks must agree
+    for (const char* const dtype : {R"("fp16")", R"("bfloat16")", "16", "true", R"("int4")"})
+      expect_error(moments(dtype), {concat("moment_dtype = ", dtype), "must be one of fp32, bf16, int8"});
+  }
+  expect_error(R"({"zeroshard": {"moment_dtype": "int8", "offload": {"moment_dtype": "bf16"}}})", {"moment_dtype"});
 }
 
 TEST(ConfigErrors, ParametersThatCannotLieInFiles) {

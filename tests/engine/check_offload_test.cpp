@@ -63,24 +63,41 @@ TEST(CheckOffload, AShareIsForZeroshardsOptimizers) {
   }
 }
 
+TEST(CheckOffload, NarrowMomentsNeedAnOptimizerThatHasThem) {
+  using ::testing::HasSubstr;
+  for (const auto& [dtype, name] : {std::pair(DType::kBFloat16, "bf16"), std::pair(kCodes, "int8")}) {
+    Config config;
+    config.moment_dtype = dtype;
+    config.optimizer.emplace();
+    EXPECT_EQ(refusal(config, at::kCPU, ""), "");
+    config.optimizer->type = OptimizerConfig::Type::kSgd;
+    EXPECT_THAT(refusal(config, at::kCPU, ""),
+                HasSubstr(concat("zeroshard.moment_dtype = \"", name, "\": SGD without momentum keeps no moments")));
+    config.optimizer->momentum = 0.9;
+    EXPECT_EQ(refusal(config, at::kCPU, ""), "");
+    config.optimizer->type = OptimizerConfig::Type::kMuon;
+    EXPECT_THAT(refusal(config, at::kCPU, ""), HasSubstr(concat(name, "\": Muon keeps its momenta in fp32")));
+    EXPECT_THAT(refusal(config, at::kCPU, "Adafactor"), HasSubstr(concat(name, "\": Adafactor is an optimizer of")));
+  }
+}
+
 TEST(CheckOffload, NarrowMomentsAreUpdatedByTheHost) {
   const c10::Device gpu(at::kCUDA, 0);
   Config config = in_files();
-  config.offload.moment_dtype = DType::kBFloat16;
+  config.moment_dtype = DType::kBFloat16;
   using ::testing::HasSubstr;
   EXPECT_EQ(refusal(config, gpu, ""), "");
   EXPECT_EQ(refusal(config, at::kCPU, ""), "");
   config.offload_optimizer.device = OffloadDevice::kCpu;
   EXPECT_EQ(refusal(config, gpu, ""), "");
   for (const c10::Device device : {c10::Device(at::kCPU), gpu})
-    EXPECT_THAT(
-        refusal(config, device, "Adafactor"),
-        ::testing::AllOf(HasSubstr("zeroshard.offload.moment_dtype = \"bf16\": Adafactor is an optimizer of your"),
-                         HasSubstr("set \"fp32\"")));
+    EXPECT_THAT(refusal(config, device, "Adafactor"),
+                ::testing::AllOf(HasSubstr("zeroshard.moment_dtype = \"bf16\": Adafactor is an optimizer of your"),
+                                 HasSubstr("set \"fp32\"")));
   const auto told = [&](const Config& refused) {
     EXPECT_EQ(refusal(refused, at::kCPU, ""), "");
     const std::string text = refusal(refused, gpu, "");
-    EXPECT_THAT(text, HasSubstr("or zeroshard.offload.moment_dtype to \"fp32\""));
+    EXPECT_THAT(text, HasSubstr("or zeroshard.moment_dtype to \"fp32\""));
     return text;
   };
   Config wrong = config;

@@ -131,7 +131,7 @@ TEST(ChunkReader, ReadsValuesOf16Bits) {
     ChunkStore store(groups, read_options(directory, buffer_count), posix_io());
     const auto expected = [](size_t slot, int64_t element) { return uint16_t(element * 3 + int64_t(slot) * 1000); };
     for (size_t group = 0; group < groups.size(); ++group) {
-      const size_t wide = size_t(groups[group].slots - groups[group].half_slots);
+      const size_t wide = size_t(groups[group].slots - groups[group].narrow_slots);
       store.lend(group, {0, groups[group].numel}, Access::kOverwrite, [&](Range part, std::span<float* const> slots) {
         for (size_t slot = wide; slot < slots.size(); ++slot)
           for (int64_t i = 0; i < part.size(); ++i)

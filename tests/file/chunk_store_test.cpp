@@ -46,7 +46,7 @@ class Model {
   explicit Model(const std::vector<ChunkGroup>& groups) {
     for (const ChunkGroup& group : groups) {
       values_.emplace_back(size_t(group.slots), std::vector<float>(size_t(group.numel), 0.F));
-      wide_.push_back(size_t(group.slots - group.half_slots));
+      wide_.push_back(size_t(group.slots - group.narrow_slots));
     }
   }
 
@@ -523,7 +523,10 @@ TEST(ChunkTotals, AreThoseOfAllChunks) {
     std::vector<ChunkGroup> groups;
     for (int group = random.between(0, 4); group > 0; --group)
       groups.push_back({random.between(0, 20) * kBlockNumel, random.between(0, kMaxSlots)});
-    for (ChunkGroup& group : groups) group.half_slots = random.between(0, group.slots);
+    for (ChunkGroup& group : groups) {
+      group.narrow_slots = random.between(0, group.slots);
+      group.narrow_bytes = random.between(1, 2);
+    }
     const int64_t chunk_numel = random.between(1, 9) * kBlockNumel;
     const ChunkTotals totals(groups, chunk_numel);
     const ChunkLayout layout(groups, 1, chunk_numel);

@@ -134,7 +134,7 @@ TEST_F(FileStatesTest, NarrowMomentsAreReadAsFp32) {
   for (UnitPlacement& unit : table_)
     for (GroupPlacement& group : unit.groups) group.moments.dtype = DType::kBFloat16;
   groups_ = groups_in_file(units_, table_);
-  EXPECT_EQ(groups_[1].half_slots, 2);
+  EXPECT_EQ(groups_[1].narrow_slots, 2);
   SwapSpace space = make_space();
   const auto kept = make_states(space, 0, 1, 1);
   Array& states = *kept;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/half.h"
+#include "kernels/narrow_moments.h"
 #include "kernels/optim_reference.h"
 #include "kernels/support.h"
 #include "zeroshard/error.h"
@@ -72,12 +73,6 @@ TEST(RoundAtRandom, KeepsWhatHasNoPlaceToGo) {
   EXPECT_EQ(round_at_random(std::numeric_limits<float>::denorm_min(), 0xffffu).bits, 1);
 }
 
-// Not a constant for the compiler: GCC 12 would warn of writes past the end, in branches for another dtype.
-int64_t numel_of(int64_t value) {
-  const volatile int64_t kept = value;
-  return kept;
-}
-
 struct MomentState {
   MomentState(int64_t numel, DType grad_dtype, const DType* param_dtype, Random& random)
       : master(DType::kFloat32, numel, int(random() % 16) * 4),
@@ -105,19 +100,6 @@ struct MomentState {
   Buffer master, state1, state2, grad, param;
   bool writes_param;
 };
-
-void apply(const KernelTable& table, const StepBuffers& b, void* first, void* second, const AdamArgs& args) {
-  adam(table, b, first, second, args);
-}
-void apply(const KernelTable& table, const StepBuffers& b, void* first, void*, const SgdArgs& args) {
-  sgd(table, b, first, args);
-}
-void apply(const KernelTable& table, const StepBuffers& b, void* first, void*, const LionArgs& args) {
-  lion(table, b, first, args);
-}
-void apply(const KernelTable& table, const StepBuffers& b, void* first, void*, const AdagradArgs& args) {
-  adagrad(table, b, first, args);
-}
 
 ::testing::AssertionResult same_state(const MomentState& got, const MomentState& want) {
   if (auto result = same(got.master, want.master); !result) return result << " (master)";

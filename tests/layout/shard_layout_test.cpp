@@ -59,6 +59,36 @@ TEST(ShardLayout, EveryElementHasOneOwner) {
   }
 }
 
+TEST(ShardLayout, AlignedParametersHaveBlocksOfTheirOwnOnOneRank) {
+  for (const uint64_t seed : seeds(300)) {
+    SeededRandom random(seed);
+    std::vector<int64_t> numels(1 + random() % 20);
+    for (int64_t& numel : numels) numel = int64_t(random() % 9000);
+    const int world_size = 1 + int(random() % 9);
+    const ShardLayout layout(numels, world_size, kScaledNumel);
+    const ShardLayout alone(numels, 1, kScaledNumel);
+    int64_t next = 0;
+    for (size_t i = 0; i < numels.size(); ++i) {
+      const Range param = layout.param(i);
+      EXPECT_EQ(param, alone.param(i));
+      EXPECT_EQ(param.size(), numels[i]);
+      EXPECT_EQ(param.begin % kScaledNumel, 0);
+      EXPECT_TRUE(param.begin >= next && param.begin < next + kScaledNumel);
+      for (int rank = 0; rank < world_size; ++rank) {
+        const Range owned = layout.owned(i, rank);
+        if (owned.size() == 0) continue;
+        EXPECT_EQ(owned.begin % kScaledNumel, 0);
+        EXPECT_TRUE(owned.end % kScaledNumel == 0 || owned.end == param.end);
+      }
+      const Range padding = layout.padding_behind(i);
+      EXPECT_EQ(padding.begin, param.end);
+      EXPECT_EQ(padding.end, i + 1 < numels.size() ? layout.param(i + 1).begin : layout.padded_numel());
+      next = param.end;
+    }
+    EXPECT_EQ(layout.numel(), next);
+  }
+}
+
 TEST(ShardLayout, PositionsDoNotDependOnTheWorldSize) {
   const std::vector<int64_t> numels = {5, 4000, 1, 999};
   for (const int world_size : {1, 2, 3, 7}) {
@@ -93,6 +123,20 @@ TEST(UnitLayout, GroupsByDtypeTrainableFirst) {
   EXPECT_EQ(unit.numel(), 6 + 5 + 1 + 4 + 7);
   EXPECT_EQ(unit.full_bytes(), 1024 * (4 + 2 + 4 + 8));
   EXPECT_EQ(unit.shard_bytes(), unit.full_bytes());
+}
+
+TEST(UnitLayout, ParametersWithCodedMomentsHaveAnAlignedGroup) {
+  const std::vector<ParamSpec> params{{{"bias"}, {5}, DType::kFloat32, true},
+                                      {{"a"}, {5000}, DType::kFloat32, true, false, /*is_coded=*/true},
+                                      {{"b"}, {70, 70}, DType::kFloat32, true, false, /*is_coded=*/true},
+                                      {{"frozen"}, {5000}, DType::kFloat32, false, false, /*is_coded=*/true}};
+  const UnitLayout unit = make_unit_layout("u", params, /*world_size=*/2);
+  ASSERT_EQ(unit.groups.size(), 3U);
+  EXPECT_FALSE(unit.groups[0].is_coded || unit.groups[2].is_coded);
+  EXPECT_TRUE(unit.groups[1].is_coded);
+  EXPECT_EQ(unit.groups[1].params, (std::vector<size_t>{1, 2}));
+  EXPECT_EQ(unit.groups[1].layout.param(1).begin, 5120);
+  EXPECT_EQ(unit.numel(), 5 + 5000 + 4900 + 5000);
 }
 
 TEST(UnitLayout, IntegersCannotBeTrained) {

@@ -1,4 +1,4 @@
-"""What could go wrong where moments are stored in bf16."""
+"""What could go wrong where moments are stored in bf16 and in 8 bits."""
 
 from mutant import Mutant
 
@@ -48,8 +48,8 @@ MUTANTS = [
     Mutant(
         "moments-between-pages",
         "src/file/chunk_layout.h",
-        "align_up(numel() * 2, kSlotAlignment)",
-        "numel() * 2",
+        "align_up(numel() * narrow_bytes, kSlotAlignment)",
+        "numel() * narrow_bytes",
         "file",
         "ChunkLayout.EveryBlockLiesOnWholePages",
     ),
@@ -60,5 +60,37 @@ MUTANTS = [
         "const DType moment_dtype = options.moment_dtype;",
         "plan",
         "PlanOffload.MomentsInBf16",
+    ),
+    Mutant(
+        "codes-of-loaded-values-by-their-largest",
+        "src/kernels/kernels.cpp",
+        "if (gives_values(most) || !is_signed || -lowest < most) return most;",
+        "if (gives_values(most) || is_signed || -lowest < most) return most;",
+        "kernels",
+        "*Codes.ComeBackFromTheirValues/*",
+    ),
+    Mutant(
+        "codes-between-decades",
+        "src/kernels/codes_impl.h",
+        "end * (1 + 0.9 / n)",
+        "end",
+        "kernels",
+        "*Codes.AreThoseOfTheNearestValue/*",
+    ),
+    Mutant(
+        "scales-of-codes-not-planned",
+        "src/placement/placement.cpp",
+        "of_scales * (numel(layout) / kScaledNumel)",
+        "of_scales * 0",
+        "plan",
+        "PlanOffload.MomentsInEightBits",
+    ),
+    Mutant(
+        "parameters-that-share-blocks-of-codes",
+        "src/layout/unit_layout.cpp",
+        "is_coded ? kScaledNumel : 1",
+        "is_coded ? 1 : kScaledNumel",
+        "layout",
+        "UnitLayout.ParametersWithCodedMomentsHaveAnAlignedGroup",
     ),
 ]

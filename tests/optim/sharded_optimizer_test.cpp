@@ -6,8 +6,10 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "base/align.h"
 #include "device/dtype.h"
 #include "optim/aten_step.h"
 #include "support/piecewise_states.h"
@@ -34,9 +36,10 @@ struct Case {
 };
 
 std::vector<Case> with_each_moment_dtype(Case test) {
-  Case narrow = test;
+  Case narrow = test, codes = test;
   narrow.moment_dtype = DType::kBFloat16;
-  return {test, narrow};
+  codes.moment_dtype = kCodes;
+  return {test, narrow, codes};
 }
 
 std::vector<Case> cases() {
@@ -83,7 +86,7 @@ std::vector<std::vector<bool>> has_grad(int step) {
   return result;
 }
 
-UnitLayout make_unit(int world_size) {
+UnitLayout make_unit(int world_size, bool is_coded) {
   UnitLayout unit{"unit", {}, {}};
   for (size_t g = 0; g < kNumels.size(); ++g) {
     std::vector<size_t> params;
@@ -91,7 +94,8 @@ UnitLayout make_unit(int world_size) {
       params.push_back(unit.params.size());
       unit.params.push_back({{std::to_string(unit.params.size())}, {numel}, kDtypes[g], true});
     }
-    unit.groups.push_back({kDtypes[g], true, params, ShardLayout(kNumels[g], world_size)});
+    const ShardLayout layout(kNumels[g], world_size, is_coded ? kScaledNumel : 1);
+    unit.groups.push_back({kDtypes[g], true, params, layout, /*is_matrix=*/false, is_coded});
   }
   return unit;
 }
@@ -99,7 +103,10 @@ UnitLayout make_unit(int world_size) {
 // One rank's groups and their tensors. With `piece` their states are lent in pieces of so many elements.
 struct Rank {
   Rank(const Case& test, int world_size, int rank_, bool whole_, int64_t piece = 0)
-      : rank(rank_), whole(whole_), unit(make_unit(world_size)), optimizer(test.type, at::kCPU) {
+      : rank(rank_),
+        whole(whole_),
+        unit(make_unit(world_size, test.moment_dtype == kCodes)),
+        optimizer(test.type, at::kCPU) {
     PlacementOptions options;
     options.world_size = world_size;
     options.stage = whole ? 0 : 1;
@@ -114,7 +121,10 @@ struct Rank {
       };
       StateTensors state;
       if (place.master_weights.extent != Extent::kNothing) state.master = allocate(place.master_weights);
-      for (int slot = 0; slot < options.optimizer_slots; ++slot) state.moments.push_back(allocate(place.moments));
+      for (int slot = 0; slot < options.optimizer_slots; ++slot) {
+        state.moments.push_back(allocate(place.moments));
+        if (place.moments.scales) state.scales.push_back(at::zeros({place.moments.numel(layout) / kScaledNumel}));
+      }
       states.push_back(state);
       std::unique_ptr<Array> keeper =
           piece > 0 ? testing::piecewise_states(state, piece) : std::make_unique<Array>(state);
@@ -151,6 +161,7 @@ struct Rank {
     std::vector<at::Tensor> result = {params(g)};
     if (states[g].master.defined()) result.push_back(states[g].master);
     result.insert(result.end(), states[g].moments.begin(), states[g].moments.end());
+    result.insert(result.end(), states[g].scales.begin(), states[g].scales.end());
     return result;
   }
 
@@ -180,14 +191,16 @@ void expect_the_same_bits_in_any_shards(const Case& test) {
       for (size_t i = 0; i < expected.size(); ++i) {
         std::vector<at::Tensor> parts;
         for (const auto& rank : ranks) parts.push_back(rank->state(g)[i]);
-        EXPECT_TRUE(at::cat(parts).slice(0, 0, numel).equal(expected[i].slice(0, 0, numel)))
+        const bool are_scales = i >= expected.size() - one.states[g].scales.size();
+        const int64_t count = are_scales ? ceil_div(numel, kScaledNumel) : numel;
+        EXPECT_TRUE(at::cat(parts).slice(0, 0, count).equal(expected[i].slice(0, 0, count)))
             << "world " << world_size << ", group " << g << ", tensor " << i;
       }
     }
   }
 }
 
-// Random numbers of moments in bf16, too.
+// Random numbers of moments in bf16, too, and codes with their scales.
 TEST_P(AllOptimizers, AnySplitIntoShardsGivesTheSameBits) {
   for (const Case& test : with_each_moment_dtype(GetParam())) {
     SCOPED_TRACE(name_of(test.moment_dtype));
@@ -197,7 +210,7 @@ TEST_P(AllOptimizers, AnySplitIntoShardsGivesTheSameBits) {
 
 void expect_the_same_bits_in_pieces(const Case& test) {
   for (const bool whole : {false, true}) {
-    Rank expected(test, 3, 1, whole), pieces(test, 3, 1, whole, /*piece=*/1000);
+    Rank expected(test, 3, 1, whole), pieces(test, 3, 1, whole, /*piece=*/test.moment_dtype == kCodes ? 1024 : 1000);
     expected.run(test);
     pieces.run(test);
     for (size_t g = 0; g < kNumels.size(); ++g)
@@ -327,6 +340,26 @@ TEST(ShardedOptimizer, SlicesOfMomentsInBf16AreCopiesInFp32) {
         EXPECT_TRUE(slice.moments[slot].equal(own.to(at::kFloat)));
         slice.moments[slot].add_(1);
         EXPECT_FALSE(slice.moments[slot].equal(own.to(at::kFloat)));
+      }
+    }
+  }
+}
+
+TEST(ShardedOptimizer, SlicesOfCodesAreTheirValues) {
+  const Case test = with_each_moment_dtype(cases()[2])[2];
+  for (const int64_t piece : {0, 512}) {
+    Rank rank(test, 2, 0, /*whole=*/false, piece);
+    rank.run(test);
+    for (const ParamSlice& slice : slices(rank.groups[0])) {
+      const Range range = rank.groups[0].state_range(slice.index);
+      const StateTensors own = rank.states[0].slice(range.begin, range.end);
+      for (int slot = 0; slot < 2; ++slot) {
+        std::vector<float> values(static_cast<size_t>(range.size()));
+        kernels::decode({own.moments[size_t(slot)].data_ptr(), own.scales[size_t(slot)].data_ptr<float>(), slot == 0},
+                        0, range.size(), values.data());
+        const at::Tensor& got = slice.moments[size_t(slot)];
+        EXPECT_EQ(got.scalar_type(), at::kFloat);
+        EXPECT_TRUE(std::equal(values.begin(), values.end(), got.const_data_ptr<float>()));
       }
     }
   }

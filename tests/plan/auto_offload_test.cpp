@@ -72,7 +72,7 @@ TEST(AutoOffload, WhatIsAskedOfGradientsRulesOutSome) {
 // The host updates all of them, or none is narrow.
 TEST(AutoOffload, NarrowMomentsLeaveADevice) {
   Config config = automatic();
-  config.offload.moment_dtype = DType::kBFloat16;
+  config.moment_dtype = DType::kBFloat16;
   config.offload_optimizer.nvme_path = {"/nvme"};
   EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kCpu, Device::kNvme}));
   EXPECT_EQ(devices(offload_choices(config, false, true)), (std::vector{Device::kNone, Device::kNvme}));
@@ -80,7 +80,7 @@ TEST(AutoOffload, NarrowMomentsLeaveADevice) {
     return memory_needs(plan_count(1'000'000'000, plan_options(of, /*on_device=*/true)), /*on_device=*/true).host;
   };
   Config wide = config;
-  wide.offload.moment_dtype = DType::kFloat32;
+  wide.moment_dtype = DType::kFloat32;
   wide.offload_optimizer.device = config.offload_optimizer.device = Device::kCpu;
   EXPECT_EQ(host_bytes(wide) - host_bytes(config), 4e9);
 }

@@ -1,6 +1,8 @@
 // What the plan counts where gradients, or a part of the states, stay on a device.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "base/align.h"
 #include "file/chunk_layout.h"
 #include "placement/placement.h"
@@ -207,6 +209,40 @@ TEST(PlanOffload, MomentsInBf16) {
   options.state_tier = Tier::kFile;
   EXPECT_EQ(plan_count(1000, options).file.moments, 4000);
   EXPECT_EQ(plan_count(1000, options).file.master_weights, 4000);
+}
+
+// A byte each, and in memory one scale for each 256: 2 * (1 + 4/256) for AdamW. Small parameters keep fp32.
+TEST(PlanOffload, MomentsInEightBits) {
+  constexpr int64_t kLarge = 5 * kBlockNumel + 3, kSmall = kBlockNumel;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kFile}) {
+    for (const bool on_device : {false, true}) {
+      if (tier == Tier::kHost && !on_device) continue;
+      SCOPED_TRACE(::testing::Message() << name_of(tier) << ", " << on_device);
+      const std::vector<UnitLayout> units{make_unit_layout(
+          "a", {{{"w"}, {kLarge}, DType::kBFloat16, true, false, true}, {{"b"}, {kSmall}, DType::kBFloat16, true}}, 1)};
+      PlanOptions options = offload_options(2, 1);
+      options.on_device = on_device;
+      options.state_tier = tier;
+      options.moment_dtype = kCodes;
+      const PlanReport report = plan_ledger(units, options);
+      const int64_t padded = units[0].groups[1].layout.padded_numel();
+      const bool device_updates = on_device && tier == Tier::kDevice;
+      const int64_t codes = device_updates ? 8 * padded : 2 * padded, scales = device_updates ? 0 : 2 * padded / 64;
+      const Tier memory = on_device && !device_updates ? Tier::kHost : Tier::kDevice;
+      EXPECT_EQ(padded, 6 * kBlockNumel);
+      std::map<Tier, int64_t> expected;
+      expected[tier] += codes + 8 * kSmall;
+      expected[memory] += scales;
+      for (const Tier each : {Tier::kDevice, Tier::kHost, Tier::kFile})
+        EXPECT_EQ(report.bytes.at(Category::kMoments, each), expected[each]) << name_of(each);
+    }
+  }
+  PlanOptions options = offload_options(2, 1);
+  options.moment_dtype = kCodes;
+  EXPECT_EQ(plan_count(6400, options).moments, 2 * (6400 + 100));
+  options.state_tier = Tier::kFile;
+  EXPECT_EQ(plan_count(6400, options).file.moments, 2 * 6400);
+  EXPECT_EQ(plan_count(6400, options).moments, 2 * 100);
 }
 
 // The host has master weights of its part, of fp32 parameters, too, which the device's part does not need.

@@ -11,8 +11,8 @@
 
 namespace zeroshard::testing {
 
-// Keeps states where nobody can reach them, and lends copies of at most `piece` elements at a time. A copy is NaN after
-// the call, and is taken back only where the borrower said that it would modify it.
+// Keeps states where nobody can reach them, and lends copies of at most `piece` elements at a time. A copy is spoilt
+// after the call, and is taken back only where the borrower said that it would modify it.
 class PiecewiseStorage final : public Storage {
  public:
   PiecewiseStorage(const StateTensors& kept, int64_t piece) : kept_(kept.moments), piece_(piece) {
@@ -29,7 +29,7 @@ class PiecewiseStorage final : public Storage {
       use(part, lent);
       for (size_t i = 0; i < own.size(); ++i) {
         if (access != Access::kRead) own[i].copy_(lent[i]);
-        lent[i].fill_(std::numeric_limits<float>::quiet_NaN());
+        lent[i].is_floating_point() ? lent[i].fill_(std::numeric_limits<float>::quiet_NaN()) : lent[i].fill_(255);
       }
     }
   }
@@ -45,7 +45,7 @@ class PiecewiseStorage final : public Storage {
 
 inline std::unique_ptr<Array> piecewise_states(const StateTensors& kept, int64_t piece) {
   return std::make_unique<Array>(std::make_unique<PiecewiseStorage>(kept, piece),
-                                 Array::Options{.has_master = kept.master.defined()});
+                                 Array::Options{.has_master = kept.master.defined(), .scales = kept.scales});
 }
 
 }  // namespace zeroshard::testing

@@ -36,6 +36,7 @@ struct ModelOptions {
   bool unused = false;  // block 2 has a parameter that no forward reads
   int64_t ballast = 0;  // elements of one more parameter of each block, so that rings have few slots
   bool frozen_ballast = false;
+  bool uneven_ballast = false;  // the gradients of its elements differ
 };
 
 // kBlocks times x + gelu(linear(layer_norm(x))), then a linear head. Of each unit: weight, bias, norm weight, norm
@@ -82,6 +83,7 @@ class Model {
     const at::Tensor y = at::linear(at::layer_norm(x, {kWidth}, p[2], p[3]), p[0], p[1]);
     if (u == kBlocks) return y;
     const at::Tensor sum = x + at::gelu(y);
+    if (options_.uneven_ballast) return sum + (p.back() * p.back()).mean();
     return options_.ballast > 0 ? sum + p.back().mean() : sum;
   }
   const std::vector<std::vector<at::Tensor>>& params() const { return params_; }

@@ -1,0 +1,252 @@
+#pragma once
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/kernels_impl.h"
+#include "layout/shard_layout.h"
+
+// Moments as 8-bit codes, in blocks with one fp32 scale each: the dynamic map of arXiv 2110.02861 (T. Dettmers et al.,
+// "8-bit Optimizers via Block-wise Quantization").
+//
+// Note [The dynamic map]
+// Decade i of 7 has n = 2^i values of each sign, or 2n where all are positive, that lie evenly in 10^(i-6) * [0.1, 1];
+// 0 and 1 are the other two. Codes count the values in their order. With x = 2 * |code - 127| + 1 (signed) or code
+// + 1.5, the exponent of x is the number of the decade from 1 on, 0 for the value 0 and 8 for 1; and with its mantissa
+// m in [1, 2) the value is 10^(i-6) * (0.9 m - 0.8). So both directions are a lookup in 16 entries and one fma.
+namespace zeroshard::kernels {
+namespace {
+
+struct Code8 {
+  uint8_t bits;
+};
+
+constexpr int kDecades = 7, kEntries = 16;  // 9 entries are used
+
+struct DecodeTable {
+  alignas(64) float slope[kEntries] = {}, offset[kEntries] = {};
+};
+constexpr int kOctaves = 32;
+constexpr int kLeastExponent = 127 - 24;  // magnitudes below are 0 to all maps
+struct EncodeTable {
+  // A magnitude above `above[k]` has entry k + 1 at least.
+  float above[kDecades + 1] = {};
+  // By the last 5 bits of a magnitude's exponent: the one border there may be in its octave, and the entry below that.
+  alignas(64) float octave_above[kOctaves] = {}, octave_entry[kOctaves] = {};
+  alignas(64) float slope[kEntries] = {}, offset[kEntries] = {}, most[kEntries] = {};
+};
+
+constexpr double kDecadeEnds[kDecades] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1};
+
+constexpr DecodeTable make_decode_table() {
+  DecodeTable table;
+  for (int i = 0; i < kDecades; ++i) {
+    table.slope[i + 1] = static_cast<float>(0.9 * kDecadeEnds[i]);
+    table.offset[i + 1] = static_cast<float>(-0.8 * kDecadeEnds[i]);
+  }
+  table.offset[kDecades + 1] = 1;
+  return table;
+}
+
+// Each value has the magnitudes that are nearest to it, up to the middle between it and the next.
+constexpr EncodeTable make_encode_table(bool is_signed) {
+  EncodeTable table;
+  const double shift = is_signed ? 0 : 1;
+  for (int i = 0; i < kDecades; ++i) {
+    const double n = static_cast<double>(is_signed ? 1 << i : 2 << i), end = kDecadeEnds[i];
+    if (i == 0) table.above[0] = static_cast<float>(end * (0.1 + 0.45 / n) / 2);
+    table.above[i + 1] = static_cast<float>(i + 1 < kDecades ? end * (1 + 0.9 / n) : 1 - 0.225 / n);
+    table.slope[i + 1] = static_cast<float>(n / (0.9 * end));
+    table.offset[i + 1] = static_cast<float>(0.8 * n / 0.9 - shift);
+    table.most[i + 1] = static_cast<float>(2 * n - shift - 0.5);
+  }
+  const double last = is_signed ? 128 : 255;
+  table.offset[0] = 0.25f;
+  table.most[0] = 0.5f;
+  table.offset[kDecades + 1] = table.most[kDecades + 1] = static_cast<float>(last + 0.25);
+  for (uint32_t exponent = kLeastExponent; exponent <= 127; ++exponent) {
+    const float low = std::bit_cast<float>(exponent << 23);
+    uint32_t entry = 0;
+    float border = std::numeric_limits<float>::infinity();
+    for (const float above : table.above) {
+      if (above < low) ++entry;
+      if (above >= low && above < 2 * low) border = above;
+    }
+    table.octave_above[exponent % kOctaves] = border;
+    table.octave_entry[exponent % kOctaves] = std::bit_cast<float>(entry);
+  }
+  return table;
+}
+
+constexpr DecodeTable kDecodeTable = make_decode_table();
+constexpr EncodeTable kSignedEncode = make_encode_table(true), kUnsignedEncode = make_encode_table(false);
+
+template <class To, class From>
+To same_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+// `scale` times the values of kScaledNumel codes.
+template <class V, bool kSigned>
+void decode_block(const void* codes, float scale, float* values) {
+  using I = typename V::I;
+  const auto slope = V::table(kDecodeTable.slope), offset = V::table(kDecodeTable.offset);
+  const auto factor = V::set(scale);
+  for (int64_t i = 0; i < kScaledNumel; i += V::kWidth) {
+    const I code = V::load_codes(at(codes, i));
+    I sign{};
+    typename V::F x;
+    if constexpr (kSigned) {
+      const I distance = code - 127u;
+      sign = distance >> 31;
+      x = V::from_integer((((distance ^ (I{} - sign)) + sign) << 1) + 1u);
+    } else {
+      x = V::add(V::from_integer(code), V::set(1.5f));
+    }
+    const I bits = same_bits<I>(x);
+    const I entry = (bits >> 23) - 127u;
+    const auto mantissa = same_bits<typename V::F>((bits & 0x7fffffu) | 0x3f800000u);
+    auto value = V::fma(V::lookup(slope, entry), mantissa, V::lookup(offset, entry));
+    if constexpr (kSigned) value = same_bits<typename V::F>(same_bits<I>(value) | (sign << 31));
+    V::template store<float>(values + i, V::mul(value, factor));
+  }
+}
+
+// How many borders of the table the magnitude is above.
+template <class V>
+typename V::I entry_of(const EncodeTable& table, typename V::F magnitude) {
+  using I = typename V::I;
+  if constexpr (V::kWideTables) {
+    const I octave = (same_bits<I>(magnitude) >> 23) & (kOctaves - 1u);
+    const auto border = V::lookup_wide(table.octave_above, octave);
+    return V::count_above(magnitude, border, same_bits<I>(V::lookup_wide(table.octave_entry, octave)));
+  } else {
+    I entry{};
+    for (const float above : table.above) entry = V::count_above(magnitude, V::set(above), entry);
+    return entry;
+  }
+}
+
+// The codes of kScaledNumel values times `first` and `second`, whose largest magnitude is then 1 or 0.
+template <class V, bool kSigned, bool kHasFirst>
+void encode_values(const float* values, typename V::F first, typename V::F second, void* codes) {
+  using I = typename V::I;
+  constexpr const EncodeTable& kTable = kSigned ? kSignedEncode : kUnsignedEncode;
+  const auto slope = V::table(kTable.slope), offset = V::table(kTable.offset), most = V::table(kTable.most);
+  for (int64_t i = 0; i < kScaledNumel; i += V::kWidth) {
+    const auto value = V::template load<float>(values + i);
+    const I bits = same_bits<I>(value);
+    const auto scaled = V::mul(kHasFirst ? V::mul(value, first) : value, second);
+    const auto magnitude = V::max_abs(V::set(0x1p-24f), scaled);
+    const I entry = entry_of<V>(kTable, magnitude);
+    const auto place = V::fma(magnitude, V::lookup(slope, entry), V::lookup(offset, entry));
+    I code = V::truncate(V::min(place, V::lookup(most, entry)));
+    if constexpr (kSigned) {  // -1 is no value: its code is that of the last one before it
+      const I mask = I{} - (bits >> 31);
+      code = code + 127u + (mask & ((code >> 7) - (code << 1)));
+    }
+    V::store_codes(at(codes, i), code);
+  }
+}
+
+// `scale` is the largest magnitude of the values.
+template <class V, bool kSigned>
+void encode_block(const float* values, float scale, void* codes) {
+  // In two factors: the reciprocal of a subnormal would be infinite, and that of a large number subnormal.
+  const float nearer = scale < 0x1p-60f ? 0x1p90f : scale > 0x1p60f ? 0x1p-40f : 1.0f;
+  const auto first = V::set(nearer), second = V::set(scale > 0 ? 1.0f / (scale * nearer) : 0.0f);
+  if (nearer == 1) return encode_values<V, kSigned, false>(values, first, second, codes);
+  encode_values<V, kSigned, true>(values, first, second, codes);
+}
+
+template <class V>
+void decode_kernel(const void* codes, float scale, bool is_signed, float* values) {
+  is_signed ? decode_block<V, true>(codes, scale, values) : decode_block<V, false>(codes, scale, values);
+}
+template <class V>
+void encode_kernel(const float* values, float scale, bool is_signed, void* codes) {
+  is_signed ? encode_block<V, true>(values, scale, codes) : encode_block<V, false>(values, scale, codes);
+}
+
+// One moment, decoded block by block for an update. Null codes: there is none.
+template <class V, bool kSigned>
+class CodedMoment {
+ public:
+  CodedMoment(void* codes, float* scales) : codes_(codes), scales_(scales) {}
+  float* values() { return values_; }
+
+  // `index`: of the first element of the block, which has `numel`.
+  void decode(int64_t index, int64_t numel) {
+    if (codes_ == nullptr) return;
+    const void* from = at(codes_, index);
+    if (numel < kScaledNumel) from = std::memcpy(last_, from, static_cast<size_t>(numel));
+    __builtin_prefetch(at(from, 2 * kScaledNumel));
+    decode_block<V, kSigned>(from, scales_[index / kScaledNumel], values_);
+  }
+  void encode(int64_t index, int64_t numel) {
+    if (codes_ == nullptr) return;
+    std::fill(values_ + numel, values_ + kScaledNumel, 0.0f);
+    const float scale = max_abs<V, float>(values_, kScaledNumel);
+    scales_[index / kScaledNumel] = scale;
+    void* const to = at(codes_, index);
+    encode_block<V, kSigned>(values_, scale, numel < kScaledNumel ? last_ : to);
+    if (numel < kScaledNumel) std::memcpy(to, last_, static_cast<size_t>(numel));
+  }
+
+ private:
+  void* codes_;
+  float* scales_;
+  alignas(64) float values_[kScaledNumel];
+  alignas(64) uint8_t last_[kScaledNumel] = {};
+};
+
+// Calls `step` at every place, block by block, with moments in the memory of values().
+template <class V, typename Param>
+class CodedBlocks {
+ public:
+  CodedBlocks(const StepBuffers& buffers, void* first, void* second)
+      : numel_(buffers.numel), first_(first, buffers.scales[0]), second_(second, buffers.scales[1]) {
+    if constexpr (V::kStreams && !std::is_void_v<Param>)
+      streams_ = numel_ >= kLargeNumel && is_aligned_to<V, Param>(buffers.param);
+  }
+  float* first() { return first_.values(); }
+  float* second() { return second_.values(); }
+
+  template <class Step>
+  void for_each(const Step& step) {
+    for (int64_t begin = 0; begin < numel_; begin += kScaledNumel) {
+      const int64_t numel = std::min(kScaledNumel, numel_ - begin), whole = numel - numel % V::kWidth;
+      first_.decode(begin, numel);
+      second_.decode(begin, numel);
+      run<Step>(step, begin, begin + whole);
+      if (whole < numel) step(Tail<V>{begin + whole, static_cast<int>(numel - whole)});
+      first_.encode(begin, numel);
+      second_.encode(begin, numel);
+    }
+    if constexpr (V::kStreams)
+      if (streams_) V::end_streams();
+  }
+
+ private:
+  template <class Step>
+  void run(const Step& step, int64_t begin, int64_t end) const {
+    if constexpr (V::kStreams && !std::is_void_v<Param>) {
+      if (streams_) {
+        for (int64_t i = begin; i < end; i += V::kWidth) step(StreamingBody<V>{{i}});
+        return;
+      }
+    }
+    for (int64_t i = begin; i < end; i += V::kWidth) step(Body<V>{i});
+  }
+
+  int64_t numel_;
+  bool streams_ = false;
+  CodedMoment<V, true> first_;
+  CodedMoment<V, false> second_;
+};
+
+}  // namespace
+}  // namespace zeroshard::kernels
