@@ -149,6 +149,8 @@ void add_run_command(CLI::App& app) {
   add_supervisor_options(*run, a.launch);
   add_int(*run, "--nnodes,--num_nodes", {.min = 1}, a.launch.nnodes, "Hosts of the job (default: 1)");
   add_int(*run, "--node_rank,--node-rank", {.min = 0}, a.launch.node_rank, "This host's number (default: 0)");
+  run->add_option("--job", a.launch.job,
+                  "The job's name, the same on all its hosts: launchers of others are sent away");
   run->add_option("--master_addr,--master-addr", a.master_addr, "Host of rank 0 (default: 127.0.0.1)");
   run->callback([arguments, run] { throw Exit{launch(to_options(*run, *arguments))}; });
 }

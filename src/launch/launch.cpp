@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -23,6 +24,7 @@
 #include "base/check.h"
 #include "base/host_name.h"
 #include "base/log.h"
+#include "base/shown_text.h"
 #include "base/umask.h"
 #include "launch/cpu_places.h"
 #include "launch/descendants.h"
@@ -37,6 +39,12 @@ namespace zeroshard {
 namespace {
 
 constexpr int kDefaultPort = 29500;  // torchrun's, for several hosts
+
+bool is_job_name(const std::string& name) {
+  constexpr size_t kLongest = 64;
+  const auto fits = [](unsigned char c) { return c < 128 && (std::isalnum(c) != 0 || c == '_' || c == '.'); };
+  return name.size() <= kLongest && std::all_of(name.begin(), name.end(), fits);
+}
 
 void make_log_dir(const std::string& folder) {
   std::error_code error;
@@ -243,6 +251,8 @@ void check_launch_options(const LaunchOptions& options) {
   ZS_CHECK(options.nnodes >= 1, "nnodes is ", options.nnodes, ", expected at least 1");
   ZS_CHECK(options.node_rank >= 0 && options.node_rank < options.nnodes, "node_rank is ", options.node_rank,
            ", expected 0 to nnodes - 1 = ", options.nnodes - 1);
+  ZS_CHECK(is_job_name(options.job), "--job is ", shown_text(options.job),
+           ", expected at most 64 letters, digits, '_' and '.'");
   ZS_CHECK(options.master_port >= 0 && options.master_port < 65536, "master_port is ", options.master_port,
            ", expected 1 to 65535, or 0 for a free one");
   ZS_CHECK(options.grace_period_s >= 0, "grace period is ", options.grace_period_s, ", expected seconds >= 0");
