@@ -116,10 +116,9 @@ std::vector<std::string> reach_by_ssh(const JobHost& host, const HostArguments& 
   std::vector<std::string> argv{find_in_path("ssh")};
   ZS_CHECK(!argv[0].empty(), "there is no ssh in PATH, by which the hosts of '", arguments.hostfile, "' are started");
   for (const std::string& word : words_of(arguments.launcher_args)) argv.push_back(word);
-  const int interval_s =
-      static_cast<int>(std::ceil(options.stall_timeout_s / 4));  // the third answer is missed in time
+  const int interval_s = static_cast<int>(std::ceil(options.stall_timeout_s / 5));  // five without an answer end it
   for (const std::string& option : {std::string("BatchMode=yes"), std::string("ConnectTimeout=10"),
-                                    concat("ServerAliveInterval=", interval_s), std::string("ServerAliveCountMax=3")}) {
+                                    concat("ServerAliveInterval=", interval_s), std::string("ServerAliveCountMax=4")}) {
     argv.emplace_back("-o");
     argv.push_back(option);
   }

@@ -59,12 +59,15 @@ class Cluster:
         ]
         return Job(self, self.folder / f"{name}.log", [*words, *options, *command], environment(**variables or {}))
 
-    def processes(self):
-        """Of all hosts, but for the servers that wait for connections."""
-        return [line for host in self.hosts for line in host.processes().values() if "[listener]" not in line]
+    def check_nothing_left(self, within_s=NAMED_WITHIN_S, hosts=None, but_sessions=False):
+        """But for the servers that wait for connections, and for sessions of sshd whose client has vanished."""
+        servers = ["[listener]", "sshd: root"] if but_sessions else ["[listener]"]
 
-    def check_nothing_left(self, within_s=NAMED_WITHIN_S):
-        wait_for(lambda: not self.processes(), "the end of all processes", within_s)
+        def left():
+            lines = [line for host in hosts or self.hosts for line in host.processes().values()]
+            return [line for line in lines if not any(server in line for server in servers)]
+
+        wait_for(lambda: not left(), "the end of all processes", within_s)
 
 
 class Job:
@@ -210,7 +213,7 @@ def test_a_host_that_vanishes_ends_the_job(cluster, script, how, first):  # noqa
     made.hosts[1].kill() if "killed" in how else made.hosts[1].cut_off()
     assert job.code() == 1 and time.monotonic() - began < NAMED_WITHIN_S, job.log()
     assert len(job.reports()) == 1 and "host host1" in job.reports()[0], job.log()
-    made.check_nothing_left(began + NAMED_WITHIN_S - time.monotonic())
+    made.check_nothing_left(began + NAMED_WITHIN_S - time.monotonic(), but_sessions=True)
 
 
 @needs_sshd
@@ -221,14 +224,7 @@ def test_a_job_ends_with_the_host_of_its_command(cluster, script, how):  # noqa:
     running(made, script, 2, first=1)
     began = time.monotonic()
     made.hosts[0].kill() if "killed" in how else made.hosts[0].cut_off()
-    left = made.hosts[1:]
-    servers = {"[listener]", "sshd: root"}  # a session of sshd ends when its client's silence tells
-
-    def ended():
-        lines = [line for host in left for line in host.processes().values()]
-        return not [line for line in lines if not any(server in line for server in servers)]
-
-    wait_for(ended, "the end of all ranks", began + NAMED_WITHIN_S - time.monotonic())
+    made.check_nothing_left(began + NAMED_WITHIN_S - time.monotonic(), made.hosts[1:], but_sessions=True)
 
 
 @needs_sshd
@@ -274,6 +270,7 @@ def test_a_job_may_be_suspended(cluster, script):  # noqa: F811
     time.sleep(5)  # longer than --stall-timeout and than what is left to the ranks
     assert any(rank_of(host) for host in made.hosts)
     os.kill(front, signal.SIGCONT)
+    job.front.send_signal(signal.SIGCONT)  # nsenter has stopped with its child
     assert job.code() == 0, job.log()
 
 
