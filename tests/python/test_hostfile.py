@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from built import ZEROSHARD, needs
+from built import REPOSITORY, ZEROSHARD, needs
 from hosts import lan  # noqa: F401 - a fixture
 from sshd import needs_sshd, serve
 from test_hosts import FOR_EVER, NAMED_WITHIN_S, TRAIN, WAIT, digests, on_one_host, rank_of
@@ -16,6 +16,7 @@ from test_launcher import environment, run, script  # noqa: F401 - a fixture
 from waiting import wait_for
 
 pytestmark = [needs(ZEROSHARD), pytest.mark.fault]
+DEEPSPEED = REPOSITORY / "python/zeroshard/compat/bin/deepspeed"
 COMMAND = rf"^{ZEROSHARD} run --hostfile"
 LOOP = "print('here', flush=True)\nwhile True: time.sleep(0.1)\n"
 HOSTILE = [
@@ -43,15 +44,14 @@ class Cluster:
         self.folder = folder
         self.ssh = serve(made, folder)
 
-    def start(self, lines, *command, options=(), variables=None, where=None, name="job"):
+    def start(self, lines, *command, options=(), variables=None, where=None, name="job", program=(ZEROSHARD, "run")):
         hostfile = self.folder / f"{name}.hosts"
         hostfile.write_text("".join(f"{line}\n" for line in lines))
         words = [
             "env",
             "-C",
             where or self.folder,
-            ZEROSHARD,
-            "run",
+            *program,
             "--hostfile",
             hostfile,
             "--launcher_args",
@@ -313,10 +313,12 @@ def test_a_host_that_cannot_start_is_named(cluster, script, fault):  # noqa: F81
         assert made.hosts[1].start("mount", "--bind", "/dev/null", ZEROSHARD).wait(timeout=60) == 0
         what += "Permission denied"
     elif fault == "no script":
-        assert made.hosts[0].start("cp", path, "/dev/shm/here.py").wait(timeout=60) == 0
+        for host in (made.hosts[0], made.hosts[2]):
+            assert host.start("cp", path, "/dev/shm/here.py").wait(timeout=60) == 0
         path, what = "/dev/shm/here.py", r"\[host1\] zeroshard: no such file: '/dev/shm/here.py'"
     else:
-        assert made.hosts[0].start("mkdir", "/dev/shm/here").wait(timeout=60) == 0
+        for host in (made.hosts[0], made.hosts[2]):
+            assert host.start("mkdir", "/dev/shm/here").wait(timeout=60) == 0
         where, what = (
             "/dev/shm/here",
             what + "the job's folder /dev/shm/here cannot be entered on this host: No such file",
@@ -338,6 +340,20 @@ def test_a_host_by_itself_may_be_another_one(cluster, script):  # noqa: F811
     assert job.code() == 0 and "host1 1\nleft\n" in job.log(), job.log()
     job = made.start(all_of(2), path, options=["--num_nodes", 1])
     assert job.code() == 0 and "host0 1\nleft\n" in job.log(), job.log()
+
+
+@needs_sshd
+@pytest.mark.row("H4")
+def test_deepspeed_starts_the_hosts(cluster, script):  # noqa: F811
+    """By the program of that name, with DeepSpeed's first argument, and pdsh as what it asks for."""
+    made = cluster(2)
+    path = script("print('said', sys.argv[1:], os.environ['WORLD_SIZE'], flush=True)\n")
+    variables = {"PATH": f"{ZEROSHARD.parent}:{os.environ['PATH']}"}
+    options = ["--launcher", "pdsh", "--master_addr", "10.77.0.1", "--num_gpus", "2"]
+    job = made.start(all_of(2, 4), path, "x", options=options, variables=variables, program=[DEEPSPEED])
+    assert job.code() == 0, job.log()
+    said = sorted(re.findall(r"\[rank (\d)\] said (.*)", job.log()))
+    assert said == [(str(rank), f"['--local_rank={rank % 2}', 'x'] 4") for rank in range(4)]
 
 
 TWO = "one slots=4\ntwo slots=4\n"
