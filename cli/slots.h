@@ -3,8 +3,7 @@
 #include <string>
 #include <vector>
 
-// DeepSpeed's words for the GPUs of a job: "localhost:0,2" and hostfiles. zeroshard run starts ranks on this host
-// alone.
+// DeepSpeed's words for the GPUs and CPUs of this host: "localhost:0,2" and "0-3,8".
 namespace zeroshard::cli {
 
 // The entries of CUDA_VISIBLE_DEVICES that are left: those that `include` names, or all but those that `exclude` names.
@@ -12,14 +11,6 @@ namespace zeroshard::cli {
 // Throws ValueError for another host, and for a slot that is not visible.
 std::vector<std::string> chosen_gpus(const std::string& include, const std::string& exclude,
                                      const std::vector<std::string>& visible);
-
-struct Host {
-  std::string name;
-  int slots = 0;
-};
-
-// Reads lines "NAME slots=N". Throws ValueError, also for several hosts: with the command for each.
-Host read_hostfile(const std::string& path);
 
 // "0-3,8" as CPUs in rising order. Throws ValueError.
 std::vector<int> parse_cores(const std::string& list);

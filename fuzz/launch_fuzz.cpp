@@ -1,5 +1,5 @@
-// What the launcher reads: any bytes as what a rank writes, cut anywhere, and as the variables of another launcher. The
-// first byte chooses which.
+// What the launcher reads: any bytes as what a rank writes, cut anywhere, as the variables of another launcher, and as
+// the order that a host is given over ssh. The first byte chooses which.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "launch/host_order.h"
 #include "launch/line_buffer.h"
 #include "zeroshard/error.h"
 #include "zeroshard/rank_environment.h"
@@ -62,6 +63,18 @@ void read_variables(std::string_view bytes) {
   }
 }
 
+// An order that is read is written with the same values.
+void read_order(std::string_view bytes) {
+  try {
+    const zeroshard::HostOrder order = zeroshard::parse_order(bytes);
+    const zeroshard::HostOrder again = zeroshard::parse_order(zeroshard::text_of(order));
+    require(order.folder == again.folder && order.arguments == again.arguments);
+    require(order.environment == again.environment);
+  } catch (const zeroshard::ValueError&) {
+  }
+  zeroshard::signal_of_control_line(bytes);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -69,8 +82,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   if (data[0] < 128) {
     read_output(bytes, 1 + data[0] % 64);
-  } else {
+  } else if (data[0] < 200) {
     read_variables(bytes);
+  } else {
+    read_order(bytes);
   }
   return 0;
 }

@@ -45,6 +45,8 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/de
   command -v ccache >/dev/null || optional+=(ccache)
   command -v mold >/dev/null || optional+=(mold)
   command -v strace >/dev/null || optional+=(strace)  # some tests kill ranks at a system call
+  # Some tests start hosts over ssh.
+  [ -x /usr/sbin/sshd ] && command -v ssh >/dev/null || optional+=(openssh-server openssh-client)
 }
 
 find_missing

@@ -9,6 +9,7 @@ namespace zeroshard {
 struct LaunchOptions {
   int nproc = 1;  // ranks on this host
   int nnodes = 1, node_rank = 0;
+  std::string job;  // of several hosts: a name by which launchers of other jobs are told apart; empty: none
   std::string master_addr = "127.0.0.1";
   int master_port = 0;          // 0: a free port; with several hosts, a port that all of them know
   double grace_period_s = 30;   // seconds from a signal to SIGKILL

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "base/host_name.h"
 #include "base/shown_text.h"
 #include "base/unique_fd.h"
 #include "zeroshard/error.h"
@@ -165,6 +166,17 @@ std::string interface_with(const sockaddr_storage& address) {
   for (const Interface& one : all)
     if (one.loopback) return one.name;
   return {};
+}
+
+bool is_this_host(const std::string& host) {
+  const std::string own = host_name();
+  if (host == "localhost" || host == own || host == own.substr(0, own.find('.'))) return true;
+  try {
+    for (const sockaddr_storage& address : resolve_host(host))
+      if (!interface_with(address).empty()) return true;
+  } catch (const CommError&) {  // ssh may know it by its configuration
+  }
+  return false;
 }
 
 std::string interface_towards(const std::string& host) {

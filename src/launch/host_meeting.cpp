@@ -1,5 +1,6 @@
 // The lines by which launchers meet. A launcher of node N > 0 begins with
-//   zeroshard-launcher 1 NNODES NODE NPROC HOST
+//   zeroshard-launcher 2 NNODES NODE NPROC HOST JOB
+// where JOB is "-" if the job has no name,
 // and node 0 answers "refused WHY", or "welcome HOST", "beat" as long as others are missing, and then "start PORT".
 #include "launch/host_meeting.h"
 
@@ -28,7 +29,8 @@ namespace {
 
 using MeetingClock = HostPeer::Clock;
 constexpr const char* kGreeting = "zeroshard-launcher";
-constexpr int kProtocol = 1;
+constexpr int kProtocol = 2;
+constexpr const char* kNoJob = "-";
 constexpr double kMeetS = 600, kAnswerS = 10, kTellS = 5;
 constexpr int kRoundMs = 500;
 constexpr int kConnectMs = 3000;
@@ -94,19 +96,25 @@ UniqueFd listen_for_launchers(bool on_loopback, int port) {
 // What a launcher says of itself.
 struct Greeting {
   int protocol = 0, nnodes = 0, node = -1, nproc = 0;
-  std::string host;
+  std::string host, job = kNoJob;
 };
+
+std::string job_of(const LaunchOptions& options) {
+  return options.job.empty() ? kNoJob : options.job;
+}
 
 std::string greeting_of(const LaunchOptions& options) {
   return concat(kGreeting, " ", kProtocol, " ", options.nnodes, " ", options.node_rank, " ", options.nproc, " ",
-                host_name());
+                host_name(), " ", job_of(options));
 }
 
 bool read_greeting(const std::string& line, Greeting& greeting) {
   std::istringstream in(line);
   std::string word;
   in >> word >> greeting.protocol >> greeting.nnodes >> greeting.node >> greeting.nproc >> greeting.host;
-  return in && word == kGreeting;
+  if (!in || word != kGreeting) return false;
+  in >> greeting.job;
+  return true;
 }
 
 // Why a launcher cannot take part; "" if it can.
@@ -178,6 +186,7 @@ class Reception {
   void admit(HostPeer& peer, const std::string& line) {
     Greeting greeting;
     if (!read_greeting(line, greeting)) return peer.close();
+    if (greeting.protocol == kProtocol && greeting.job != job_of(options_)) return send_away(peer, greeting);
     const std::string why = objection(options_, greeting);
     const auto same_node = [&](const HostPeer& other) { return other.node == greeting.node; };
     const auto other = std::find_if(came_.begin(), came_.end(), same_node);
@@ -194,6 +203,15 @@ class Reception {
     peer.node = greeting.node;
     peer.host = greeting.host;
     peer.send("welcome " + host_name());
+  }
+
+  // It would end this job by the difference of its options.
+  void send_away(HostPeer& peer, const Greeting& greeting) {
+    const std::string text = concat("another job runs at port ", port_,
+                                    ": give each job a --master_port of its own, and its hosts the same --job");
+    peer.send("refused " + text);
+    peer.close();
+    log(LogLevel::kWarning, concat("the launcher of host ", greeting.host, " was sent away: ", text));
   }
 
   void hear_those_who_came() {

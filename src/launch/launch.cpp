@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -23,6 +24,7 @@
 #include "base/check.h"
 #include "base/host_name.h"
 #include "base/log.h"
+#include "base/shown_text.h"
 #include "base/umask.h"
 #include "launch/cpu_places.h"
 #include "launch/descendants.h"
@@ -31,12 +33,20 @@
 #include "launch/limits.h"
 #include "launch/port.h"
 #include "launch/restart.h"
+#include "launch/subreaper.h"
 #include "launch/supervisor.h"
+#include "launch/taken_signals.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr int kDefaultPort = 29500;  // torchrun's, for several hosts
+
+bool is_job_name(const std::string& name) {
+  constexpr size_t kLongest = 64;
+  const auto fits = [](unsigned char c) { return c < 128 && (std::isalnum(c) != 0 || c == '_' || c == '.'); };
+  return name.size() <= kLongest && std::all_of(name.begin(), name.end(), fits);
+}
 
 void make_log_dir(const std::string& folder) {
   std::error_code error;
@@ -44,64 +54,6 @@ void make_log_dir(const std::string& folder) {
   ZS_CHECK(!error && ::access(folder.c_str(), W_OK) == 0, "cannot write logs to '", folder,
            "': ", error ? error.message() : "it is read-only", advice_on_umask());
 }
-
-// Signals that the launcher handles instead of dying from them. Restores all on destruction.
-class TakenSignals {
- public:
-  TakenSignals() {
-    ::sigemptyset(&taken_);
-    for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT, SIGCHLD}) {
-      ::sigaddset(&taken_, signal);
-    }
-    struct sigaction hangup {};
-    ::sigaction(SIGHUP, nullptr, &hangup);
-    if (hangup.sa_handler != SIG_IGN) ::sigaddset(&taken_, SIGHUP);  // nohup has set it to be ignored
-    struct sigaction standard {};
-    standard.sa_handler = SIG_DFL;  // if SIGCHLD were ignored, children would vanish without an exit code
-    ::sigaction(SIGCHLD, &standard, &child_action_);
-    ::sigprocmask(SIG_BLOCK, &taken_, &old_mask_);
-  }
-  ~TakenSignals() {
-    ::sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
-    ::sigaction(SIGCHLD, &child_action_, nullptr);
-  }
-  TakenSignals(const TakenSignals&) = delete;
-
-  const sigset_t& taken() const { return taken_; }
-  const sigset_t& old_mask() const { return old_mask_; }
-
- private:
-  sigset_t taken_, old_mask_;
-  struct sigaction child_action_ {};
-};
-
-// While it lives, orphans below this process become its children.
-class Subreaper {
- public:
-  Subreaper() : before_(children(::getpid())) {
-    ::prctl(PR_GET_CHILD_SUBREAPER, &was_);
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  }
-  ~Subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, was_); }
-  Subreaper(const Subreaper&) = delete;
-
-  // Kills all processes below this one, except those that existed before.
-  void kill_all() const {
-    for (;;) {
-      const std::vector<pid_t> found = descendants(::getpid(), before_);
-      if (found.empty()) return;
-      for (const pid_t pid : found) {
-        ::kill(pid, SIGKILL);
-        ::waitpid(pid, nullptr, WNOHANG);
-      }
-      ::usleep(10'000);
-    }
-  }
-
- private:
-  std::vector<pid_t> before_;
-  int was_ = 0;
-};
 
 // The next step when a rank could not be started.
 Conclusion without_start(const LaunchOptions& options, const Attempt& attempt, const RankStartError& error) {
@@ -148,10 +100,6 @@ std::optional<int> exit_of(pid_t supervisor, const Subreaper& subreaper) {
                                ": killing all ranks"));
   subreaper.kill_all();
   return 128 + info.si_status;
-}
-
-bool stops(int signal) {
-  return signal == SIGINT || signal == SIGTERM || signal == SIGQUIT || signal == SIGHUP;
 }
 
 // Returns the supervisor's exit code; `stop_signal` becomes the last one that asks the job to end.
@@ -243,6 +191,8 @@ void check_launch_options(const LaunchOptions& options) {
   ZS_CHECK(options.nnodes >= 1, "nnodes is ", options.nnodes, ", expected at least 1");
   ZS_CHECK(options.node_rank >= 0 && options.node_rank < options.nnodes, "node_rank is ", options.node_rank,
            ", expected 0 to nnodes - 1 = ", options.nnodes - 1);
+  ZS_CHECK(is_job_name(options.job), "--job is ", shown_text(options.job),
+           ", expected at most 64 letters, digits, '_' and '.'");
   ZS_CHECK(options.master_port >= 0 && options.master_port < 65536, "master_port is ", options.master_port,
            ", expected 1 to 65535, or 0 for a free one");
   ZS_CHECK(options.grace_period_s >= 0, "grace period is ", options.grace_period_s, ", expected seconds >= 0");

@@ -22,16 +22,6 @@ bool is_executable(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && ::access(path.c_str(), X_OK) == 0;
 }
 
-std::string find_in_path(const std::string& name) {
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::string file = (folder.empty() ? "." : folder) + "/" + name;
-    if (is_executable(file)) return file;
-  }
-  return {};
-}
-
 std::string find_program(const std::string& script) {
   if (script.find('/') != script.npos || is_executable(script)) {
     ZS_CHECK(std::filesystem::exists(script), "no such file: '", script, "'");
@@ -67,6 +57,16 @@ int count_devices() {
 }
 
 }  // namespace
+
+std::string find_in_path(const std::string& name) {
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string file = (folder.empty() ? "." : folder) + "/" + name;
+    if (is_executable(file)) return file;
+  }
+  return {};
+}
 
 std::string find_python() {
   if (const char* venv = std::getenv("VIRTUAL_ENV"); venv != nullptr && *venv != 0) {

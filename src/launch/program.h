@@ -7,4 +7,7 @@ namespace zeroshard {
 // Throws ValueError when there is none.
 std::string find_python();
 
+// The file of a program that PATH has; "" if none.
+std::string find_in_path(const std::string& name);
+
 }  // namespace zeroshard

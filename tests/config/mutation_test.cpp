@@ -1,13 +1,15 @@
+#include "support/mutation.h"
 #include "support.h"
-#include "support/random.h"
 
 namespace zeroshard {
 namespace {
 
 using testing::asked_seed;
-using testing::Random;
+using testing::mutated;
 using testing::SeededRandom;
 using testing::seeds;
+
+constexpr std::string_view kAlphabet = "{}[]\",:/*#\\ \n0123456789-+.eEtrufalsnIy\xff\x01";
 
 const std::vector<std::string>& texts() {
   static const std::vector<std::string> kTexts{
@@ -23,31 +25,6 @@ const std::vector<std::string>& texts() {
   return kTexts;
 }
 
-std::string mutated(std::string text, Random& random) {
-  const std::string alphabet = "{}[]\",:/*#\\ \n0123456789-+.eEtrufalsnIy\xff\x01";
-  for (unsigned edits = 1 + random() % 4; edits > 0; --edits) {
-    const size_t at = text.empty() ? 0 : random() % text.size();
-    const char c = alphabet[random() % alphabet.size()];
-    switch (random() % 5) {
-      case 0:
-        text.insert(text.begin() + ptrdiff_t(at), c);
-        break;
-      case 1:
-        text.erase(at, 1 + random() % 5);
-        break;
-      case 2:
-        text.insert(at, text.substr(at / 2, random() % 40));
-        break;
-      case 3:
-        text.resize(at);
-        break;
-      default:
-        if (!text.empty()) text[at] = char(text[at] ^ char(1 << random() % 8));
-    }
-  }
-  return text;
-}
-
 // Whatever the text: a result or a ConfigError, nothing else.
 TEST(ConfigMutation, BrokenTextsGiveConfigErrors) {
   ConfigContext context = ranks(2);
@@ -55,7 +32,7 @@ TEST(ConfigMutation, BrokenTextsGiveConfigErrors) {
   int accepted = 0, refused = 0;
   for (const uint64_t seed : seeds(3000)) {
     SeededRandom random(seed);
-    const std::string text = mutated(texts()[seed % texts().size()], random);
+    const std::string text = mutated(texts()[seed % texts().size()], kAlphabet, random);
     SCOPED_TRACE(text);
     try {
       parse_config(text, context);

@@ -10,7 +10,7 @@ import pytest
 import world
 
 # Rows of the table in docs/reliability.md; those without a test here are tested in C++, or not at all.
-KILLS = ("K1", "K2", "K3", "K4", "K5", "K6", "K7", "K8", "K9", "K10", "P1", "H1", "H2", "H3")
+KILLS = ("K1", "K2", "K3", "K4", "K5", "K6", "K7", "K8", "K9", "K10", "P1", "H1", "H2", "H3", "H4", "H5")
 DISKS, FILES = ("D1", "D2", "D3", "D4"), ("C1", "C2")
 CODE = ("F1", "F2", "F3", "S1", "S2", "S3")
 STATE = ("W1", "W2", "W3", "R1", "N1", "N2", "N3", "T1", "U1", "U3", "M1")

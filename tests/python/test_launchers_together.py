@@ -143,6 +143,17 @@ def test_what_is_no_launcher_is_told_or_left_alone(start, script):  # noqa: F811
     assert codes == [1] and "there is no launcher of zeroshard at 127.0.0.1" in said[0], said
 
 
+@pytest.mark.row("H1")
+@pytest.mark.parametrize("name", [[], ["--job", "other"]])
+def test_a_launcher_of_another_job_is_sent_away(start, script, name):  # noqa: F811
+    """One that differs in its options would end the job without --job."""
+    path = script("sys.exit(0)\n")
+    node_0 = start(0, 2, "--job", "mine", path)
+    codes, said = ends(start(1, 3, *name, path, nproc=2))
+    assert codes == [2] and f"another job runs at port {start.port}" in said[0], said
+    assert ends(node_0, start(1, 2, "--job", "mine", path))[0] == [0, 0]
+
+
 @pytest.mark.row("H2")
 @pytest.mark.parametrize("node", [0, 1, 2])
 def test_the_exit_code_of_a_rank_is_that_of_every_host(start, script, node):  # noqa: F811

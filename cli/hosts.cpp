@@ -1,0 +1,264 @@
+#include "hosts.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <string_view>
+
+#include "base/check.h"
+#include "base/host_name.h"
+#include "base/interface.h"
+#include "base/log.h"
+#include "base/shown_text.h"
+#include "launch/job_hosts.h"
+#include "launch/program.h"
+#include "numbers.h"
+#include "zeroshard/launch.h"
+#include "zeroshard/version.h"
+
+namespace zeroshard::cli {
+namespace {
+
+// Options of the job as a whole; each host gets its own values of the first ones.
+constexpr std::array kOfTheJob{"nproc",       "num_gpus",      "nnodes",   "node_rank", "master_addr",
+                               "master_port", "job",           "hostfile", "include",   "exclude",
+                               "launcher",    "launcher_args", "ssh_port", "from-stdin"};
+
+// Beside those of .deepspeed_env: DeepSpeed's, and what zeroshard, torch and Python read.
+constexpr std::array kHandedOver{"MLFLOW", "PYTHON",      "MV2",        "UCX",   "NCCL", "LD_LIBRARY",
+                                 "PATH",   "VIRTUAL_ENV", "ZEROSHARD_", "GLOO_", "OMP_", "TORCH_"};
+
+std::string hostfile_line(const HostArguments& arguments, const JobHost& host) {
+  return concat("hostfile '", arguments.hostfile, "', line ", host.line);
+}
+
+// ssh logs in as USER, also here.
+bool is_here(const JobHost& host) {
+  return host.name == host.host() && is_this_host(host.host());
+}
+
+void check_filters(const HostArguments& arguments) {
+  const bool filtered = !arguments.include.empty() || !arguments.exclude.empty();
+  ZS_CHECK(!filtered || !(arguments.nproc || arguments.num_gpus || arguments.num_nodes),
+           "--include and --exclude choose hosts and slots: give them without --nproc, --num_gpus and --num_nodes");
+  ZS_CHECK(!arguments.nproc || !arguments.num_gpus, "give --nproc or --num_gpus, not both");
+}
+
+void check_launcher(const std::string& launcher) {
+  if (launcher == "ssh" || launcher == "pdsh") return;
+  throw ValueError(concat("--launcher is ", shown_text(launcher),
+                          ", expected ssh, or pdsh, which means the same here. ",
+                          "Under mpirun or srun no --hostfile is needed: they start the script itself, which finds its "
+                          "rank in their variables"));
+}
+
+// All hosts need the same number of ranks.
+int ranks_per_host(const std::vector<JobHost>& hosts, const HostArguments& arguments) {
+  if (arguments.nproc) return *arguments.nproc;
+  for (const JobHost& host : hosts) {
+    if (arguments.num_gpus) {
+      ZS_CHECK(*arguments.num_gpus <= host.all_slots, "--num_gpus is ", *arguments.num_gpus, " but ",
+               hostfile_line(arguments, host), " gives ", host.name, " ", host.all_slots, " slots");
+      continue;
+    }
+    ZS_CHECK(host.slots.size() == hosts[0].slots.size(), hostfile_line(arguments, host), " gives ", host.name, " ",
+             host.slots.size(), " slots to use, and ", hosts[0].name, " has ", hosts[0].slots.size(),
+             ": all hosts need the same number of ranks; --num_gpus N starts N on each, --include chooses slots");
+  }
+  return arguments.num_gpus.value_or(int(hosts[0].slots.size()));
+}
+
+std::string address_of(const JobHost& first, const HostArguments& arguments) {
+  if (arguments.master_addr) return *arguments.master_addr;
+  const std::string host = first.host();
+  return host == "localhost" || host.starts_with("127.") || host == "::1" ? host_name() : host;
+}
+
+std::string random_name() {
+  std::random_device random;
+  std::ostringstream text;
+  for (int i = 0; i < 4; ++i) text << std::hex << random();
+  return text.str();
+}
+
+std::string own_path() {
+  const std::string path = std::filesystem::read_symlink("/proc/self/exe");
+  const auto is_safe = [](unsigned char c) {
+    return c < 128 && (std::isalnum(c) != 0 || std::string_view("/._-+,").find(char(c)) != std::string_view::npos);
+  };
+  ZS_CHECK(path.starts_with('/') && std::all_of(path.begin(), path.end(), is_safe), "zeroshard is installed as '",
+           shown_text(path, 400),
+           "', and each host starts it by this path, which goes through a shell there: install it ",
+           "at one of letters, digits, '/', '.', '_', '-', '+' and ','");
+  return path;
+}
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
+// The user's own arguments come first: ssh takes the first value of an option.
+std::vector<std::string> reach_by_ssh(const JobHost& host, const HostArguments& arguments,
+                                      const LaunchOptions& options) {
+  std::vector<std::string> argv{find_in_path("ssh")};
+  ZS_CHECK(!argv[0].empty(), "there is no ssh in PATH, by which the hosts of '", arguments.hostfile, "' are started");
+  for (const std::string& word : words_of(arguments.launcher_args)) argv.push_back(word);
+  const int interval_s = static_cast<int>(std::ceil(options.stall_timeout_s / 5));  // five without an answer end it
+  for (const std::string& option : {std::string("BatchMode=yes"), std::string("ConnectTimeout=10"),
+                                    concat("ServerAliveInterval=", interval_s), std::string("ServerAliveCountMax=4")}) {
+    argv.emplace_back("-o");
+    argv.push_back(option);
+  }
+  argv.emplace_back("-T");
+  if (arguments.ssh_port) argv.insert(argv.end(), {"-p", std::to_string(*arguments.ssh_port)});
+  argv.insert(argv.end(), {"--", host.name, own_path(), "run", "--from-stdin"});
+  return argv;
+}
+
+// As they were given, by their long names.
+std::vector<std::string> common_options(const CLI::App& run) {
+  std::vector<std::string> words;
+  for (const CLI::Option* option : run.get_options()) {
+    if (option->count() == 0 || option->get_lnames().empty()) continue;
+    const std::string& name = option->get_lnames().front();
+    if (std::find(kOfTheJob.begin(), kOfTheJob.end(), name) != kOfTheJob.end()) continue;
+    const bool is_flag = option->get_items_expected_max() == 0;
+    for (const std::string& value : option->results())
+      words.push_back(is_flag ? "--" + name : "--" + name + "=" + value);
+  }
+  return words;
+}
+
+std::string slots_option(const JobHost& host, const HostArguments& arguments, int ranks) {
+  if (arguments.nproc) return concat("--nproc=", ranks);
+  if (arguments.num_gpus || host.uses_all()) return concat("--num_gpus=", ranks);
+  std::string list;
+  for (const int slot : host.slots) list += concat(list.empty() ? "" : ",", slot);
+  return "--include=localhost:" + list;
+}
+
+// DeepSpeed's file of lines NAME=VALUE, which is looked for at home and in the current folder.
+void add_environment_file(std::vector<std::string>& variables) {
+  const char *name = std::getenv("DS_ENV_FILE"), *home = std::getenv("HOME");
+  const std::filesystem::path file = name != nullptr && *name != 0 ? name : ".deepspeed_env";
+  std::vector<std::filesystem::path> places{std::filesystem::path(home != nullptr ? home : "") / file, file};
+  std::error_code error;
+  if (file.is_absolute() || std::filesystem::equivalent(places[0], places[1], error)) places.pop_back();
+  for (const std::filesystem::path& path : places) {
+    if (!std::filesystem::is_regular_file(path)) continue;
+    log(LogLevel::kInfo, concat("variables of ", path.string(), " go to all hosts"));
+    std::ifstream lines(path);
+    int number = 0;
+    for (std::string line; std::getline(lines, line);) {
+      ++number;
+      if (line.ends_with('\r')) line.pop_back();
+      const size_t first = line.find_first_not_of(" \t"), equals = line.find('=');
+      if (first == line.npos || line[first] == '#') continue;
+      ZS_CHECK(equals != line.npos && equals > 0 && line.find('\0') == line.npos, path.string(), ", line ", number,
+               " is '", shown_text(line), "', expected NAME=VALUE");
+      variables.push_back(line);
+    }
+  }
+}
+
+std::vector<std::string> variables_for_hosts() {
+  std::vector<std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view variable(*entry);
+    const auto begins = [&](const char* prefix) { return variable.starts_with(prefix); };
+    if (std::any_of(kHandedOver.begin(), kHandedOver.end(), begins)) variables.emplace_back(variable);
+  }
+  add_environment_file(variables);
+  return variables;
+}
+
+void check_apart(const std::vector<JobHost>& hosts, const HostArguments& arguments) {
+  const JobHost* here = nullptr;
+  for (const JobHost& host : hosts) {
+    if (!is_here(host)) continue;
+    ZS_CHECK(here == nullptr, hostfile_line(arguments, host), " names ", host.name, ", which is this machine, as ",
+             here->name, " of line ", here->line, " is: name each host once");
+    here = &host;
+  }
+}
+
+}  // namespace
+
+void add_host_options(CLI::App& run, HostArguments& arguments) {
+  run.add_option("--launcher", arguments.launcher,
+                 "How other hosts are reached: ssh (default), or pdsh, the same here");
+  run.add_option("--launcher_args,--launcher-args", arguments.launcher_args, "More words for the command line of ssh");
+  add_int(run, "--ssh_port,--ssh-port", {.min = 1, .max = 65535}, arguments.ssh_port, "Port of sshd on the hosts");
+}
+
+std::vector<JobHost> other_hosts(const HostArguments& arguments) {
+  if (arguments.hostfile.empty()) return {};
+  const std::vector<JobHost> all = read_hostfile(arguments.hostfile);
+  if (all.size() == 1) {
+    ZS_CHECK(is_here(all[0]), hostfile_line(arguments, all[0]), " names '", all[0].name,
+             "' alone, which is not this host: run it there");
+    return {};
+  }
+  check_filters(arguments);
+  std::vector<JobHost> hosts = chosen_hosts(all, arguments.include, arguments.exclude);
+  ZS_CHECK(!arguments.node_rank, "--node_rank is ", arguments.node_rank.value_or(0), " but hostfile '",
+           arguments.hostfile, "' has ", hosts.size(),
+           " hosts, which are all started from here: leave --node_rank out, or leave --hostfile ",
+           "out and start each host by itself");
+  if (arguments.num_nodes) {
+    ZS_CHECK(size_t(*arguments.num_nodes) <= hosts.size(), "--num_nodes is ", *arguments.num_nodes, " but hostfile '",
+             arguments.hostfile, "' has ", hosts.size(), " hosts");
+    hosts.resize(size_t(*arguments.num_nodes));
+  }
+  check_launcher(arguments.launcher);
+  check_apart(hosts, arguments);
+  return hosts;
+}
+
+int run_on_hosts(const CLI::App& run, const std::vector<JobHost>& hosts, const HostArguments& arguments,
+                 const LaunchOptions& options) {
+  const int ranks = ranks_per_host(hosts, arguments);
+  LaunchOptions of_all = options;
+  of_all.nproc = ranks;
+  of_all.nnodes = static_cast<int>(hosts.size());
+  of_all.argv = run.remaining();
+  check_launch_options(of_all);  // once, before it is an error on each
+  const std::string master = address_of(hosts[0], arguments), job = options.job.empty() ? random_name() : options.job;
+  const std::vector<std::string> common = common_options(run), script = run.remaining();
+  HostOrder order{.version = kVersion,
+                  .patience_s = options.stall_timeout_s,
+                  .folder = std::filesystem::current_path(),
+                  .arguments = {},
+                  .environment = variables_for_hosts()};
+  std::vector<HostStart> starts;
+  for (size_t node = 0; node < hosts.size(); ++node) {
+    order.arguments = common;
+    order.arguments.push_back(slots_option(hosts[node], arguments, ranks));
+    if (hosts.size() > 1)
+      for (const std::string& word :
+           {concat("--nnodes=", hosts.size()), concat("--node_rank=", node), "--master_addr=" + master, "--job=" + job})
+        order.arguments.push_back(word);
+    if (options.master_port != 0) order.arguments.push_back(concat("--master_port=", options.master_port));
+    order.arguments.insert(order.arguments.end(), script.begin(), script.end());
+    starts.push_back({hosts[node].name,
+                      is_here(hosts[node]) ? std::vector<std::string>{own_path(), "run", "--from-stdin"}
+                                           : reach_by_ssh(hosts[node], arguments, options),
+                      order});
+  }
+  return launch_on_hosts(starts, options.grace_period_s);
+}
+
+}  // namespace zeroshard::cli

@@ -1,0 +1,120 @@
+#include "launch/host_connection.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <utility>
+
+#include "base/format.h"
+#include "launch/host_relay_lines.h"
+#include "launch/rank_process.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int kReadsAtOnce = 4;
+
+std::vector<std::string> own_environment() {
+  std::vector<std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) variables.emplace_back(*entry);
+  return variables;
+}
+
+void never_wait(const UniqueFd& fd) {
+  ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
+}
+
+}  // namespace
+
+HostConnection::HostConnection(const HostStart& start, const sigset_t& signal_mask)
+    : name_(start.name), pending_(text_of(start.order)) {
+  Pipe in = make_pipe(), out = make_pipe(), err = make_pipe();
+  pid_ = spawn({start.reach,
+                own_environment(),
+                {in.read_end.get(), out.write_end.get(), err.write_end.get()},
+                signal_mask,
+                -1,
+                {}});
+  input_ = std::move(in.write_end);
+  streams_[0].source = std::move(out.read_end);
+  streams_[1].source = std::move(err.read_end);
+  for (const UniqueFd* fd : {&input_, &streams_[0].source, &streams_[1].source}) never_wait(*fd);
+}
+
+void HostConnection::add_to(std::vector<pollfd>& fds, bool reads) const {
+  if (input_ && !pending_.empty()) fds.push_back({input_.get(), POLLOUT, 0});
+  for (const Stream& stream : streams_)
+    if (reads && stream.source) fds.push_back({stream.source.get(), POLLIN, 0});
+}
+
+void HostConnection::send(std::string_view line) {
+  if (input_) pending_ += concat(line, "\n");
+}
+
+std::optional<std::string> HostConnection::read(int stream_number) {
+  Stream& stream = streams_[size_t(stream_number - 1)];
+  std::string lines;
+  bool has_any = false;
+  std::array<char, size_t{64} << 10> buffer;
+  for (int i = 0; i < kReadsAtOnce && stream.source; ++i) {
+    const ssize_t got = ::read(stream.source.get(), buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) break;
+    has_any = true;
+    if (got <= 0) {
+      stream.source.reset();
+      stream.lines.flush(lines);
+      break;
+    }
+    const std::string_view bytes(buffer.data(), static_cast<size_t>(got));
+    stream.lines.append(bytes, lines);
+    if (stream_number == STDERR_FILENO) tail_.append(bytes);
+  }
+  if (!has_any) return {};
+  return stream_number == STDOUT_FILENO ? without_marks(lines) : lines;
+}
+
+// A shell's start file, or a rank, may have begun the line on which a mark is.
+std::string HostConnection::without_marks(std::string_view lines) {
+  std::string result;
+  while (!lines.empty()) {
+    const std::string_view line = lines.substr(0, lines.find('\n'));
+    lines.remove_prefix(line.size() + 1);
+    const std::string_view mark = has_begun_ ? kHostEnds : kHostBegins;
+    const size_t at = line.rfind(mark);
+    const std::string_view rest = at == line.npos ? "" : line.substr(at + mark.size());
+    int code = 0;
+    const bool is_number =
+        std::from_chars(rest.data(), rest.data() + rest.size(), code).ptr == rest.data() + rest.size();
+    const bool is_mark = at != line.npos && (has_begun_ ? !rest.empty() && is_number : rest.empty());
+    if (!is_mark || at > 0) result += concat(line.substr(0, is_mark ? at : line.npos), "\n");
+    if (is_mark && has_begun_) code_ = code;
+    has_begun_ = has_begun_ || is_mark;
+  }
+  return result;
+}
+
+void HostConnection::look() {
+  while (input_ && !pending_.empty()) {
+    const ssize_t written = ::write(input_.get(), pending_.data(), pending_.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno != EAGAIN) input_.reset();  // it has ended
+    if (written < 0) break;
+    pending_.erase(0, static_cast<size_t>(written));
+  }
+  exited_ = exited_ || ::waitpid(pid_, nullptr, WNOHANG) == pid_;
+}
+
+void HostConnection::kill(int signal) const {
+  if (!exited_) ::kill(pid_, signal);
+}
+
+std::string HostConnection::last_words() const {
+  const std::vector<std::string> lines = tail_.lines(1);
+  return lines.empty() ? "" : lines.front();
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,193 @@
+#include "launch/job_hosts.h"
+
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <optional>
+
+#include "base/format.h"
+#include "launch/hosts_console.h"
+#include "launch/rank_process.h"
+#include "launch/taken_signals.h"
+
+namespace zeroshard {
+namespace {
+
+using JobClock = std::chrono::steady_clock;
+constexpr double kBeatEveryS = 1;
+constexpr double kTellS = 1;    // the launchers tell each other of a failure; those that have not met need a signal
+constexpr double kEndS = 25;    // beside the grace period: launchers that have been told to end have ended
+constexpr double kCloseS = 12;  // from the end of its connection, a host's launcher has ended
+constexpr int kRoundMs = 200;
+
+double s_since_begin(JobClock::time_point begin) {
+  return std::chrono::duration<double>(JobClock::now() - begin).count();
+}
+
+std::vector<std::string> names_of(const std::vector<HostStart>& hosts) {
+  std::vector<std::string> names;
+  for (const HostStart& host : hosts) names.push_back(host.name);
+  return names;
+}
+
+class JobOfHosts {
+ public:
+  JobOfHosts(const std::vector<HostStart>& hosts, double grace_period_s)
+      : signals_(::signalfd(-1, &taken_.taken(), SFD_CLOEXEC | SFD_NONBLOCK)), grace_period_s_(grace_period_s) {
+    if (!signals_) throw_errno("signalfd");
+    for (const HostStart& host : hosts) hosts_.emplace_back(host, taken_.old_mask());
+    console_.emplace(names_of(hosts));
+  }
+
+  int run() {
+    while (!is_over()) {
+      wait();
+      handle_signals();
+      beat();
+      for (size_t host = 0; host < hosts_.size(); ++host) look_at(host);
+      end_others();
+    }
+    return conclude();
+  }
+
+ private:
+  void wait() {
+    std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}};
+    const bool reads = !console_->full();
+    for (const HostConnection& host : hosts_)
+      if (!host.is_over()) host.add_to(fds, reads);
+    ::poll(fds.data(), fds.size(), kRoundMs);
+  }
+
+  void look_at(size_t number) {
+    HostConnection& host = hosts_[number];
+    if (host.is_over()) return;
+    host.look();
+    if (!console_->full()) pass_on(number);
+    while (host.is_over() && pass_on(number)) {
+    }
+    if (host.is_over() && host.code() != 0) note_failure(number);
+  }
+
+  // False when nothing has come.
+  bool pass_on(size_t number) {
+    HostConnection& host = hosts_[number];
+    bool has_any = false;
+    for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+      const bool has_begun = host.has_begun();
+      const std::optional<std::string> lines = host.read(stream);
+      if (lines) console_->show(number, stream, *lines, hosts_.size() > 1 || !has_begun);
+      has_any = has_any || lines;
+    }
+    return has_any;
+  }
+
+  // A host that a signal has stopped before zeroshard ran there has not failed.
+  void note_failure(size_t number) {
+    if (stop_signal_ != 0 && !hosts_[number].code()) return;
+    if (!first_failed_) {
+      first_failed_ = number;
+      ends_at_s_ = s_since_begin(begin_) + kTellS;
+    }
+  }
+
+  void handle_signals() {
+    signalfd_siginfo info{};
+    while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
+      const int signal = static_cast<int>(info.ssi_signo);
+      if (signal == SIGCHLD) continue;
+      if (stops(signal)) stop(signal);
+      for (HostConnection& host : hosts_) host.send(concat("signal ", signal));
+      if (signal == SIGTSTP) suspend();
+    }
+  }
+
+  void stop(int signal) {
+    stop_signal_ = signal;
+    if (!kills_at_s_) kills_at_s_ = s_since_begin(begin_) + grace_period_s_ + kEndS;
+    for (HostConnection& host : hosts_)
+      if (!host.has_begun()) host.kill(SIGTERM);
+  }
+
+  // The hosts have to know first.
+  void suspend() {
+    for (HostConnection& host : hosts_) host.look();
+    ::raise(SIGSTOP);
+  }
+
+  void beat() {
+    if (s_since_begin(begin_) < beats_at_s_) return;
+    beats_at_s_ = s_since_begin(begin_) + kBeatEveryS;
+    for (HostConnection& host : hosts_) host.send("beat");
+  }
+
+  // After a failure, and in stages, for hosts that do not end by themselves.
+  void end_others() {
+    const double now = s_since_begin(begin_);
+    if (ends_at_s_ && now >= *ends_at_s_) {
+      ends_at_s_.reset();
+      if (!kills_at_s_) kills_at_s_ = now + grace_period_s_ + kEndS;
+      for (HostConnection& host : hosts_) host.has_begun() ? host.send(concat("signal ", SIGTERM)) : host.kill(SIGTERM);
+    }
+    if (!kills_at_s_ || now < *kills_at_s_) return;
+    for (HostConnection& host : hosts_) host.close_input();
+    if (now >= *kills_at_s_ + kCloseS)
+      for (HostConnection& host : hosts_) host.kill(SIGKILL);
+  }
+
+  bool is_over() const {
+    return std::all_of(hosts_.begin(), hosts_.end(), [](const HostConnection& host) { return host.is_over(); });
+  }
+
+  // The code of a rank that failed after a signal counts more than the signal.
+  int code_after_stop() const {
+    int code = 0;
+    for (const HostConnection& host : hosts_) {
+      const int own = host.code().value_or(128 + stop_signal_);
+      if (own != 0 && (code == 0 || own <= 128)) code = own;
+    }
+    return code;
+  }
+
+  int conclude() {
+    std::string own;
+    int code = stop_signal_ != 0 ? code_after_stop() : 0;
+    if (first_failed_ && stop_signal_ == 0) {
+      const HostConnection& host = hosts_[*first_failed_];
+      code = host.code().value_or(1);
+      if (!host.code()) own = loss_of(host);
+    }
+    console_->finish(first_failed_.value_or(0), own);
+    return code;
+  }
+
+  static std::string loss_of(const HostConnection& host) {
+    const std::string words = host.last_words();
+    return concat("job failed: host ", host.name(),
+                  host.has_begun() ? " is gone: its connection has ended" : " could not start its ranks",
+                  words.empty() ? "" : concat(": ", words));
+  }
+
+  const TakenSignals taken_;
+  UniqueFd signals_;
+  double grace_period_s_;
+  const JobClock::time_point begin_ = JobClock::now();
+  std::deque<HostConnection> hosts_;
+  std::optional<HostsConsole> console_;
+  std::optional<size_t> first_failed_;
+  int stop_signal_ = 0;  // from the user
+  double beats_at_s_ = 0;
+  std::optional<double> ends_at_s_, kills_at_s_;
+};
+
+}  // namespace
+
+int launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s) {
+  ::signal(SIGPIPE, SIG_IGN);
+  return JobOfHosts(hosts, grace_period_s).run();
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,41 @@
+#pragma once
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "launch/descendants.h"
+
+namespace zeroshard {
+
+// While it lives, orphans below this process become its children.
+class Subreaper {
+ public:
+  Subreaper() : before_(children(::getpid())) {
+    ::prctl(PR_GET_CHILD_SUBREAPER, &was_);
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  }
+  ~Subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, was_); }
+  Subreaper(const Subreaper&) = delete;
+
+  // Kills all processes below this one, except those that existed before.
+  void kill_all() const {
+    for (;;) {
+      const std::vector<pid_t> found = descendants(::getpid(), before_);
+      if (found.empty()) return;
+      for (const pid_t pid : found) {
+        ::kill(pid, SIGKILL);
+        ::waitpid(pid, nullptr, WNOHANG);
+      }
+      ::usleep(10'000);
+    }
+  }
+
+ private:
+  std::vector<pid_t> before_;
+  int was_ = 0;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,41 @@
+#pragma once
+#include <signal.h>
+
+namespace zeroshard {
+
+// Signals that the launcher handles instead of dying from them. Restores all on destruction.
+class TakenSignals {
+ public:
+  TakenSignals() {
+    ::sigemptyset(&taken_);
+    for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT, SIGCHLD}) {
+      ::sigaddset(&taken_, signal);
+    }
+    struct sigaction hangup {};
+    ::sigaction(SIGHUP, nullptr, &hangup);
+    if (hangup.sa_handler != SIG_IGN) ::sigaddset(&taken_, SIGHUP);  // nohup has set it to be ignored
+    struct sigaction standard {};
+    standard.sa_handler = SIG_DFL;  // if SIGCHLD were ignored, children would vanish without an exit code
+    ::sigaction(SIGCHLD, &standard, &child_action_);
+    ::sigprocmask(SIG_BLOCK, &taken_, &old_mask_);
+  }
+  ~TakenSignals() {
+    ::sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+    ::sigaction(SIGCHLD, &child_action_, nullptr);
+  }
+  TakenSignals(const TakenSignals&) = delete;
+
+  const sigset_t& taken() const { return taken_; }
+  const sigset_t& old_mask() const { return old_mask_; }
+
+ private:
+  sigset_t taken_, old_mask_;
+  struct sigaction child_action_ {};
+};
+
+// Whether `signal` asks a job to end.
+inline bool stops(int signal) {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGQUIT || signal == SIGHUP;
+}
+
+}  // namespace zeroshard
