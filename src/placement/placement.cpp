@@ -163,7 +163,7 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const DType moment_dtype = device_updates ? DType::kFloat32 : options.moment_dtype;
   if (options.optimizer_slots > 0)
     place.moments = {place.updated, moment_dtype, options.optimizer_slots, state_tier, state_share};
-  if (moment_dtype == kCodes) place.moments.scales = options.on_device ? Tier::kHost : Tier::kDevice;
+  if (moment_dtype == kCodes) place.moments.scales = in_memory(options);
   return place;
 }
 

@@ -18,8 +18,8 @@ _TABLE = [
     (
         "train-rows-by-rank",
         _TRAINER,
-        "(micro * world_.world_size() + world_.rank()) * size",
-        "(world_.rank() * config_.grad_accumulation_steps + micro) * size + world_.rank()",
+        "(micro * row_groups() + row_group()) * size",
+        "(row_group() * config_.grad_accumulation_steps + micro) * size + row_group()",
         _PARITY,
     ),
     (
