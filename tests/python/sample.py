@@ -44,6 +44,16 @@ LEFT_OUT = {
     "test_distributed.py": {
         "test_torchrun_starts_the_same_job": "test_compat_accelerate.py::test_accelerate_launch",
     },
+    # hosts that are namespaces, each with an sshd of its own
+    "test_hostfile.py": {
+        "test_the_code_and_one_report_of_a_rank_that_fails": "test_what_is_killed_ends_the_job_on_all_hosts",
+        "test_a_host_that_vanishes_ends_the_job": "test_what_is_killed_ends_the_job_on_all_hosts",
+        "test_a_job_ends_with_the_host_of_its_command": "test_what_is_killed_ends_the_job_on_all_hosts",
+        "test_a_signal_saves_once_and_stops_all_hosts": "test_a_signal_reaches_the_ranks_of_all_hosts",
+        "test_a_job_may_be_suspended": "test_a_signal_reaches_the_ranks_of_all_hosts",
+        "test_two_jobs_at_once": "test_one_command_trains_with_the_bits_of_one_host",
+        "test_a_host_by_itself_may_be_another_one": "test_one_command_trains_with_the_bits_of_one_host",
+    },
     "test_compat_pains.py": {
         "test_deepspeed_has_the_names_that_the_guide_says": "test_compat_alias.py::test_every_name_that_the_libraries_use_is_there",
     },
