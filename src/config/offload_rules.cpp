@@ -64,6 +64,8 @@ std::string problem_of_moments(const Offload& offload) {
   const Config& config = offload.config;
   if (config.moment_dtype == DType::kFloat32) return "";
   const std::string key = moment_dtype_of(config);
+  if (config.moment_dtype != DType::kBFloat16 && config.moment_dtype != kCodes)
+    return concat(key, "moments are stored in \"fp32\", \"bf16\" or \"int8\"");
   if (offload.is_external())
     return concat(key, offload.external_optimizer, " is an optimizer of your own, which keeps its states itself: set ",
                   "\"fp32\", or use one of zeroshard's optimizers");

@@ -195,7 +195,7 @@ void check_purposes(Meeting::State& state) {
     state.board.write(key(state, kOutOfStep), "");
     throw CommError(concat("rank ", state.rank, " is to connect ", state.purpose, ", but rank ", rank, " ",
                            state.purposes[rank],
-                           ": their configurations differ, or an earlier try has failed on some ranks alone. To try "
+                           ": an earlier try has failed on some ranks alone, or their configurations differ. To try "
                            "again, every rank has to"));
   }
 }

@@ -79,8 +79,13 @@ class PartialBlocks {
 // `range` lies within one parameter.
 void PartialBlocks::write(Range range, const float* from) {
   int64_t end = range.end;  // end of the parameter
-  for (size_t i = 0; i < group_.num_params(); ++i)
-    if (const Range own = group_.state_range(i); intersect(own, range).size() > 0) end = own.end;
+  for (size_t i = 0; i < group_.num_params(); ++i) {
+    const Range own = group_.state_range(i);
+    if (intersect(own, range).size() == 0) continue;
+    ZS_ASSERT(intersect(own, range) == range, "elements ", range.begin, " to ", range.end, " are of two parameters");
+    end = own.end;
+    break;
+  }
   const int64_t begin = std::min(align_up(range.begin, kScaledNumel), range.end);
   const int64_t whole = range.end == end ? end : std::max(begin, range.end / kScaledNumel * kScaledNumel);
   if (begin > range.begin) add({range.begin, begin}, from, end);
