@@ -186,7 +186,7 @@ class Reception {
   void admit(HostPeer& peer, const std::string& line) {
     Greeting greeting;
     if (!read_greeting(line, greeting)) return peer.close();
-    if (greeting.protocol == kProtocol && greeting.job != job_of(options_)) return send_away(peer, greeting);
+    if (greeting.job != job_of(options_)) return send_away(peer, greeting);
     const std::string why = objection(options_, greeting);
     const auto same_node = [&](const HostPeer& other) { return other.node == greeting.node; };
     const auto other = std::find_if(came_.begin(), came_.end(), same_node);

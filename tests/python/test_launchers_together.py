@@ -151,6 +151,9 @@ def test_a_launcher_of_another_job_is_sent_away(start, script, name):  # noqa: F
     node_0 = start(0, 2, "--job", "mine", path)
     codes, said = ends(start(1, 3, *name, path, nproc=2))
     assert codes == [2] and f"another job runs at port {start.port}" in said[0], said
+    with wait_for(lambda: connected(start.port), "node 0 to listen") as older:
+        older.sendall(b"zeroshard-launcher 1 3 1 2 older\n")
+        assert b"refused another job runs at port" in older.recv(1000)
     assert ends(node_0, start(1, 2, "--job", "mine", path))[0] == [0, 0]
 
 
