@@ -30,7 +30,7 @@ void never_wait(const UniqueFd& fd) {
 }  // namespace
 
 HostConnection::HostConnection(const HostStart& start, const sigset_t& signal_mask)
-    : name_(start.name), pending_(text_of(start.order)) {
+    : name_(start.name), nonce_(start.order.nonce), pending_(text_of(start.order)) {
   Pipe in = make_pipe(), out = make_pipe(), err = make_pipe();
   pid_ = spawn({start.reach,
                 own_environment(),
@@ -83,7 +83,7 @@ std::string HostConnection::without_marks(std::string_view lines) {
   while (!lines.empty()) {
     const std::string_view line = lines.substr(0, lines.find('\n'));
     lines.remove_prefix(line.size() + 1);
-    const std::string_view mark = has_begun_ ? kHostEnds : kHostBegins;
+    const std::string mark = has_begun_ ? end_mark(nonce_) : begin_mark(nonce_);
     const size_t at = line.rfind(mark);
     const std::string_view rest = at == line.npos ? "" : line.substr(at + mark.size());
     int code = 0;

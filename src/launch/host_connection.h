@@ -55,7 +55,7 @@ class HostConnection {
   };
   std::string without_marks(std::string_view lines);
 
-  std::string name_;
+  std::string name_, nonce_;
   pid_t pid_ = -1;
   UniqueFd input_;
   std::string pending_;  // not yet taken by the process

@@ -79,11 +79,11 @@ HostOrder order_of(std::string_view values_text) {
   if (values.empty()) refuse();
   ZS_CHECK(values[0] == kVersion, "this host has zeroshard ", kVersion, ", and the one that starts the job has ",
            shown_text(values[0]), ": install the same version on all hosts");
-  constexpr size_t kBefore = 4;  // values before the arguments
+  constexpr size_t kBefore = 5;  // values before the arguments
   if (values.size() < kBefore) refuse();
-  HostOrder order{.version = values[0], .folder = values[2], .arguments = {}, .environment = {}};
-  order.patience_s = static_cast<double>(number_or_refuse(values[1], size_t{1} << 40)) / 1000;
-  const size_t count = number_or_refuse(values[3], values.size() - kBefore);
+  HostOrder order{.version = values[0], .nonce = values[1], .folder = values[3], .arguments = {}, .environment = {}};
+  order.patience_s = static_cast<double>(number_or_refuse(values[2], size_t{1} << 40)) / 1000;
+  const size_t count = number_or_refuse(values[4], values.size() - kBefore);
   const auto first = values.begin() + kBefore, second = first + static_cast<std::ptrdiff_t>(count);
   order.arguments.assign(first, second);
   order.environment.assign(second, values.end());
@@ -97,12 +97,13 @@ HostOrder order_of(std::string_view values_text) {
 std::string text_of(const HostOrder& order) {
   std::string values;
   append(values, order.version);
+  append(values, order.nonce);
   append(values, std::to_string(static_cast<int64_t>(order.patience_s * 1000)));
   append(values, order.folder);
   append(values, std::to_string(order.arguments.size()));
   for (const auto* list : {&order.arguments, &order.environment})
     for (const std::string& value : *list) append(values, value);
-  ZS_CHECK(values.size() <= kMostBytes && order.arguments.size() + order.environment.size() + 4 <= kMostValues,
+  ZS_CHECK(values.size() <= kMostBytes && order.arguments.size() + order.environment.size() + 5 <= kMostValues,
            "the command line and the variables for the hosts have ", values.size(), " bytes, expected at most ",
            kMostBytes);
   return concat(kOrder, values.size(), "\n", values);

@@ -10,6 +10,7 @@ namespace zeroshard {
 // meets a shell. After an order come control lines, "beat" or "signal NUMBER", until the end of the connection.
 struct HostOrder {
   std::string version;                   // of zeroshard, the same on both sides
+  std::string nonce;                     // in the marks of host_relay_lines.h
   double patience_s = 0;                 // how long the connection may be silent; 0: without limit
   std::string folder;                    // where the job runs
   std::vector<std::string> arguments;    // of `zeroshard run`

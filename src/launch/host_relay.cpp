@@ -39,6 +39,10 @@ double s_after(RelayClock::time_point begin) {
   return std::chrono::duration<double>(RelayClock::now() - begin).count();
 }
 
+void never_wait(int fd) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
+
 void say(std::string_view line) {
   const std::string text = concat(line, "\n");
   [[maybe_unused]] const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
@@ -47,9 +51,7 @@ void say(std::string_view line) {
 // The connection to the launcher that has sent the order.
 class Connection {
  public:
-  Connection(int fd, double patience_s) : fd_(fd), patience_s_(patience_s) {
-    ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK);
-  }
+  Connection(int fd, double patience_s) : fd_(fd), patience_s_(patience_s) { never_wait(fd_); }
 
   int fd() const { return fd_; }
   // The signals that have come.
@@ -76,7 +78,7 @@ class Connection {
   std::string loss() const {
     if (!is_open_) return "the connection to the host that started the job is gone";
     if (patience_s_ == 0 || is_suspended_ || s_after(heard_) <= patience_s_) return {};
-    return concat("the host that started the job has not been heard for ", patience_s_, " s (--stall-timeout)");
+    return concat("the host that started the job has not been heard for ", patience_s_, " s");
   }
 
  private:
@@ -143,8 +145,9 @@ int relay(pid_t launcher, Connection connection, const TakenSignals& signals) {
     if (const auto code = exit_code(launcher)) return *code;
     for (const int signal : connection.receive()) ::kill(launcher, signal);
     if (is_lost || connection.loss().empty()) continue;
-    log(LogLevel::kError, connection.loss() + ": killing all ranks of this host");
     ::kill(launcher, SIGKILL);
+    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) never_wait(fd);  // nobody may read them any more
+    log(LogLevel::kError, connection.loss() + ": killing all ranks of this host");
     is_lost = true;
   }
 }
@@ -157,10 +160,10 @@ int follow_order(int fd) {
   ::signal(SIGPIPE, SIG_IGN);  // the end of the connection is seen where it is read
   const TakenSignals signals;
   const Subreaper subreaper;
-  say(kHostBegins);
+  say(begin_mark(order.nonce));
   const int code = relay(start(order, signals.old_mask()), Connection(fd, order.patience_s), signals);
   await_orphans(subreaper);
-  say(concat(kHostEnds, code));
+  say(concat(end_mark(order.nonce), code));
   return code;
 }
 

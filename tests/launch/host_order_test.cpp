@@ -24,6 +24,7 @@ HostOrder sample() {
   std::string bytes;
   for (int byte = 1; byte < 256; ++byte) bytes += static_cast<char>(byte);
   return {.version = kVersion,
+          .nonce = "4f",
           .patience_s = 10,
           .folder = "/a $(touch x)\n'\"",
           .arguments = {"", "--nproc=2", bytes, "3:abc,", std::string(200'000, 'x')},
@@ -32,6 +33,7 @@ HostOrder sample() {
 
 void expect_same(const HostOrder& read, const HostOrder& written) {
   EXPECT_EQ(read.version, written.version);
+  EXPECT_EQ(read.nonce, written.nonce);
   EXPECT_EQ(read.patience_s, written.patience_s);
   EXPECT_EQ(read.folder, written.folder);
   EXPECT_EQ(read.arguments, written.arguments);
