@@ -56,11 +56,15 @@ void HostsConsole::show(size_t host, int stream, std::string_view lines, bool fo
 std::string HostsConsole::shown(size_t host, std::string_view line, bool foreign) {
   const bool of_launcher = line.starts_with(kLauncher);
   std::string& report = reports_[host];
-  if (of_launcher && (!report.empty() || begins_report(line))) {
+  const bool of_several = names_.size() > 1;
+  if (of_several && of_launcher && (!report.empty() || begins_report(line))) {
     if (report.size() < kMostReportBytes) report += concat(line, "\n");
     return {};
   }
-  if (of_launcher && told_.size() < kMostTold && !told_.emplace(line).second) return {};
+  if (of_several && of_launcher && told_.size() < kMostTold) {
+    const auto [told, is_first] = told_.emplace(line, host);
+    if (!is_first && told->second != host) return {};  // a host may say it again
+  }
   const bool is_unnamed = line.starts_with("zeroshard: ") || (foreign && !line.starts_with('['));
   return is_unnamed ? concat("[", names_[host], "] ", line, "\n") : concat(line, "\n");
 }
@@ -77,8 +81,8 @@ std::string HostsConsole::report(size_t first) const {
   return best;
 }
 
-void HostsConsole::finish(size_t first, const std::string& own) {
-  console(STDERR_FILENO).write(own.empty() ? report(first) : concat(kLauncher, own, "\n"));
+void HostsConsole::finish(size_t first, const std::string& own, int code) {
+  if (code != 0) console(STDERR_FILENO).write(own.empty() ? report(first) : concat(kLauncher, own, "\n"));
   for (const auto& console : consoles_)
     if (console) console->drain(kFinalPatience);
 }

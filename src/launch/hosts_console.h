@@ -1,7 +1,7 @@
 #pragma once
 #include <array>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,9 +22,9 @@ class HostsConsole {
   void show(size_t host, int stream, std::string_view lines, bool foreign);
   // A line of the launcher here.
   void notice(std::string_view text);
-  // Shows why the job has failed, as host `first` says, or the launcher here in `own` if that is not empty. Then waits
-  // for the reader.
-  void finish(size_t first, const std::string& own);
+  // Shows why the job has failed, if `code` is not 0, as host `first` says, or the launcher here in `own` if that is
+  // not empty. Then waits for the reader.
+  void finish(size_t first, const std::string& own, int code);
 
  private:
   ConsoleWriter& console(int stream) const;
@@ -33,7 +33,7 @@ class HostsConsole {
   std::string report(size_t first) const;
 
   std::vector<std::string> names_, reports_;
-  std::set<std::string, std::less<>> told_;
+  std::map<std::string, size_t, std::less<>> told_;  // by which host first
   std::array<std::unique_ptr<ConsoleWriter>, 2> consoles_;
 };
 

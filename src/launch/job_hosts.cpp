@@ -7,6 +7,7 @@
 #include <chrono>
 #include <deque>
 #include <optional>
+#include <utility>
 
 #include "base/format.h"
 #include "launch/hosts_console.h"
@@ -18,6 +19,7 @@ namespace {
 
 using JobClock = std::chrono::steady_clock;
 constexpr double kBeatEveryS = 1;
+constexpr double kBeginS = 60;  // from the start of ssh, zeroshard runs on a host
 constexpr double kTellS = 1;    // the launchers tell each other of a failure; those that have not met need a signal
 constexpr double kEndS = 25;    // beside the grace period: launchers that have been told to end have ended
 constexpr double kCloseS = 12;  // from the end of its connection, a host's launcher has ended
@@ -32,6 +34,13 @@ std::vector<std::string> names_of(const std::vector<HostStart>& hosts) {
   for (const HostStart& host : hosts) names.push_back(host.name);
   return names;
 }
+
+// As it was noted: a signal that comes later does not change it.
+struct Failure {
+  size_t host = 0;
+  std::string own;          // what the launcher here says of it; "": the host says it
+  std::optional<int> code;  // of the job; nothing after a signal
+};
 
 class JobOfHosts {
  public:
@@ -88,10 +97,16 @@ class JobOfHosts {
   // A host that a signal has stopped before zeroshard ran there has not failed.
   void note_failure(size_t number) {
     if (stop_signal_ != 0 && !hosts_[number].code()) return;
-    if (!first_failed_) {
-      first_failed_ = number;
-      ends_at_s_ = s_since_begin(begin_) + kTellS;
-    }
+    note_first({number, loss_of(hosts_[number]), hosts_[number].code()});
+  }
+
+  void note_first(Failure failure) {
+    if (first_) return;
+    if (failure.code) failure.own.clear();  // the host says why
+    if (stop_signal_ == 0 && !failure.code) failure.code = 1;
+    if (stop_signal_ != 0) failure.code.reset();
+    first_ = std::move(failure);
+    ends_at_s_ = s_since_begin(begin_) + kTellS;
   }
 
   void handle_signals() {
@@ -127,6 +142,10 @@ class JobOfHosts {
   // After a failure, and in stages, for hosts that do not end by themselves.
   void end_others() {
     const double now = s_since_begin(begin_);
+    for (size_t number = 0; now >= kBeginS && stop_signal_ == 0 && number < hosts_.size(); ++number) {
+      const HostConnection& host = hosts_[number];
+      if (!host.has_begun() && !host.is_over()) note_first({number, loss_of(host), {}});
+    }
     if (ends_at_s_ && now >= *ends_at_s_) {
       ends_at_s_.reset();
       if (!kills_at_s_) kills_at_s_ = now + grace_period_s_ + kEndS;
@@ -153,21 +172,18 @@ class JobOfHosts {
   }
 
   int conclude() {
-    std::string own;
-    int code = stop_signal_ != 0 ? code_after_stop() : 0;
-    if (first_failed_ && stop_signal_ == 0) {
-      const HostConnection& host = hosts_[*first_failed_];
-      code = host.code().value_or(1);
-      if (!host.code()) own = loss_of(host);
-    }
-    console_->finish(first_failed_.value_or(0), own);
+    const Failure first = first_.value_or(Failure{});
+    const int code = first.code ? *first.code : stop_signal_ != 0 ? code_after_stop() : 0;
+    console_->finish(first.host, first.own, code);
     return code;
   }
 
   static std::string loss_of(const HostConnection& host) {
     const std::string words = host.last_words();
     return concat("job failed: host ", host.name(),
-                  host.has_begun() ? " is gone: its connection has ended" : " could not start its ranks",
+                  host.has_begun() ? " is gone: its connection has ended"
+                  : host.is_over() ? " could not start its ranks"
+                                   : concat(" has not started zeroshard within ", kBeginS, " s"),
                   words.empty() ? "" : concat(": ", words));
   }
 
@@ -177,7 +193,7 @@ class JobOfHosts {
   const JobClock::time_point begin_ = JobClock::now();
   std::deque<HostConnection> hosts_;
   std::optional<HostsConsole> console_;
-  std::optional<size_t> first_failed_;
+  std::optional<Failure> first_;
   int stop_signal_ = 0;  // from the user
   double beats_at_s_ = 0;
   std::optional<double> ends_at_s_, kills_at_s_;
