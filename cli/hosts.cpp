@@ -23,6 +23,7 @@
 #include "launch/job_hosts.h"
 #include "launch/program.h"
 #include "numbers.h"
+#include "ssh_words.h"
 #include "zeroshard/launch.h"
 #include "zeroshard/version.h"
 
@@ -103,11 +104,10 @@ std::string own_path() {
   return path;
 }
 
-std::vector<std::string> words_of(const std::string& text) {
-  std::istringstream stream(text);
-  std::vector<std::string> words;
-  for (std::string word; stream >> word;) words.push_back(word);
-  return words;
+// How long a connection may be silent. Less than a few seconds ends healthy hosts, and without any limit lost ones
+// stay.
+double patience_s(const LaunchOptions& options) {
+  return options.stall_timeout_s == 0 ? 60 : std::clamp(options.stall_timeout_s, 5.0, 3600.0);
 }
 
 // The user's own arguments come first: ssh takes the first value of an option.
@@ -115,9 +115,10 @@ std::vector<std::string> reach_by_ssh(const JobHost& host, const HostArguments& 
                                       const LaunchOptions& options) {
   std::vector<std::string> argv{find_in_path("ssh")};
   ZS_CHECK(!argv[0].empty(), "there is no ssh in PATH, by which the hosts of '", arguments.hostfile, "' are started");
-  for (const std::string& word : words_of(arguments.launcher_args)) argv.push_back(word);
-  const int interval_s = static_cast<int>(std::ceil(options.stall_timeout_s / 5));  // five without an answer end it
+  for (const std::string& word : ssh_words(arguments.launcher_args)) argv.push_back(word);
+  const int interval_s = static_cast<int>(std::ceil(patience_s(options) / 5));  // five without an answer end it
   for (const std::string& option : {std::string("BatchMode=yes"), std::string("ConnectTimeout=10"),
+                                    std::string("ControlMaster=no"), std::string("ControlPath=none"),
                                     concat("ServerAliveInterval=", interval_s), std::string("ServerAliveCountMax=4")}) {
     argv.emplace_back("-o");
     argv.push_back(option);
@@ -153,14 +154,18 @@ std::string slots_option(const JobHost& host, const HostArguments& arguments, in
 // DeepSpeed's file of lines NAME=VALUE, which is looked for at home and in the current folder.
 void add_environment_file(std::vector<std::string>& variables) {
   const char *name = std::getenv("DS_ENV_FILE"), *home = std::getenv("HOME");
-  const std::filesystem::path file = name != nullptr && *name != 0 ? name : ".deepspeed_env";
+  const bool is_named = name != nullptr && *name != 0;
+  const std::filesystem::path file = is_named ? name : ".deepspeed_env";
   std::vector<std::filesystem::path> places{std::filesystem::path(home != nullptr ? home : "") / file, file};
   std::error_code error;
+  bool has_any = false;
   if (file.is_absolute() || std::filesystem::equivalent(places[0], places[1], error)) places.pop_back();
   for (const std::filesystem::path& path : places) {
-    if (!std::filesystem::is_regular_file(path)) continue;
-    log(LogLevel::kInfo, concat("variables of ", path.string(), " go to all hosts"));
+    if (!std::filesystem::is_regular_file(path, error)) continue;
     std::ifstream lines(path);
+    ZS_CHECK(lines.is_open(), path.string(), ", whose variables are for all hosts, cannot be read");
+    has_any = true;
+    log(LogLevel::kInfo, concat("variables of ", path.string(), " go to all hosts"));
     int number = 0;
     for (std::string line; std::getline(lines, line);) {
       ++number;
@@ -168,10 +173,13 @@ void add_environment_file(std::vector<std::string>& variables) {
       const size_t first = line.find_first_not_of(" \t"), equals = line.find('=');
       if (first == line.npos || line[first] == '#') continue;
       ZS_CHECK(equals != line.npos && equals > 0 && line.find('\0') == line.npos, path.string(), ", line ", number,
-               " is '", shown_text(line), "', expected NAME=VALUE");
+               " is not NAME=VALUE");  // it may be a secret
       variables.push_back(line);
     }
   }
+  ZS_CHECK(
+      has_any || !is_named, "DS_ENV_FILE is ", shown_text(file.string(), 400),
+      ", a file that is neither in the home nor in the current folder: unset it, or name a file of lines NAME=VALUE");
 }
 
 std::vector<std::string> variables_for_hosts() {
@@ -224,6 +232,7 @@ std::vector<JobHost> other_hosts(const HostArguments& arguments) {
     hosts.resize(size_t(*arguments.num_nodes));
   }
   check_launcher(arguments.launcher);
+  ssh_words(arguments.launcher_args);  // an error in them, before anything starts
   check_apart(hosts, arguments);
   return hosts;
 }
@@ -239,7 +248,8 @@ int run_on_hosts(const CLI::App& run, const std::vector<JobHost>& hosts, const H
   const std::string master = address_of(hosts[0], arguments), job = options.job.empty() ? random_name() : options.job;
   const std::vector<std::string> common = common_options(run), script = run.remaining();
   HostOrder order{.version = kVersion,
-                  .patience_s = options.stall_timeout_s,
+                  .nonce = random_name(),
+                  .patience_s = patience_s(options),
                   .folder = std::filesystem::current_path(),
                   .arguments = {},
                   .environment = variables_for_hosts()};

@@ -47,4 +47,4 @@ def serve(hosts: list[Host], folder: Path) -> str:
         with log.open("w") as out:
             host.start("sh", "-c", command, stdout=out)
         wait_for(lambda log=log: "Server listening" in log.read_text(), "sshd to listen")
-    return f"-F {folder}/ssh_config"
+    return f"-F '{folder}/ssh_config'"

@@ -267,7 +267,7 @@ def test_a_job_may_be_suspended(cluster, script):  # noqa: F811
     job.wait_for(lambda: job.log().count("here") == 2, "ranks")
     front = process(made.hosts[0], COMMAND)
     os.kill(front, signal.SIGTSTP)
-    time.sleep(5)  # longer than --stall-timeout and than what is left to the ranks
+    time.sleep(7)  # longer than --stall-timeout and than what is left to the ranks
     assert any(rank_of(host) for host in made.hosts)
     os.kill(front, signal.SIGCONT)
     job.front.send_signal(signal.SIGCONT)  # nsenter has stopped with its child
@@ -356,6 +356,28 @@ def test_deepspeed_starts_the_hosts(cluster, script):  # noqa: F811
     assert said == [(str(rank), f"['--local_rank={rank % 2}', 'x'] 4") for rank in range(4)]
 
 
+def order_of(folder, *arguments):
+    values = ["0.1.0", "4f", "5000", str(folder), str(len(arguments)), *map(str, arguments)]
+    text = "".join(f"{len(value.encode())}:{value}," for value in values)
+    return f"zeroshard-order 1 {len(text.encode())}\n{text}".encode()
+
+
+@pytest.mark.row("H5")
+def test_a_lost_host_ends_its_ranks_though_nobody_reads(tmp_path):
+    """Standard error is full when the connection ends, so that whoever writes to it waits."""
+    flood = "echo $$ > pid; while :; do echo flood >&2; done"
+    front = subprocess.Popen(
+        [ZEROSHARD, "run", "--from-stdin"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    front.stdin.write(order_of(tmp_path, "--nproc=1", "--no_python", "sh", "-c", flood))
+    front.stdin.flush()
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the rank")
+    time.sleep(1)  # the pipe is full
+    front.stdin.close()
+    front.wait(timeout=NAMED_WITHIN_S)
+    assert not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
+
+
 TWO = "one slots=4\ntwo slots=4\n"
 
 
@@ -398,6 +420,11 @@ TWO = "one slots=4\ntwo slots=4\n"
         (TWO, ["--node_rank", "1"], "--node_rank is 1 but hostfile '"),
         (TWO, ["--launcher", "slurm"], "--launcher is slurm, expected ssh, or pdsh, which means the same here"),
         (TWO, ["--ssh_port", "0"], "--ssh_port is '0', expected a whole number >= 1 and <= 65535"),
+        (TWO, ["--launcher_args", "-v host9"], "--launcher_args has the word host9, expected options of ssh"),
+        (TWO, ["--launcher_args", "-o 'a b' -- host9"], "--launcher_args has --, and ssh's -- would keep"),
+        (TWO, ["--launcher_args", "-vN"], "--launcher_args has -vN, and ssh's -N would keep zeroshard from starting"),
+        (TWO, ["--launcher_args", "-4 -p"], "--launcher_args ends with -p, whose value is missing"),
+        (TWO, ["--launcher_args", "-F 'x"], "--launcher_args is -F 'x, whose quote ' does not end"),
         (TWO, ["--job", "a b"], "--job is a b, expected at most 64 letters, digits"),
         (TWO, ["--max-restarts", "1"], "--max-restarts is 1 but the job has 2 hosts"),
     ],
@@ -424,6 +451,8 @@ def test_what_is_no_order_starts_nothing(text):
 @pytest.mark.row("H4")
 def test_a_wrong_line_of_variables_is_told(tmp_path):
     (tmp_path / "hosts").write_text(TWO)
-    (tmp_path / "mine").write_text("GOOD=1\nBAD\n")
+    (tmp_path / "mine").write_text("GOOD=1\nSECRET\n")
     code, _, err = run("--hostfile", "hosts", "true", cwd=tmp_path, env=environment(DS_ENV_FILE="mine"))
-    assert code == 2 and "mine, line 2 is 'BAD', expected NAME=VALUE" in err
+    assert code == 2 and "mine, line 2 is not NAME=VALUE" in err and "SECRET" not in err
+    code, _, err = run("--hostfile", "hosts", "true", cwd=tmp_path, env=environment(DS_ENV_FILE="none"))
+    assert code == 2 and "DS_ENV_FILE is none, a file that is neither in the home nor in the current folder" in err
