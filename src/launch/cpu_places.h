@@ -5,26 +5,27 @@
 
 #include "zeroshard/launch.h"
 
-// Which CPUs the ranks of this host run on.
+// Decides on which CPUs the ranks of this host run.
 namespace zeroshard {
 
 struct CpuPlaces {
-  std::vector<std::vector<int>> cpus;  // by local rank; empty: each runs on all that the launcher may use
-  int threads = 0;                     // of each rank; 0: as many as it likes
-  std::string numa;                    // in words, where ranks are bound to NUMA nodes
+  std::vector<std::vector<int>> cpus;  // by local rank; if empty, each rank runs on all CPUs that the launcher may use
+  int threads = 0;                     // threads of each rank; 0: the rank decides
+  std::string numa;  // the NUMA nodes of the ranks, in words; empty if the ranks are not bound to nodes
 };
 
-// Cores that the user gives are divided into equal parts. Otherwise, on a host with several NUMA nodes, each of several
-// ranks runs on the CPUs of one: that of its GPU, or else as many ranks on each node. Memory that a rank touches first
-// then lies on its node (numa(7), "Default policy"). Where neither works out, ranks are not bound.
+// Places the ranks of a job. If the user gives cores, they are divided into equal parts, one per rank. Otherwise, if
+// the host has several NUMA nodes and several ranks, each rank runs on the CPUs of one node. This is the node of the
+// rank's GPU, or the ranks are spread evenly over the nodes. The kernel then puts memory that a rank touches first on
+// the rank's node (numa(7), "Default policy"). If neither works out, ranks are not bound.
 CpuPlaces cpu_places(const LaunchOptions& options);
 
-// The same for these CPUs and GPUs (by number, in the order of the ranks), and the host that /sys and /proc below
-// `root` describe.
+// Places ranks on the NUMA nodes of the host that /sys and /proc below `root` describe. Uses these CPUs and these GPUs
+// (numbers, in the order of the ranks).
 CpuPlaces numa_places(const std::string& root, const std::vector<int>& usable, const std::vector<std::string>& gpus,
                       int num_ranks);
 
-// The CPUs of a list like "0-3,8", as the kernel writes it; nothing for another text.
+// Returns the CPUs of a list like "0-3,8", the kernel's notation; nothing for any other text.
 std::optional<std::vector<int>> parse_cpu_list(const std::string& text);
 
 }  // namespace zeroshard

@@ -11,15 +11,17 @@
 
 namespace zeroshard {
 
-// Gives the ranks of this host memory for heartbeats, notices when they hang and requests their stacks.
+// Detects hanging ranks. It owns the memory into which the ranks of this host write heartbeats, notices when the ranks
+// hang, and asks them to print their stacks.
 class HangWatch {
  public:
   struct Finding {
-    int rank;  // the most likely cause, or the one that ended
+    int rank;  // the most likely cause of the hang, or the rank that ended
     std::string report;
   };
 
-  // If the kernel has no shared memory for it there are no heartbeats: throws Error if --hang-timeout needs them.
+  // Works without heartbeats if the kernel cannot provide the shared memory; throws Error in that case if
+  // --hang-timeout needs them.
   explicit HangWatch(const LaunchOptions& options);
 
   int heartbeat_fd() const { return board_ ? board_->fd() : -1; }
@@ -29,24 +31,25 @@ class HangWatch {
   void tell_ranks(std::string_view news) {
     if (board_) board_->tell(news);
   }
-  // Ignores silence up to now.
+  // Ignores all silence before the call.
   void forgive();
 
-  // Checks a few times per --hang-timeout; never finds anything when that is 0.
+  // Returns a hang if there is one. Looks only a few times per --hang-timeout, and never finds a hang if the time-out
+  // is 0.
   std::optional<Finding> check(const std::vector<RankProcess>& ranks);
 
-  // A rank that ended with 0, and so will never arrive, while another one waits for all ranks. `elapsed_s` as in
-  // find_absence().
+  // Returns a finding if a rank ended with 0, and so will never arrive, while another rank waits for all ranks. See
+  // find_absence() for `elapsed_s`.
   std::optional<Finding> check_absence(const std::vector<RankProcess>& ranks, double elapsed_s) const;
 
-  // Asks all ranks that support it to print the stacks of their first and of their waiting thread to stderr.
+  // Asks every rank that supports it to print to stderr the stacks of its first thread and of its waiting thread.
   void ask_for_stacks(const std::vector<RankProcess>& ranks);
   bool stacks_printed() const;
 
  private:
   struct Asked {
     int local_rank;
-    uint32_t dumps;  // the rank's count once it has printed them
+    uint32_t dumps;  // the rank's count of printed stacks once it has answered
   };
   std::vector<WatchedRank> look(const std::vector<RankProcess>& ranks) const;
 

@@ -13,42 +13,43 @@ struct Header;
 struct Slot;
 }  // namespace heartbeat
 
-// Reports to `zeroshard run` that this rank makes progress, and where it waits, through shared memory. It needs no
-// system call but getpid, no network and no locks. Any thread may call the methods; in a forked child they do nothing.
+// Reports through shared memory, to `zeroshard run`, that this rank makes progress and where it waits. It needs no
+// network, no locks and no system call but getpid. Any thread may call the methods. In a forked child the methods do
+// nothing.
 class Heartbeat {
  public:
   // Connects to the launcher that ZEROSHARD_HEARTBEAT_FD names, in the slot LOCAL_RANK, and installs the stack dump of
-  // stack_dump.h. Without a launcher, with invalid variables, or when another living process already reports for this
-  // rank, the result does nothing. Never throws.
+  // stack_dump.h. The result does nothing if there is no launcher, if the variables are invalid, or if another living
+  // process already reports for this rank. Never throws.
   static Heartbeat from_environment() noexcept;
 
-  Heartbeat() = default;  // does nothing
+  Heartbeat() = default;  // an object that does nothing
 
   bool connected() const { return slot_ != nullptr; }
 
-  // Step `step` is done.
+  // Reports that step `step` is done.
   void beat(int64_t step) noexcept;
-  // From here on no progress is expected of this rank, until the next step.
+  // Reports that no progress is expected of this rank until its next step.
   void finish() noexcept;
-  // From here on this thread waits for other ranks: `where` names the collective and its parameter; the first 200 bytes
-  // are kept. If several threads wait, the latest is shown.
+  // Reports that this thread begins to wait for other ranks. `where` names the collective and its parameter; its first
+  // 200 bytes are kept. If several threads wait, the launcher sees the latest.
   void waiting(std::string_view where) noexcept;
-  // The wait has ended, which is progress too.
+  // Reports that the wait has ended, which counts as progress.
   void done_waiting() noexcept;
-  // How the job has failed on another host, as this host's launcher has heard; "" if it has not.
+  // Returns how the job has failed on another host; "" if this host's launcher has not heard of a failure.
   std::string news() const;
 
  private:
   bool mine() const noexcept;  // false in a forked child
 
-  std::shared_ptr<heartbeat::Slot> slot_;  // keeps its mapping; the handler of the stack dump holds one as well
-  heartbeat::Header* header_ = nullptr;    // of the same mapping
+  std::shared_ptr<heartbeat::Slot> slot_;  // owns the mapping, together with the handler of the stack dump
+  heartbeat::Header* header_ = nullptr;    // header of the same mapping
   pid_t pid_ = 0;
 };
 
-// While it lives, `zeroshard run` knows that this rank waits for all of `world_size` ranks to arrive. If these are all
-// ranks of the job, none of them may end before that. Does nothing without a launcher, and where Heartbeat would do
-// nothing.
+// Tells `zeroshard run`, while it lives, that this rank waits for all of `world_size` ranks to arrive. If they are all
+// ranks of the job, none of them may end before the wait ends. Does nothing without a launcher, or wherever Heartbeat
+// would do nothing.
 class MeetingSign {
  public:
   explicit MeetingSign(int world_size) noexcept;

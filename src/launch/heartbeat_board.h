@@ -9,35 +9,35 @@
 
 namespace zeroshard {
 
-// The last report of a rank through its Heartbeat.
+// The last report that a rank made through its Heartbeat.
 struct HeartbeatState {
-  enum class Activity { kNone, kBeating, kFinished } activity = Activity::kNone;  // kNone: no step yet
-  pid_t owner = 0;                                                                // 0: it has not connected
-  uint32_t dumps = 0;                                                             // stacks printed
+  enum class Activity { kNone, kBeating, kFinished } activity = Activity::kNone;  // kNone: it has reported no step yet
+  pid_t owner = 0;                                                                // 0: the rank has not connected
+  uint32_t dumps = 0;  // number of stacks that the rank has printed
   int64_t step = 0;
-  int64_t progress_ns = 0;       // CLOCK_MONOTONIC
-  int64_t meeting_since_ns = 0;  // 0: not waiting for ranks to arrive
-  int32_t meeting_size = 0;      // the number of ranks it waits for, itself included
+  int64_t progress_ns = 0;       // time of the last progress, on CLOCK_MONOTONIC
+  int64_t meeting_since_ns = 0;  // 0: it does not wait for ranks to arrive
+  int32_t meeting_size = 0;      // number of ranks for which it waits, itself included
   pid_t waiting_thread = 0;
-  int64_t waiting_since_ns = 0;  // 0: not waiting
-  std::string where;             // where it waits; printable
+  int64_t waiting_since_ns = 0;  // 0: it does not wait
+  std::string where;             // the collective in which it waits, in printable characters
 };
 
-// The launcher's side of the memory into which its ranks write heartbeats.
+// The launcher's view of the shared memory into which its ranks write heartbeats. Owns the memory.
 class HeartbeatBoard {
  public:
-  // Throws Error when the kernel has no sealed memory files.
+  // Throws Error if the kernel has no sealed memory files.
   explicit HeartbeatBoard(int slots);
   ~HeartbeatBoard();
   HeartbeatBoard(const HeartbeatBoard&) = delete;
 
-  // Closes on exec unless told otherwise.
+  // The descriptor that ranks inherit. exec() closes it by default.
   int fd() const { return fd_.get(); }
   int slots() const { return slots_; }
   HeartbeatState read(int local_rank) const;
   // Tells all ranks how the job has failed on another host. Only the first call has an effect.
   void tell(std::string_view news);
-  // True once any rank has reported a step.
+  // Returns whether any rank has reported a step.
   bool any_step() const;
 
  private:

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string_view>
 
-// The memory that a launcher shares with the ranks of its host: a header, then one slot per local rank. Everything is
-// lock-free and initially zero. A slot is written by one process, its rank, and read by the launcher; the launcher
-// writes the header, and a slot's index.
+// Defines the memory that a launcher shares with the ranks of its host: a header, then one slot per local rank.
+// Everything is lock-free and initially zero. Each rank writes its own slot, and the launcher reads it. The launcher
+// writes the header, and the index of each slot.
 namespace zeroshard::heartbeat {
 
 constexpr const char* kVariable = "ZEROSHARD_HEARTBEAT_FD";
@@ -16,31 +16,32 @@ constexpr size_t kTextBytes = 200, kNewsBytes = 480;
 
 struct alignas(64) Header {
   uint64_t magic;
-  uint64_t inode;  // of the memfd: detects a descriptor with the number of another file
+  uint64_t inode;  // inode of the memfd; differs if the descriptor's number now belongs to another file
   uint32_t slots, slot_bytes;
-  // How the job has failed on another host. Written once: the text, and then its length, which is released.
+  // How the job has failed on another host. The launcher writes it once: first the text, then its length with release
+  // order.
   uint32_t news_bytes;
   std::array<char, kNewsBytes> news;
 };
 
 enum class Activity : uint32_t { kNone, kBeating, kFinished };
 
-// Times are of CLOCK_MONOTONIC, in nanoseconds.
+// The last report of one rank. Times are in nanoseconds, on CLOCK_MONOTONIC.
 struct alignas(64) Slot {
-  std::atomic<int32_t> owner;  // process id of the rank; 0: nobody yet
+  std::atomic<int32_t> owner;  // process id of the rank; 0: no rank has connected
   std::atomic<Activity> activity;
-  std::atomic<uint32_t> dumps;  // stacks printed: see stack_dump.h
+  std::atomic<uint32_t> dumps;  // number of stacks that the rank has printed; see stack_dump.h
   std::atomic<int64_t> step;
   std::atomic<int64_t> progress_ns;
-  std::atomic<int64_t> meeting_since_ns;  // 0: not waiting for ranks to arrive
-  std::atomic<int32_t> meeting_size;      // the number of ranks it waits for, itself included
-  uint32_t index;                         // of this slot
+  std::atomic<int64_t> meeting_since_ns;  // 0: it does not wait for ranks to arrive
+  std::atomic<int32_t> meeting_size;      // number of ranks for which it waits, itself included
+  uint32_t index;                         // index of this slot
 
   // Note [Sequence lock]: `sequence` is odd while the fields below change. All of them are atomics that are stored with
   // release and loaded with acquire, so a reader that sees any new field also sees that `sequence` has moved.
   alignas(64) std::atomic<uint32_t> sequence;
-  std::atomic<int32_t> waiting_thread;    // thread id; 0: not waiting
-  std::atomic<int64_t> waiting_since_ns;  // 0: not waiting
+  std::atomic<int32_t> waiting_thread;    // thread id; 0: it does not wait
+  std::atomic<int64_t> waiting_since_ns;  // 0: it does not wait
   std::atomic<uint64_t> length;
   std::array<std::atomic<uint64_t>, kTextBytes / 8> text;
 };

@@ -15,37 +15,37 @@
 
 namespace zeroshard {
 
-// One host of a job, and how it is reached.
+// One host of a job, and the command that reaches it.
 struct HostStart {
-  std::string name;                // as in the hostfile
-  std::vector<std::string> reach;  // ssh and its arguments, or zeroshard on this host; reach[0] is a path
+  std::string name;                // the host's name in the hostfile
+  std::vector<std::string> reach;  // ssh and its arguments, or zeroshard if it is this host; reach[0] is a path
   HostOrder order;
 };
 
-// The process that reaches a host, from the side of the launcher that has started it: it is given the order, passes
-// signals on and carries output back. Never waits.
+// The connection to one host of a job, through a child process such as ssh. The launcher that starts the job owns it,
+// and uses it to send the order, pass signals on and read output. No method waits.
 class HostConnection {
  public:
-  // Starts the process, which dies with this one.
+  // Starts the process. The kernel kills it when this process dies.
   HostConnection(const HostStart& start, const sigset_t& signal_mask);
 
   const std::string& name() const { return name_; }
   void add_to(std::vector<pollfd>& fds, bool reads) const;
-  // "signal 15" or "beat"; lost if the host is gone.
+  // Sends "signal 15" or "beat". The line is lost if the host is gone.
   void send(std::string_view line);
-  // The lines that new bytes of stream 1 or 2 complete, each with its newline; nothing where no bytes have come. The
-  // marks of host_relay_lines.h are taken out.
+  // Returns the lines that new bytes of stream 1 or 2 complete, each with its newline. Returns nothing if no bytes have
+  // come. The marks of host_relay_lines.h are removed.
   std::optional<std::string> read(int stream);
-  // Sends what is left of the order, and notes whether the process has ended.
+  // Sends the part of the order that is still pending, and notes whether the process has ended.
   void look();
-  void close_input() { input_.reset(); }  // the host's launcher kills its ranks
+  void close_input() { input_.reset(); }  // makes the host's launcher kill its ranks
   void kill(int signal) const;
 
-  bool has_begun() const { return has_begun_; }  // zeroshard runs there
+  bool has_begun() const { return has_begun_; }  // zeroshard runs on the host
   bool is_over() const { return exited_; }
-  // With which code zeroshard has ended there; nothing: the connection was lost, or never came.
+  // Returns the exit code of zeroshard on that host; nothing if the connection was lost, or never made.
   std::optional<int> code() const { return code_; }
-  // What ssh said last.
+  // Returns the last lines that ssh wrote to stderr.
   std::string last_words() const;
 
  private:
@@ -58,9 +58,9 @@ class HostConnection {
   std::string name_, nonce_;
   pid_t pid_ = -1;
   UniqueFd input_;
-  std::string pending_;  // not yet taken by the process
+  std::string pending_;  // bytes that the process has not read yet
   std::array<Stream, 2> streams_;
-  Tail tail_;  // of its stderr
+  Tail tail_;  // last lines of its stderr
   bool has_begun_ = false, exited_ = false;
   std::optional<int> code_;
 };

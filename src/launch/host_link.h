@@ -11,35 +11,37 @@
 
 namespace zeroshard {
 
-// How a job ends, as the launcher of one host tells those of the others.
+// News of how a job ends, which the launcher of one host sends to the launchers of the others.
 struct HostNews {
   enum class Kind {
-    kFailed,  // `number` is the job's exit code, `text` names the rank and its host
-    kSignal,  // the launcher got signal `number` first on host `text`
-    kKill,    // that host kills its ranks after a second signal
+    kFailed,  // `number` is the job's exit code; `text` names the rank and its host
+    kSignal,  // the launcher on host `text` was the first that got signal `number`
+    kKill,    // the sending host kills its ranks, because its launcher got a second signal
   } kind = Kind::kFailed;
   int number = 0;
   std::string text;
-  double age_s = 0;  // since it happened, less what the message took
+  double age_s = 0;  // seconds since it happened, without the time that the message took
 };
 
-// Keeps the launchers of a job's hosts in touch, from the meeting to the end of the job: a star around node 0, which
-// passes on what it hears. A launcher that is silent for `stall_timeout_s`, or gone without a word, has failed.
+// Connects the launchers of a job's hosts, from the meeting to the end of the job. The connections form a star around
+// node 0, which passes on the news that it gets. A launcher counts as failed if it is silent for `stall_timeout_s`, or
+// if its connection ends without a message.
 class HostLink {
  public:
   HostLink(const LaunchOptions& options, HostMeeting meeting);
 
   int store_port() const { return meeting_.store_port; }
-  // The network interface that leads to the other hosts; "": unknown.
+  // Returns the network interface that leads to the other hosts; "" if it is unknown.
   const std::string& interface() const { return meeting_.interface; }
 
   void add_to(std::vector<pollfd>& fds) const;
-  // What is new. Also tells the others that this launcher lives: call it once in a second at least.
+  // Returns the news since the last call, and tells the others that this launcher lives. Call it at least once a
+  // second.
   std::vector<HostNews> look();
   void tell(const HostNews& news);
-  // All ranks of this host have ended with 0.
+  // Tells the others that all ranks of this host have ended with 0.
   void tell_done();
-  // Whether this launcher has to stay: node 0 does until the ranks of all hosts have ended.
+  // Returns whether this launcher has to stay. Node 0 stays until the ranks of all hosts have ended.
   bool is_needed() const;
 
  private:
@@ -50,7 +52,7 @@ class HostLink {
   std::string name(const HostPeer& peer) const;
 
   int node_, nproc_;
-  double patience_s_;  // 0: without limit
+  double patience_s_;  // seconds; 0: no limit
   HostMeeting meeting_;
   HostPeer::Clock::time_point told_{};
 };

@@ -8,18 +8,19 @@
 
 namespace zeroshard {
 
-// What the launchers of a job's hosts know once all have met.
+// The connections and facts that a launcher has once the launchers of all hosts have met.
 struct HostMeeting {
-  std::vector<HostPeer> peers;  // of node 0: all others, else node 0
-  int store_port = 0;           // of rank 0's store
-  std::string interface;        // the network interface of this host that leads to the others
-  UniqueFd listener;            // of node 0, which holds the port
+  std::vector<HostPeer> peers;  // on node 0, the launchers of all other hosts; on another node, the launcher of node 0
+  int store_port = 0;           // port of rank 0's store
+  std::string interface;        // the network interface of this host that leads to the other hosts
+  UniqueFd listener;            // set on node 0, which holds the port
 };
 
-// The launcher of node 0 listens at `port` of every interface, or of loopback alone if options.master_addr is that. The
-// others connect to it, and learn `store_port` of node 0. Returns once all have come. Throws ValueError when they were
-// started with options that do not fit together, Error when the port is taken, is another program's, or when some have
-// not come within ten minutes. It says in the log for which it waits, if that takes long.
+// Connects the launchers of a job's hosts. The launcher of node 0 listens at `port` of every interface, or only of
+// loopback if options.master_addr is a loopback address. The other launchers connect to it, and learn its `store_port`.
+// Returns once all have come. Throws ValueError if the launchers have options that do not fit together. Throws Error if
+// the port is taken or another program listens there, or if some launchers have not come within ten minutes. If the
+// wait is long, the log says which launchers are missing.
 HostMeeting meet_hosts(const LaunchOptions& options, int port, int store_port);
 
 }  // namespace zeroshard

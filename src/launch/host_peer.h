@@ -8,33 +8,34 @@
 
 namespace zeroshard {
 
-// The connection to the launcher of another host, over which lines of text travel. Never waits.
+// A connection to the launcher of another host, which carries lines of text. No method waits.
 class HostPeer {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `socket` becomes non-blocking.
+  // Makes `socket` non-blocking.
   explicit HostPeer(UniqueFd socket);
 
-  // The lines that have arrived. After the end of the connection, or a line that is no launcher's, is_open() is false.
+  // Returns the lines that have arrived. is_open() is false after the end of the connection, and after a line that a
+  // launcher cannot have sent.
   std::vector<std::string> receive();
-  // Control characters of `line` are escaped. A line that the system does not take at once is lost, as is one to a
-  // launcher that has gone: receive() notices both.
+  // Sends `line`, with control characters escaped. The line is lost if the system does not take it at once, or if the
+  // other launcher has gone. receive() notices both.
   void send(std::string_view line);
   void close() { socket_.reset(); }
 
   bool is_open() const { return static_cast<bool>(socket_); }
   int fd() const { return socket_.get(); }
-  double silent_s() const;  // since anything arrived, or since forgive()
+  double silent_s() const;  // seconds since anything arrived, or since forgive()
   void forgive() { heard_ = Clock::now(); }
 
-  int node = -1;         // the host's number; -1: it has not told
-  std::string host;      // its name
-  bool is_over = false;  // it has told how its ranks ended, or was found to be gone
+  int node = -1;         // the host's number; -1: it has not sent the number yet
+  std::string host;      // the host's name
+  bool is_over = false;  // the host has told how its ranks ended, or its launcher was found to be gone
 
  private:
   UniqueFd socket_;
-  std::string begun_;  // a line whose end has not arrived
+  std::string begun_;  // the beginning of a line whose end has not arrived
   Clock::time_point heard_ = Clock::now();
 };
 

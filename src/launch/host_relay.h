@@ -2,10 +2,11 @@
 
 namespace zeroshard {
 
-// Runs what another host's launcher orders over `fd`, as `zeroshard run` with these arguments would. Passes signals on
-// that come over `fd`, and ends the job of this host when the connection is gone. Returns the exit code. Its standard
-// output begins with a line that says so, and ends with one that has the code: see host_relay_lines.h. Throws
-// ValueError as read_order() does, and when the folder of the order is not here.
+// Runs the order that the launcher of another host sends over `fd`, as `zeroshard run` with the order's arguments
+// would. Passes on the signals that come over `fd`, and ends the job of this host when the connection is gone. Returns
+// the exit code. Standard output begins with a line that marks the beginning, and ends with a line that has the exit
+// code; see host_relay_lines.h. Throws ValueError like read_order(), and also if the order's folder does not exist on
+// this host.
 int follow_order(int fd);
 
 }  // namespace zeroshard

@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// On standard output of a host that was started from another one, before and after what its ranks write. The nonce of
-// the order keeps ranks from writing the same; the code follows the second one.
+// The lines that a host started from another host prints to standard output, before and after the output of its ranks.
+// The exit code follows the second mark. The nonce of the order prevents that ranks print the same lines.
 inline std::string begin_mark(std::string_view nonce) {
   return concat("zeroshard-host ", nonce, " begins");
 }

@@ -4,24 +4,24 @@
 
 namespace zeroshard {
 
-// A host of a hostfile, and which of its slots (GPUs, or ranks on CPUs) a job uses.
+// A host of a hostfile, and the slots of it (GPUs, or ranks on CPUs) that a job uses.
 struct JobHost {
   std::string name;        // HOST or USER@HOST
-  int all_slots = 0;       // the N of "slots=N"
-  std::vector<int> slots;  // those to use, in rising order
-  int line = 0;            // of the file
+  int all_slots = 0;       // the number N of "slots=N"
+  std::vector<int> slots;  // the slots to use, in ascending order
+  int line = 0;            // line number in the file
 
   bool uses_all() const { return int(slots.size()) == all_slots; }
-  std::string host() const { return name.substr(name.find('@') + 1); }  // without USER
+  std::string host() const { return name.substr(name.find('@') + 1); }  // the name without USER
 };
 
-// Reads lines "NAME slots=N"; empty lines and those that begin with # are comments. Throws ValueError with file and
-// line for other lines, names that occur twice or are no host names, and a file without hosts.
+// Reads the lines "NAME slots=N" of a hostfile. Ignores empty lines, and comments that begin with #. Throws ValueError
+// with file and line for any other line, a name that occurs twice or is no host name, and a file without hosts.
 std::vector<JobHost> read_hostfile(const std::string& path);
 
-// The hosts that `include` names or `exclude` leaves, in the file's order, as in "host1:0,2@host2": slots 0 and 2 of
-// host1, and all of host2. Give one of both, or none for all hosts. Throws ValueError for unknown hosts and slots, and
-// when no slot is left.
+// Returns the hosts and slots that `include` names or `exclude` leaves, in the file's order. For example,
+// "host1:0,2@host2" means slots 0 and 2 of host1, and all slots of host2. Give one of the two, or neither for all
+// hosts. Throws ValueError for unknown hosts and slots, and if no slot is left.
 std::vector<JobHost> chosen_hosts(const std::vector<JobHost>& hosts, const std::string& include,
                                   const std::string& exclude);
 

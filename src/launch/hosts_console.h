@@ -10,30 +10,31 @@
 
 namespace zeroshard {
 
-// The console of a job whose hosts are started from here. What several launchers say alike is shown once, and of their
-// reports, which come at the job's end, one.
+// The console of a job whose hosts are started from this host. It shows a line only once if several launchers print it,
+// and shows one of the reports that the launchers print at the job's end.
 class HostsConsole {
  public:
   // Starts threads.
   explicit HostsConsole(const std::vector<std::string>& names);
 
   bool full() const;
-  // Lines of stream 1 or 2 of a host, each with its newline. `foreign`: they are those of ssh or of a shell.
+  // Shows lines of stream 1 or 2 of a host, each with its newline. `foreign`: the lines come from ssh or a shell, not
+  // from zeroshard.
   void show(size_t host, int stream, std::string_view lines, bool foreign);
-  // A line of the launcher here.
+  // Shows a line of the launcher on this host.
   void notice(std::string_view text);
-  // Shows why the job has failed, if `code` is not 0, as host `first` says, or the launcher here in `own` if that is
-  // not empty. Then waits for the reader.
+  // Shows why the job has failed, if `code` is not 0: `own`, the report of the launcher on this host, or the report of
+  // host `first` if `own` is empty. Then waits for the reader.
   void finish(size_t first, const std::string& own, int code);
 
  private:
   ConsoleWriter& console(int stream) const;
-  // "" if it is held back.
+  // Returns the text to show; "" if the line is held back.
   std::string shown(size_t host, std::string_view line, bool foreign);
   std::string report(size_t first) const;
 
   std::vector<std::string> names_, reports_;
-  std::map<std::string, size_t, std::less<>> told_;  // by which host first
+  std::map<std::string, size_t, std::less<>> told_;  // by line: the host that printed it first
   std::array<std::unique_ptr<ConsoleWriter>, 2> consoles_;
 };
 

@@ -4,16 +4,16 @@
 
 namespace zeroshard {
 
-// What the last lines that a rank wrote to stderr say of its end.
+// The error of a rank that ended, taken from the last lines that it wrote to stderr.
 struct LastWords {
-  std::vector<std::string> message;  // the error that ended it, as far as can be told; else its last line
-  std::vector<std::string> before;   // what it wrote before that, newest last
-  bool is_last = true;               // nothing was left out after the message, such as frames
+  std::vector<std::string> message;  // the error that ended the rank if it is recognised, otherwise the last line
+  std::vector<std::string> before;   // the lines before the message, newest last
+  bool is_last = true;               // nothing after the message, such as stack frames, was left out
 };
 
-// Leaves out the stack frames below a C++ error, which can be longer than all else, zeroshard's own log, a traceback
-// that is written again, and the "[rank1]: " that torch puts before its lines. Notes of a Python exception stay with
-// it.
+// Finds the error in the last lines of a rank's stderr. Leaves out zeroshard's own log, repeated tracebacks, the
+// "[rank1]: " that torch puts before its lines, and the stack frames below a C++ error, because they can be longer than
+// everything else. Keeps the notes of a Python exception.
 LastWords last_words(const std::vector<std::string>& lines);
 
 }  // namespace zeroshard

@@ -5,15 +5,15 @@
 
 namespace zeroshard {
 
-// Cuts the output of one rank into lines and puts a prefix before each. If a line rewrites itself with carriage returns
-// (a progress bar), its last state is kept, as a terminal would show it.
+// Cuts the output of one rank into lines, and puts a prefix before each line. If a line rewrites itself with carriage
+// returns (a progress bar), only its last state is kept, as on a terminal.
 class LineBuffer {
  public:
   explicit LineBuffer(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  // Appends the lines that `bytes` completes to `out`. A line longer than kMaxLineBytes is cut.
+  // Appends the lines that `bytes` completes to `out`. Cuts lines that are longer than kMaxLineBytes.
   void append(std::string_view bytes, std::string& out);
-  // Appends the incomplete line, if any, and a newline.
+  // Appends the incomplete line and a newline, if there is an incomplete line.
   void flush(std::string& out);
   bool empty() const { return line_.empty(); }
 
@@ -25,11 +25,11 @@ class LineBuffer {
   std::string prefix_, line_;
 };
 
-// The last lines of a stream, for the report of a failure.
+// Keeps the last lines of a stream, for the report of a failure.
 class Tail {
  public:
   void append(std::string_view bytes);
-  // At most `count`, without newlines; longer lines are cut after 500 bytes and end with "...".
+  // Returns at most `count` lines, without newlines. Longer lines are cut after 500 bytes and end with "...".
   std::vector<std::string> lines(size_t count) const;
 
  private:

@@ -5,10 +5,11 @@
 
 namespace zeroshard {
 
-// What the kernel says about the first thread of a process: "S (sleeping) in futex_do_wait, system call futex".
+// Returns what the kernel knows about the first thread of a process, for example "S (sleeping) in futex_do_wait, system
+// call futex".
 std::string kernel_state(pid_t pid);
 
-// True when the process has a handler for `signal`, which would end it otherwise.
+// Returns whether the process has a handler for `signal`. Without a handler the signal would end it.
 bool handles_signal(pid_t pid, int signal);
 
 }  // namespace zeroshard

@@ -3,11 +3,11 @@
 
 namespace zeroshard {
 
-// The Python that runs scripts: that of VIRTUAL_ENV, else the one beside this executable, else the first in PATH.
-// Throws ValueError when there is none.
+// Returns the Python that runs scripts: the one of VIRTUAL_ENV, otherwise the one in this executable's directory,
+// otherwise the first in PATH. Throws ValueError if there is none.
 std::string find_python();
 
-// The file of a program that PATH has; "" if none.
+// Returns the path of a program that is in PATH; "" if it is not.
 std::string find_in_path(const std::string& name);
 
 }  // namespace zeroshard

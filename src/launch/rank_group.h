@@ -11,7 +11,7 @@
 
 namespace zeroshard {
 
-// Tells which children ended, in the order in which they ended. waitid(2) has no order, and the first end is the one
+// Notes the order in which child processes end. waitid(2) has no order, but the first process that ended is the one
 // that caused the others' errors.
 class ExitOrder {
  public:
@@ -24,7 +24,7 @@ class ExitOrder {
   std::vector<std::pair<pid_t, UniqueFd>> pidfds_;
 };
 
-// The process of a rank could not be started.
+// Thrown if the process of a rank cannot be started.
 class RankStartError : public Error {
  public:
   RankStartError(int rank, const std::string& message) : Error(message), rank_(rank) {}
@@ -34,32 +34,33 @@ class RankStartError : public Error {
   int rank_;
 };
 
-// The processes of this host's ranks and everything they start. This process becomes their "subreaper", so that
-// processes which lose their parent become its children. Use it in a process without other children.
+// The processes of this host's ranks, and all processes that the ranks start. This process becomes their "subreaper",
+// so that processes that lose their parent become its children. Use it only in a process without other children.
 class RankGroup {
  public:
-  // Starts the ranks. If one cannot be started, kills the others and throws RankStartError.
+  // Starts the ranks. If a rank cannot be started, kills the others and throws RankStartError.
   RankGroup(const LaunchOptions& options, const Start& how, const sigset_t& signal_mask);
 
-  // The ranks' output streams, for the caller to read. Call it once.
+  // Hands the ranks' output streams to the caller, who reads them. Call it once.
   std::vector<RankStream> take_streams() { return std::move(streams_); }
   const std::vector<RankProcess>& ranks() const { return ranks_; }
   double elapsed_s() const;
 
-  // Notes which ranks ended, stopped or continued, and reaps other processes. Returns the ranks that ended, in order.
+  // Notes which ranks ended, stopped or continued, and reaps all other processes. Returns the ranks that ended, in the
+  // order in which they ended.
   std::vector<RankProcess> reap();
   bool all_exited() const;
-  // True when no process is left, not even one that a rank left behind.
+  // Returns whether no process is left, not even a process that a rank left behind.
   bool empty() const;
 
-  // True while there is a process in the group of any rank.
+  // Returns whether any process is left in the process group of any rank.
   bool has_group_members() const;
 
-  // To all living ranks, according to options.signal_whole_group.
+  // Sends `signal` to all living ranks, or to their process groups if options.signal_whole_group is set.
   void signal(int signal) const;
-  // To the whole groups of all living ranks; stopped processes are continued so that they receive it.
+  // Sends `signal` to the process groups of all living ranks. Continues stopped processes, so that they receive it.
   void end(int signal) const;
-  // To every process below this one.
+  // Sends `signal` to every process below this one.
   void signal_descendants(int signal) const;
 
  private:

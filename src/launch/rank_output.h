@@ -15,47 +15,48 @@
 
 namespace zeroshard {
 
-// Where a stream (stdout or stderr) of a rank goes.
+// The way that a stream (stdout or stderr) of a rank takes.
 enum class OutputMode {
-  kDirect,    // the rank has the launcher's own descriptor
+  kDirect,    // the rank inherits the launcher's own descriptor
   kRaw,       // through a pipe, unchanged
-  kPrefixed,  // through a pipe, line by line, with the rank before each
+  kPrefixed,  // through a pipe, with the rank before each line
 };
 
-// `stream` is 1 or 2. Local rank 0 gets a terminal directly, for its progress bars; a job of one rank has no prefixes.
+// Chooses the mode of stream 1 or 2. Local rank 0 gets a terminal directly, for its progress bars. A job of one rank
+// has no prefixes.
 OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream);
 
-// One stream of a rank, from its supervisor's side.
+// One stream of a rank, as the supervisor reads it.
 struct RankStream {
   int rank = 0;
   int stream = 1;
   OutputMode mode = OutputMode::kPrefixed;
-  UniqueFd source;  // empty when kDirect
+  UniqueFd source;  // empty if the mode is kDirect
 };
 
-// Carries the ranks' output to the console, to log files and to the tails kept for the report. Never blocks, even if a
-// reader stops: see Note [Slow consoles].
+// Carries the ranks' output to the console, to log files and to the last lines that reports show. Never blocks, even if
+// a reader stops; see Note [Slow consoles].
 class RankOutput {
  public:
-  // Starts threads: construct it after the ranks. Appends to existing logs if asked to.
+  // Starts threads, so construct it after the ranks. Appends to existing logs if `append_logs`.
   RankOutput(const LaunchOptions& options, std::vector<RankStream> streams, bool append_logs);
 
-  // The streams to wait for; none while the console is full.
+  // Adds the streams to wait for; none while the console is full.
   void add_to(std::vector<pollfd>& fds) const;
-  // Reads the available data, a bounded amount of each stream.
+  // Reads the available data, up to a limit per stream.
   void read_some();
-  // True while a full console keeps the streams out of add_to(): try again soon.
+  // Returns whether a full console keeps the streams out of add_to(). Try again soon.
   bool throttled() const;
   // Shows incomplete lines that are older than a few seconds.
   void flush_stale();
-  // Writes the launcher's own lines to stderr.
+  // Writes a line of the launcher to stderr.
   void notice(std::string_view text);
-  // Reads everything that is left, once no process writes any more.
+  // Reads all remaining data. Call it once no process writes any more.
   void drain();
   // Returns when everything is written, or when the reader has stopped.
   void finish();
 
-  // The last lines that `rank` wrote to stderr; none if they went to the terminal directly.
+  // Returns the last lines that `rank` wrote to stderr; none if they went to the terminal directly.
   std::vector<std::string> last_stderr_lines(int rank, size_t count) const;
 
  private:
@@ -71,7 +72,7 @@ class RankOutput {
     UniqueFd file;
   };
 
-  // False at the end of the stream or when nothing more is available at present.
+  // Returns false at the end of the stream, and if no more data is available at present.
   bool read_once(Stream& stream);
   void take(Stream& stream, std::string_view bytes);
   void write_log(int rank, std::string_view bytes);
@@ -79,7 +80,8 @@ class RankOutput {
 
   std::vector<Stream> streams_;
   std::vector<Log> logs_;
-  std::array<std::unique_ptr<ConsoleWriter>, 2> consoles_;  // for stdout; for stderr unless it is the same file
+  // For stdout and stderr. The second is null if both are the same file.
+  std::array<std::unique_ptr<ConsoleWriter>, 2> consoles_;
   std::vector<char> buffer_;
 };
 

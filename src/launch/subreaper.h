@@ -10,7 +10,7 @@
 
 namespace zeroshard {
 
-// While it lives, orphans below this process become its children.
+// Makes orphans below this process its children, while it lives.
 class Subreaper {
  public:
   Subreaper() : before_(children(::getpid())) {

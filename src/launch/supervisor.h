@@ -17,22 +17,22 @@
 namespace zeroshard {
 
 struct SupervisorInputs {
-  int lifeline;  // at its end when the launcher is gone
-  int port;      // of rank 0's store
+  int lifeline;  // a pipe that ends when the launcher is gone
+  int port;      // port of rank 0's store
   Attempt attempt;
-  HostLink* link;      // to the launchers of other hosts; null: there are none
-  sigset_t handled;    // signals to act on; blocked
-  sigset_t rank_mask;  // the mask ranks start with
+  HostLink* link;      // link to the launchers of other hosts; null if there are none
+  sigset_t handled;    // signals to act on, which are blocked
+  sigset_t rank_mask;  // signal mask with which ranks start
 };
 
-// How the ranks ended. Sent between processes as bytes: no pointers.
+// How the ranks ended. It is sent between processes as bytes, so it has no pointers.
 struct Conclusion {
-  int code = 0;                 // of the job, if it ends here
+  int code = 0;                 // exit code of the job, if the job ends
   std::optional<Attempt> next;  // the next start, if the job is restarted
 };
 
-// Starts the ranks and stays until none of their processes is left. Runs in a process of its own: see Note [Two
-// processes] in launch.cpp.
+// Supervises the ranks of this host: starts them, watches them, and returns when none of their processes is left. Runs
+// in a process of its own; see Note [Two processes] in launch.cpp.
 class Supervisor {
  public:
   Supervisor(const LaunchOptions& options, const SupervisorInputs& inputs);
@@ -42,7 +42,7 @@ class Supervisor {
   enum class Phase {
     kRunning,
     kDumping,    // hanging ranks print their stacks
-    kStopping,   // ranks were told to end; the deadline is when they are killed
+    kStopping,   // ranks were told to end, and are killed at the deadline
     kLingering,  // all ranks have ended, but a process that they started has not
     kEnding,     // that process was told to end
     kKilling,    // everything is being killed
@@ -50,10 +50,11 @@ class Supervisor {
   // Why the job ends, unless every rank ended with 0.
   struct Cause {
     enum class Kind { kNone, kFailure, kSignal, kStall, kHang, kAbsence, kLauncherGone, kOtherHost } kind = Kind::kNone;
-    int rank = -1;     // kFailure, kStall, kHang, kAbsence
-    int signal = 0;    // kSignal
-    std::string text;  // kStall, kHang, kAbsence, kOtherHost; kSignal: the host whose launcher got it, "" for this one
-    int code = 1;      // of the job: kOtherHost
+    int rank = -1;   // for kFailure, kStall, kHang and kAbsence
+    int signal = 0;  // for kSignal
+    // For kStall, kHang, kAbsence and kOtherHost; for kSignal, the host whose launcher got it, or "" for this host.
+    std::string text;
+    int code = 1;  // exit code of the job, for kOtherHost
   };
 
   void wait();
@@ -94,8 +95,8 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   double deadline_s_ = 0;
   double signalled_at_s_ = 0;
-  bool suspended_ = false;  // by SIGTSTP, with the launcher
-  int stop_signal_ = 0;     // from the user, whatever the cause
+  bool suspended_ = false;  // SIGTSTP has stopped the ranks and the launcher
+  int stop_signal_ = 0;     // a signal from the user, whatever the cause of the end
   Cause cause_;
 };
 

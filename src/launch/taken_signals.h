@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// Signals that the launcher handles instead of dying from them. Restores all on destruction.
+// Makes the launcher handle signals that would kill it. The destructor restores the previous handling.
 class TakenSignals {
  public:
   TakenSignals() {
@@ -13,7 +13,7 @@ class TakenSignals {
     }
     struct sigaction hangup {};
     ::sigaction(SIGHUP, nullptr, &hangup);
-    if (hangup.sa_handler != SIG_IGN) ::sigaddset(&taken_, SIGHUP);  // nohup has set it to be ignored
+    if (hangup.sa_handler != SIG_IGN) ::sigaddset(&taken_, SIGHUP);  // nohup has set SIGHUP to be ignored
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;  // if SIGCHLD were ignored, children would vanish without an exit code
     ::sigaction(SIGCHLD, &standard, &child_action_);
@@ -33,7 +33,7 @@ class TakenSignals {
   struct sigaction child_action_ {};
 };
 
-// Whether `signal` asks a job to end.
+// Returns whether `signal` asks a job to end.
 inline bool stops(int signal) {
   return signal == SIGINT || signal == SIGTERM || signal == SIGQUIT || signal == SIGHUP;
 }
