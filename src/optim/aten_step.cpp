@@ -98,7 +98,7 @@ void aten_step(OptimizerConfig::Type type, const UpdateTensors& tensors, const P
       adagrad(weights, grad, tensors.moments[0], options, step);
       break;
     case Type::kMuon:
-      break;  // its two halves are AdamW and apply_matrix_update()
+      break;  // the two halves of a Muon update are AdamW and apply_matrix_update()
   }
   if (tensors.master.defined()) tensors.param.copy_(tensors.master);
 }

@@ -16,58 +16,60 @@
 
 namespace zeroshard {
 
-// Updates optimizer states on the host by a thread of its own, while the device computes the next step with the
-// parameters that it has. publish() brings the new ones there one step late: "one-step delayed parameter update" of
-// ZeRO-Offload (Ren et al., 2021, arXiv:2101.06840, section 5.2).
+// Updates optimizer states on the host in a thread of its own, while the device computes the next step with the
+// parameters that it has. publish() copies the new parameters to the device one step late. This is the "one-step
+// delayed parameter update" of ZeRO-Offload (Ren et al., 2021, arXiv:2101.06840, section 5.2).
 //
-// From begin() on until the end of await() states belong to the thread. New parameters wait in pinned memory of the
-// host, which has one place for each parameter that this rank updates.
+// The thread owns the states from begin() until await() returns. New parameters are kept in pinned host memory until
+// publish(). This memory has room for every parameter that this rank updates.
 class DelayedUpdate {
  public:
-  // All states of `groups`, which are numbered from 0 on, are on the host or in files, their parameters on the
-  // device, and their gradients on the host. All outlive this. With `pin` the device copies by itself.
-  // `while_waiting` is called by await(), some ten times a second; an exception of it ends the wait.
+  // The groups are numbered from 0. Their states must be on the host or in files, their parameters on the device, and
+  // their gradients on the host. All arguments outlive this object. With `pin`, memory is pinned, so that the device
+  // copies it without the host. await() calls `while_waiting` some ten times a second; an exception that it throws ends
+  // the wait.
   DelayedUpdate(std::span<ShardedGroup* const> groups, const ShardedOptimizer& optimizer, at::Device device, bool pin,
                 Ledger& ledger, std::function<void()> while_waiting);
   DelayedUpdate(const DelayedUpdate&) = delete;
   DelayedUpdate& operator=(const DelayedUpdate&) = delete;
-  // Groups that the thread has not begun are not updated.
+  // Does not update groups that the thread has not begun.
   ~DelayedUpdate() { ends_ = true; }
 
-  // What a step updates.
+  // The groups and gradients of one update.
   struct Step {
     struct Part {
       ShardedGroup* group;
-      at::Tensor grads;            // on the host, of the elements that this rank updates
-      WriteHold::Reading reading;  // of these: it ends when the thread has used them
+      at::Tensor grads;            // on the host, over the elements that this rank updates
+      WriteHold::Reading reading;  // a hold on `grads`, which ends when the thread has used them
       std::vector<bool> has_grad;  // by parameter
     };
-    std::vector<Part> parts;  // in the order in which the next gradients come
+    std::vector<Part> parts;  // in the order in which the next gradients become ready
     std::vector<ParamGroupOptions> options;
     float grad_scale = 1;  // see ShardedOptimizer::update()
   };
-  // Nothing may be pending. Counts the step for each parameter, and lets the thread do the rest.
+  // Starts an update. The previous update must be published. Counts the step of each parameter here, and updates the
+  // states in the thread.
   void begin(Step step);
   bool is_on_thread() const { return thread_id_ == std::this_thread::get_id(); }
-  // Returns when the thread has nothing to do. Throws what an update has thrown, each time.
+  // Returns when the thread is idle. If an update threw an exception, every call throws it.
   void await() { thread_.wait(while_waiting_); }
-  // Whether there are updates that are not published.
+  // Returns whether there are updates that are not published.
   bool is_pending() const { return is_pending_; }
 
-  // After await(): gives the device copies of new parameters of the group, if there are any, for which nobody waits
-  // here: see ShardedGroup::await_copies().
+  // Starts to copy the group's new parameters to the device, if there are any. Call it after await(). It does not wait
+  // for the copies; see ShardedGroup::await_copies().
   void publish(ShardedGroup& group);
-  // All have been published.
+  // Call it when all groups have been published.
   void end() { is_pending_ = false; }
-  // After await(): `values`, 1-D over `positions` of the group, take the place of new parameters there.
+  // Replaces new parameters by `values`, which are 1-D over `positions` of the group. Call it after await().
   void replace(const ShardedGroup& group, Range positions, const at::Tensor& values);
 
  private:
   using Run = ShardedOptimizer::Run;
   struct Pending {
-    at::Tensor values;               // of the elements that this rank updates, in the dtype of the parameters
-    std::vector<Run> runs;           // of these, what is to be published
-    std::optional<c10::Event> sent;  // to the device
+    at::Tensor values;      // new parameters of the elements that this rank updates, in the dtype of the parameters
+    std::vector<Run> runs;  // the parts of `values` that are to be published
+    std::optional<c10::Event> sent;  // recorded after the last copy to the device
   };
   void run(Step& step);
 
@@ -79,7 +81,7 @@ class DelayedUpdate {
   std::function<void()> while_waiting_;
   std::atomic<bool> ends_ = false;
   std::atomic<std::thread::id> thread_id_;
-  Background thread_;  // the last member: it uses the others
+  Background thread_;  // the last member, because the thread uses the others
 };
 
 }  // namespace zeroshard

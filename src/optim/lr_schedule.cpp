@@ -10,14 +10,14 @@
 namespace zeroshard {
 namespace {
 
-// `group` below: the number of the param group; `initial_lr`: its own rate, which only some schedules use.
+// `group` below is the number of the param group. `initial_lr` is its own rate, which only some schedules use.
 
 // A warm-up of one step would divide by log(1).
 int64_t warmup_steps(int64_t configured) {
   return std::max<int64_t>(2, configured);
 }
 
-// Rises from 0 over `steps`; only for iterations below `steps`.
+// Rises from 0 over `steps`. Use it only for iterations below `steps`.
 double warmup_part(int64_t iteration, int64_t steps, bool log_warmup) {
   const auto at = double(iteration);
   return log_warmup ? 1 / std::log(double(steps)) * std::log(at + 1) : at / double(steps);
@@ -86,7 +86,7 @@ class Cycle {
   }
 
   double momentum(int64_t iteration) const {
-    // The rate's minimum is the momentum's maximum, except before the first step, when it starts at its minimum too.
+    // Momentum is highest when the rate is lowest. Before the first step, it starts at its minimum like the rate.
     if (iteration < 0) return min_mom_;
     if (iteration < total()) return between(max_mom_, min_mom_, height(iteration + 1));
     if (config_.decay_step_size == 0) return max_mom_;
@@ -100,7 +100,7 @@ class Cycle {
     return double(iteration - total() + 1) / double(config_.decay_step_size);
   }
 
-  // 0 at the ends of the cycle, 1 at its top; in stairs where they are configured.
+  // Returns 0 at the ends of the cycle and 1 at its top. The height moves in stairs if they are configured.
   double height(int64_t step) const {
     const int64_t at = step % total();
     const bool rising = at <= first_;
@@ -119,7 +119,7 @@ double rate(const OneCycleConfig& c, int64_t iteration, size_t group, double) {
   return Cycle(c, group).rate(iteration);
 }
 
-// What may be given for each param group, by its key.
+// Settings that may have a value per param group, by key.
 using Given = std::vector<std::pair<const char*, PerGroup>>;
 
 Given given(const WarmupLRConfig& c) {

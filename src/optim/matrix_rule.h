@@ -6,18 +6,19 @@
 
 namespace zeroshard {
 
-// What an optimizer of whole matrices does, in the three parts between which values travel. The next such optimizer is
-// one more file like muon.cpp, and a line in matrix_rule().
+// The rule of an optimizer that updates whole matrices, such as Muon. Its three methods are the parts of an update
+// between which MatrixUpdate sends values to other ranks. Another such optimizer needs one more file like muon.cpp, and
+// one line in matrix_rule().
 class MatrixRule {
  public:
   virtual ~MatrixRule() = default;
-  // On the rank that has the elements, which are any stretch of a parameter: updates the state in place, and returns
-  // what the owner of the matrix needs. All are 1-D and fp32.
+  // Runs on the rank that has the elements, which may be any part of a parameter. Updates the state in place, and
+  // returns the values that the owner of the matrix needs. All tensors are 1-D and fp32.
   virtual at::Tensor gather(const at::Tensor& state, const at::Tensor& grad,
                             const ParamGroupOptions& options) const = 0;
-  // On the owner: the update of one matrix of two dimensions. The result may have another dtype.
+  // Runs on the owner. Returns the update of one 2-D matrix, which may have another dtype.
   virtual at::Tensor transform(const at::Tensor& matrix, const ParamGroupOptions& options) const = 0;
-  // By what the learning rate is multiplied; weight decay has the rate itself.
+  // Returns the factor of the learning rate. Weight decay uses the learning rate without the factor.
   virtual double rate_factor(const MatrixShape& shape, const ParamGroupOptions& options) const = 0;
 };
 

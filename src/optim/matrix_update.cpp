@@ -16,7 +16,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kGatherNumel = 1 << 22;  // elements whose momenta are updated at a time: bounds temporary memory
+constexpr int64_t kGatherNumel = 1 << 22;  // elements that one step of gather() takes, to bound temporary memory
 
 at::Tensor piece_of(const at::Tensor& tensor, Range range) {
   return tensor.slice(0, range.begin, range.end);
@@ -37,10 +37,10 @@ std::vector<int64_t> transposed(std::span<const int64_t> counts, int world_size)
 
 // Views of one batch's slot.
 struct MatrixUpdate::Slot {
-  at::Tensor updates;    // of the groups, one after another
+  at::Tensor updates;    // updates of the groups, one after another
   at::Tensor sent, got;  // pieces, as they travel
-  std::vector<at::Tensor>
-      whole;  // by piece of the batch: of what this rank owns, where it lies in `got`; else undefined
+  // By piece of the batch: the part of `got` with the piece, if this rank owns the matrix; otherwise undefined.
+  std::vector<at::Tensor> whole;
 };
 
 MatrixUpdate::MatrixUpdate(std::vector<MatrixBatch> batches, std::vector<ShardedGroup*> groups,
@@ -143,7 +143,7 @@ std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
                             "matrices to their owners");
 }
 
-// A parameter without a gradient on any rank is left alone, as by torch.
+// A parameter without a gradient on any rank is not updated, as in torch.
 void MatrixUpdate::transform(size_t index, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const {
   const MatrixBatch::Matrix& own = batches_[index].matrices[matrix];
   const ShardedGroup& group = *groups_of(index)[own.group];
@@ -222,7 +222,7 @@ void MatrixUpdate::update(const Step& step) {
 
 void MatrixUpdate::update_batches(const Step& step) {
   std::unique_ptr<Work> coming = send(0, step), going;
-  // Who reads this rank's part of a slot has done so before the slot is used again.
+  // Other ranks may read this rank's part of a slot. They have done so before the slot is used again.
   const auto end = [&](size_t batch) {
     if (going) going->drain();
     apply(batch, step);

@@ -14,19 +14,20 @@
 
 namespace zeroshard {
 
-// Updates the groups of whole matrices, batch by batch. Each rank sends pieces of what it has to the matrices' owners,
-// which transform them and send back updates. While one batch is transformed, pieces of the next come and updates of
-// the one before go back. A world of one has its matrices where they are.
+// Updates the groups that have whole matrices (Muon), batch by batch. Each matrix has one owner. Each rank sends its
+// pieces of the matrices to the owners, which transform the matrices and send updates back. While one batch is
+// transformed, the pieces of the next batch and the updates of the previous batch travel. A world of one rank has its
+// matrices already, and sends nothing.
 class MatrixUpdate {
  public:
   struct Options {
     OptimizerConfig::Type type = OptimizerConfig::Type::kMuon;
     at::Device device = at::kCPU;
-    DType dtype = DType::kFloat32;  // in which pieces and updates travel
+    DType dtype = DType::kFloat32;  // dtype in which pieces and updates travel
     RingClass ring;
   };
-  // `batches` are of the units' matrices, whose groups are `groups`, in order. Collective: see Comm::allocate. What is
-  // passed by reference outlives this.
+  // `batches` cover the matrices of the units. `groups` are the groups of these units, in the same order. Arguments
+  // passed by reference outlive this object. Collective; see Comm::allocate.
   MatrixUpdate(std::vector<MatrixBatch> batches, std::vector<ShardedGroup*> groups, const ShardedOptimizer& optimizer,
                Options options, Comm& comm, Ledger& ledger);
   MatrixUpdate(const MatrixUpdate&) = delete;
@@ -35,7 +36,7 @@ class MatrixUpdate {
   struct Step {
     std::function<UpdateGradients(const ShardedGroup&)> gradients;
     std::span<const ParamGroupOptions> options;
-    std::function<const std::vector<bool>&(const ShardedGroup&)> has_grad;  // by parameter, on some rank
+    std::function<const std::vector<bool>&(const ShardedGroup&)> has_grad;  // by parameter: some rank has a gradient
     float grad_scale = 1;                                                   // see ShardedOptimizer::update()
   };
   // Updates all groups. Collective.
@@ -46,16 +47,17 @@ class MatrixUpdate {
   void update_batches(const Step& step);
   using Runs = std::vector<ShardedOptimizer::Run>;
 
-  // The first of a batch's groups among groups_.
+  // Returns the groups of a batch, a part of groups_.
   std::span<ShardedGroup* const> groups_of(size_t batch) const;
   Slot slot(size_t batch) const;
-  // Calls `use` for each piece that this rank sends: where it lies among the updates, and as it travels.
+  // Calls `use` for each piece that this rank sends: with the place of the piece in the updates, and with the memory in
+  // which it travels.
   using UsePiece = std::function<void(const at::Tensor& here, const at::Tensor& travels)>;
   void use_own_pieces(size_t batch, const Slot& slot, const UsePiece& use) const;
   // Updates momenta, and starts to send the pieces.
   std::unique_ptr<Work> send(size_t batch, const Step& step);
   void gather(ShardedGroup& group, const Step& step, const Runs& runs, const at::Tensor& updates) const;
-  // Transforms what this rank owns, and starts to send it back.
+  // Transforms the matrices that this rank owns, and starts to send their updates back.
   std::unique_ptr<Work> transform(size_t batch, const Step& step);
   void transform(size_t batch, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const;
   // Applies the updates that have come back.
@@ -63,13 +65,13 @@ class MatrixUpdate {
 
   std::vector<MatrixBatch> batches_;
   std::vector<ShardedGroup*> groups_;
-  std::vector<size_t> first_of_;  // by batch: its first group
+  std::vector<size_t> first_of_;  // by batch: the index of its first group
   const ShardedOptimizer& optimizer_;
   Options options_;
   Comm& comm_;
   Ledger& ledger_;
   std::vector<FlatBuffer> slots_;
-  std::vector<Runs> runs_;  // by group: what this step updates
+  std::vector<Runs> runs_;  // by group: the runs that this step updates
 };
 
 }  // namespace zeroshard

@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-// torch.optim.Muon's operations in its order, so that its bits come out.
+// Runs torch.optim.Muon's operations in the same order, so that results have the same bits.
 at::Tensor newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& options) {
   at::Tensor x = matrix.to(at::kBFloat16, /*non_blocking=*/false, /*copy=*/true);
   const bool is_tall = matrix.size(0) > matrix.size(1);
@@ -26,7 +26,7 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& opti
   return is_tall ? x.t() : x;
 }
 
-// DeepSpeed's "gram": the iteration on X X^T, which is small where a matrix is long, with a restart after two steps.
+// DeepSpeed's "gram" variant: iterates on X X^T, which is small if a matrix is long, with a restart after two steps.
 at::Tensor gram_newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& options) {
   const auto compute = matrix.is_cpu() ? at::kFloat : at::kHalf;
   const bool is_tall = matrix.size(0) > matrix.size(1);
@@ -60,7 +60,7 @@ at::Tensor gram_newton_schulz(const at::Tensor& matrix, const ParamGroupOptions&
       r = rz.mul(a).add(z.matmul(rz));
     }
   }
-  if (!q.defined()) return is_tall ? x.t() : x;  // no step
+  if (!q.defined()) return is_tall ? x.t() : x;  // there was no step
   return is_tall ? x.t().matmul(q.t()) : q.matmul(x);
 }
 

@@ -21,11 +21,11 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kGrain = 1 << 16;  // elements below which a second thread does not pay
+constexpr int64_t kGrain = 1 << 16;  // with fewer elements, a second thread does not pay
 
-constexpr int64_t kUpdatedPiece = 1 << 15;  // elements of an update, where users may have written
+constexpr int64_t kUpdatedPiece = 1 << 15;  // elements updated at a time, if users may have written to them
 
-constexpr int64_t kAtenPiece = 1 << 23;  // elements that LibTorch updates at a time: bounds its temporary memory
+constexpr int64_t kAtenPiece = 1 << 23;  // elements that LibTorch updates at a time, which bounds its temporary memory
 
 at::Tensor cut(const at::Tensor& tensor, Range range) {
   return tensor.slice(0, range.begin, range.end);
@@ -67,7 +67,7 @@ kernels::StepBuffers buffers_of(const UpdateTensors& tensors, int64_t begin, int
   return buffers;
 }
 
-// From element `begin` on; null without that moment.
+// Returns the address of element `begin`; null if the optimizer has no such moment.
 void* moment_of(const UpdateTensors& tensors, size_t slot, int64_t begin) {
   if (slot >= tensors.moments.size()) return nullptr;
   const at::Tensor& moment = tensors.moments[slot];
@@ -91,7 +91,7 @@ void run_kernel(const kernels::KernelTable& table, OptimizerConfig::Type type, c
                             .maximize = o.maximize,
                             .step = step});
     case Type::kSgd:
-      // A param group without momentum leaves its buffer alone, which others of the engine need.
+      // A param group without momentum does not touch its buffer. The buffer exists because other param groups need it.
       return kernels::sgd(table, buffers, o.momentum != 0 ? first : nullptr,
                           {.lr = o.lr,
                            .momentum = o.momentum,
@@ -112,7 +112,7 @@ void run_kernel(const kernels::KernelTable& table, OptimizerConfig::Type type, c
                                .maximize = o.maximize,
                                .step = step});
     case Type::kMuon:
-      break;  // its two halves are AdamW and apply_matrix_update()
+      break;  // the two halves of a Muon update are AdamW and apply_matrix_update()
   }
 }
 
@@ -144,7 +144,7 @@ int num_moments(OptimizerConfig::Type type, bool momentum) {
     case OptimizerConfig::Type::kAdagrad:
       return 1;
     case OptimizerConfig::Type::kMuon:
-      return 2;  // of AdamW, for what is no matrix
+      return 2;  // moments of AdamW, which updates parameters that are no matrices
   }
   return 0;
 }
@@ -207,7 +207,7 @@ struct ShardedOptimizer::Update {
   int64_t step;
   float grad_scale;
   bool is_open;            // users may have written to the parameters since the last step
-  double rate_factor = 1;  // of a whole matrix
+  double rate_factor = 1;  // factor of a whole matrix
 };
 
 OptimizerConfig::Type ShardedOptimizer::type_of(const ShardedGroup& group) const {
@@ -238,7 +238,7 @@ void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& g
       update.rate_factor = matrix_rule(type_).rate_factor(matrix_shape(group.param(run.param).shape), update.options);
     update_run(group, grads, run.range, update);
   }
-  // Where users have written to what was not updated now, that is still to be found.
+  // Users may have written to parameters that were not updated now. These writes are still to be found.
   if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
 }
 
@@ -301,7 +301,7 @@ void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Upda
              update.step);
 }
 
-// Random numbers and blocks of codes count the elements of each parameter: so they are the same wherever shards, loans
+// Random numbers and blocks of codes count the elements of each parameter. So they do not depend on where shards, loans
 // and pieces are cut.
 void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors,
                                       const Update& update) const {
@@ -318,11 +318,11 @@ void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, co
 void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update& update,
                                       const kernels::RandomBits& random) const {
   const bool takes = update.is_open && tensors.master.defined();
-  // Threads share out whole blocks of codes.
+  // Each thread gets whole blocks of codes.
   const int64_t unit = tensors.scales.empty() ? 1 : kScaledNumel, numel = tensors.param.numel();
   at::parallel_for(0, ceil_div(numel, unit), kGrain / unit, [&](int64_t first, int64_t last) {
     const int64_t begin = first * unit, end = std::min(last * unit, numel);
-    // A piece at a time, what is compared first is in the processor's cache for the update.
+    // Compares and updates one piece at a time, so that the compared values are still in the processor's cache.
     const int64_t piece = takes ? kUpdatedPiece : end - begin;
     for (int64_t from = begin; from < end; from += piece) {
       const int64_t to = std::min(from + piece, end);
@@ -339,7 +339,7 @@ void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update
   });
 }
 
-// A piece at a time: bounds the temporary memory.
+// Works on one piece at a time, which bounds the temporary memory.
 void ShardedOptimizer::take_written_on_device(const at::Tensor& master, const at::Tensor& param) const {
   if (const DeviceKernels* const own = device_kernels(device_.type()); own && own->take_written)
     return take_written(master, param);
@@ -365,7 +365,7 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
     group.lend_master(range, access, {.reads = true}, use);
   };
   if (group.states().in_memory()) return lend(all, Array::Access::kModify, take);
-  // What lies elsewhere is written where users have written alone: in most runs nowhere.
+  // States that are not in memory are written only where users have written, which most runs never do.
   std::vector<Range> written;
   lend(all, Array::Access::kRead, [&](Range part, const at::Tensor& master, const at::Tensor& params) {
     if (!params.is_cpu() || is_written(master, params)) written.push_back(part);

@@ -17,8 +17,8 @@ namespace zeroshard {
 
 struct UpdateTensors;
 
-// Reduced gradients of the elements that this rank updates. `fetch` brings them where they lie on a device and the host
-// updates.
+// Reduced gradients of the elements that this rank updates. If the gradients are on a device and the host updates,
+// `fetch` copies them to the host.
 struct UpdateGradients {
   // Calls `use` for consecutive parts that make up `range`, with gradients on the host.
   void lend_on_host(Range range, const GradientFetch::Use& use) const;
@@ -27,52 +27,54 @@ struct UpdateGradients {
   GradientFetch* fetch = nullptr;
 };
 
-// A stretch of one parameter that this rank updates, with tensors over exactly these elements, for an optimizer
-// outside. Moments are fp32.
+// The part of one parameter that this rank updates, for an optimizer outside the engine. The tensors cover exactly
+// these elements. Moments are fp32.
 struct ParamSlice {
-  size_t index = 0;   // of the parameter in its group
-  at::Tensor master;  // fp32: the master weights, or the parameter itself
+  size_t index = 0;   // index of the parameter in its group
+  at::Tensor master;  // fp32: the master weights, or the parameter if it is fp32
   std::vector<at::Tensor> moments;
-  int64_t begin = 0;  // first element, in the parameter
+  int64_t begin = 0;  // first element of the part, counted in the parameter
 };
 
-// Updates groups, one at a time and in any order: unscales and clips gradients, decays, updates and casts in one pass.
-// Param groups are intervals over a group. Each parameter has its own step count, as in torch.optim, and one without a
-// gradient is left alone.
+// The optimizer of a rank's shards. It updates groups, one at a time and in any order: it unscales and clips gradients,
+// decays, updates and casts in one pass. Param groups are intervals over a group. Each parameter has its own step
+// count, as in torch.optim. A parameter without a gradient is not updated.
 class ShardedOptimizer {
  public:
-  // On a device, temporary memory is counted in `ledger`, which outlives this.
+  // On a device, `ledger` counts temporary memory. `ledger` outlives this object.
   ShardedOptimizer(OptimizerConfig::Type type, at::Device device, Ledger* ledger = nullptr)
       : type_(type), device_(device), ledger_(ledger) {}
 
-  // Adjacent elements, of the states, that are updated with the same hyper-parameters and step count.
+  // Adjacent elements of the states that are updated with the same hyper-parameters and step count.
   struct Run {
-    Range range;  // from the first element on that this rank updates
+    Range range;  // counted from the first element that this rank updates
     int param_group;
     int64_t step;
-    size_t param;  // the first one; of whole matrices a run has one alone
+    size_t param;  // the first parameter; a run of a whole-matrix optimizer has only one
   };
 
-  // Before an update: throws ValueError when `options` has fewer entries than there are param groups, or one that the
-  // groups' states do not allow.
+  // Throws ValueError if `options` has fewer entries than there are param groups, or an entry that the groups' states
+  // do not allow. Call it before an update.
   void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) const;
-  // What update() will borrow of the group's states.
+  // Returns the ranges of the group's states that update() will borrow.
   static std::vector<Range> updated_ranges(const ShardedGroup& group, const std::vector<bool>& has_grad);
-  // `grads` are multiplied by `grad_scale` first. `has_grad[j]`: parameter j of the group got a gradient on some rank.
+  // Updates the group. `grads` are multiplied by `grad_scale` first. `has_grad[j]`: some rank has a gradient of
+  // parameter j.
   void update(ShardedGroup& group, const UpdateGradients& grads, std::span<const ParamGroupOptions> options,
               const std::vector<bool>& has_grad, float grad_scale) const;
-  // Second half of an update of whole matrices, whose first is MatrixUpdate: `updates` take the place of gradients.
+  // Second half of an update of whole matrices, after MatrixUpdate has made the first. `updates` replace gradients.
   void apply(ShardedGroup& group, const at::Tensor& updates, std::span<const Run> runs,
              std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad) const;
-  // The same in two parts. Counts the step for each parameter with a gradient, updated here or not.
+  // count() and update_beside() are update() in two parts. count() counts the step of each parameter that has a
+  // gradient, even if this rank does not update it. Returns the runs that this rank updates.
   static std::vector<Run> count(ShardedGroup& group, const std::vector<bool>& has_grad);
-  // Updates the states on the host, on any thread, and leaves the parameters where they are: the new ones go to
-  // `params`, as `grads` on the host and of all elements that this rank updates. What users have written does not
-  // count.
+  // Updates the states on the host, in any thread, and leaves the parameters unchanged. Writes the new parameters to
+  // `params`. Both `grads` and `params` are on the host and cover all elements that this rank updates. Ignores the
+  // users' writes to parameters.
   void update_beside(ShardedGroup& group, const at::Tensor& grads, std::span<const Run> runs,
                      std::span<const ParamGroupOptions> options, float grad_scale, const at::Tensor& params) const;
-  // Master weights take over what users have written to the parameters of an open group: see written.h. update() does
-  // so for what it updates.
+  // Copies values that users have written to the parameters of an open group into the master weights; see written.h.
+  // update() does this for the elements that it updates.
   void take_writes(ShardedGroup& group) const;
 
  private:
@@ -81,13 +83,13 @@ class ShardedOptimizer {
   void update_runs(ShardedGroup& group, const UpdateGradients& grads, std::span<const Run> runs,
                    std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
                    float grad_scale) const;
-  // Of a run: Muon updates what is no whole matrix as AdamW does.
+  // Returns the optimizer of the group. Muon updates parameters that are not whole matrices as AdamW does.
   OptimizerConfig::Type type_of(const ShardedGroup& group) const;
-  // Whether each parameter that this rank updates has a gradient.
+  // Returns whether each parameter that this rank updates has a gradient.
   static bool updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad);
   void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update) const;
   void update_on_device(const UpdateTensors& tensors, const Update& update) const;
-  // `piece`: the states that the tensors are of.
+  // `piece` is the range of states that the tensors hold.
   void update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors, const Update& update) const;
   void update_stretch(const UpdateTensors& tensors, const Update& update, const kernels::RandomBits& random) const;
   void take_written_on_device(const at::Tensor& master, const at::Tensor& param) const;
@@ -97,11 +99,11 @@ class ShardedOptimizer {
   Ledger* ledger_;
 };
 
-// The stretch of parameter `index` of the group that this rank updates, if it has one. Where the states are in memory
-// for the whole run, the slice has the states themselves, for an optimizer outside the engine; else, and of moments in
-// bf16, it has copies.
+// Returns the part of parameter `index` of the group that this rank updates, if there is one. If the states are in
+// memory for the whole run, the tensors of the result share that memory, so that an outside optimizer can write to it.
+// Otherwise they are copies. Moments that are not fp32 are always copies.
 std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index);
-// Of every parameter.
+// Returns the slices of all parameters of the group.
 std::vector<ParamSlice> slices(const ShardedGroup& group);
 
 }  // namespace zeroshard
