@@ -18,7 +18,7 @@ Range before(Range range, int64_t border) {
   return {std::min(range.begin, border), std::min(range.end, border)};
 }
 
-// As the storage behind the border counts.
+// Returns the part of `range` behind the border, as `rest` counts it.
 Range behind(Range range, int64_t border) {
   return {std::max(range.begin, border) - border, std::max(range.end, border) - border};
 }
@@ -29,7 +29,7 @@ Range moved(Range range, int64_t by) {
 
 class SplitReader final : public ArrayReader {
  public:
-  // `bytes`: of an element, as it is read.
+  // `bytes` is the size of an element, as it is read.
   SplitReader(std::unique_ptr<ArrayReader> first, int64_t border, std::unique_ptr<ArrayReader> rest, int64_t bytes)
       : first_(std::move(first)), border_(border), rest_(std::move(rest)), bytes_(bytes) {}
   void read(Range range, void* to) override {
@@ -54,7 +54,7 @@ kernels::CodedValues coded(void* codes, const at::Tensor& scales, int slot) {
   return {codes, scales.data_ptr<float>(), /*is_signed=*/slot == 0};
 }
 
-// Reads codes, and gives what they stand for.
+// Reads codes, and decodes them to fp32.
 class CodeReader final : public ArrayReader {
  public:
   CodeReader(std::unique_ptr<ArrayReader> codes, at::Tensor scales, int slot)
@@ -98,7 +98,7 @@ Array::Array(std::unique_ptr<Storage> storage, Options options)
       has_master_(options.has_master),
       scales_(std::move(options.scales)) {
   const std::vector<at::Tensor>* const columns = rest_ ? nullptr : storage_->in_memory();
-  // A group may have no column at all, and then it has no number of elements.
+  // A group may have no columns. It then has no number of elements.
   if (columns != nullptr) in_memory_ = tensors_of({0, columns->empty() ? 0 : storage_->numel()}, *columns);
   if (options.while_a_save_reads) hold_ = std::make_unique<WriteHold>(std::move(*options.while_a_save_reads));
 }

@@ -10,9 +10,10 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kValueBytes = sizeof(float);  // of the files
+constexpr int64_t kValueBytes = sizeof(float);  // size of a value of the files
 
-// In place: bf16 values in the second half of the memory become fp32. Not by LibTorch, whose threads are busy.
+// Converts in place: bf16 values in the second half of the memory become fp32. It does not use LibTorch, because
+// LibTorch's threads are busy.
 void widen(float* memory, int64_t numel) {
   auto* const to = reinterpret_cast<std::byte*>(memory);
   const std::byte* const from = to + numel * 2;
@@ -68,7 +69,7 @@ class CopyToDevice final : public ChunkStore::Reader {
   c10::Event end_;
 };
 
-// What `place` has as optimizer states.
+// Returns a column for each optimizer state of `place`.
 std::vector<FileStorage::Column> columns_of(const GroupPlacement& place) {
   std::vector<FileStorage::Column> columns;
   if (place.master_weights.extent != Extent::kNothing)
@@ -120,13 +121,14 @@ FileStorage::~FileStorage() {
 Range FileStorage::values_of(Range range) const {
   if (!options_.packed) return range;
   if (range.size() == 0) return {};
-  // Whole blocks at the end: what is overwritten is not read for the sake of padding.
+  // At the end of the group, the range includes the padding, so that a borrower who overwrites everything causes no
+  // read for the padding.
   const int64_t end = range.end == options_.numel ? space_.store().layout().numel(options_.group)
                                                   : ceil_div(range.end * element_bytes(), kValueBytes);
   return {range.begin * element_bytes() / kValueBytes, end};
 }
 
-// Else a value is of an element that is lent and of one that is not.
+// Returns whether every value of the files belongs only to elements that are lent.
 bool FileStorage::is_whole(Range range, Range values) const {
   if (!options_.packed) return true;
   const int64_t size = element_bytes();
@@ -143,7 +145,7 @@ void FileStorage::lend(Range range, std::optional<int> column, Access access, co
     Range part = lent;
     if (options_.packed)
       part = intersect(range, {lent.begin * kValueBytes / size, ceil_div(lent.end * kValueBytes, size)});
-    if (part.size() == 0) return;  // padding alone
+    if (part.size() == 0) return;  // only padding
     const int64_t offset = options_.packed ? part.begin * size - lent.begin * kValueBytes : 0;
     std::vector<at::Tensor> columns;
     for (size_t i = 0; i < slots.size(); ++i) {

@@ -17,52 +17,56 @@
 
 namespace zeroshard {
 
-// Reads one column on a thread of its own, while another thread lends and nobody writes to the column.
+// Reads one column in a thread of its own. Meanwhile another thread may lend values, but nobody may write to the
+// column.
 class ArrayReader {
  public:
   virtual ~ArrayReader() = default;
-  // Optimizer states are read as fp32, and packed values and codes as they are.
+  // Copies `range` to `to`. Optimizer states are converted to fp32. Packed values and codes are copied unchanged.
   virtual void read(Range range, void* to) = 0;
 };
 
-// Where values of neighbouring elements lie: in memory or in files. The values are in columns, such as master weights
-// and the moments of each slot, and positions count the elements from 0. Only one thread at a time may use a storage.
+// The memory or files that hold the values of neighbouring elements. The values form columns, such as the master
+// weights and the moments of each slot. Positions count the elements from 0. Only one thread at a time may use a
+// storage.
 class Storage {
  public:
-  // kOverwrite: the borrower writes every element, and what was there before is not fetched.
+  // kOverwrite: the borrower writes every element, so the old values are not fetched.
   using Access = ChunkStore::Access;
-  // `columns` hold the elements in `part`, as 1-D tensors that are valid during the call only.
+  // `columns` hold the elements in `part`. They are 1-D tensors that are valid only during the call.
   using Use = std::function<void(Range part, std::span<const at::Tensor> columns)>;
 
   virtual ~Storage() = default;
-  // Calls `use` for consecutive parts that make up `range`, with all columns or with `column` alone. The storage
-  // chooses the number of parts. Except with kRead it keeps what `use` has written. An exception of `use` passes
-  // through; then the writes to that part may be lost or kept, and with kOverwrite its values are undefined.
+  // Calls `use` for consecutive parts that make up `range`, with all columns or only with `column`. The storage chooses
+  // the number of parts. It keeps the values that `use` has written, unless access is kRead. If `use` throws, the
+  // exception passes through. The writes to that part may then be lost or kept, and with kOverwrite its values are
+  // undefined.
   virtual void lend(Range range, std::optional<int> column, Access access, const Use& use) = 0;
   virtual std::unique_ptr<ArrayReader> reader(int column) = 0;
   virtual int64_t numel() const = 0;
   virtual at::ScalarType type(int column) const = 0;
-  // lend() will be called for `range`, after what was announced before for any storage of the run. It is a hint: values
-  // that have to be fetched are fetched ahead.
+  // Hints that lend() will be called for `range`, after the ranges announced earlier for any storage of the run. A
+  // storage that has to fetch values can then prefetch them.
   virtual void will_need(Range) {}
-  // Where the range lies in swap files, for SwapSpace::will_need_next().
+  // Returns the place of the range in swap files, for SwapSpace::will_need_next().
   virtual std::optional<ChunkStore::Announced> place_in_files(Range) const { return std::nullopt; }
-  // The columns, if they are in memory for the whole run, else null.
+  // Returns the columns if they are in memory for the whole run, otherwise null.
   virtual const std::vector<at::Tensor>* in_memory() const { return nullptr; }
-  // Copies of a device read what was lent last, until `event`: who borrows it to write waits for that.
+  // Tells the storage that copies of a device read the last loan until `event`. A borrower that wants to write waits
+  // for the event.
   virtual void read_until(c10::Event event) { event.synchronize(); }
-  // Called by `use`: copies that `stream` has been given read what is lent now. A storage whose memory others use later
-  // waits for these copies before it gives that memory away.
+  // Tells the storage that copies on `stream` read the current loan; `use` calls it. If the storage reuses the memory
+  // of the loan, it waits for these copies first.
   virtual void read_on(const SideStream& stream) = 0;
 };
 
-// Memory of a device or of the host. What a borrower's stream writes comes after what the streams of others have read,
-// such as those of copies for a checkpoint; on the host, who borrows it to write waits for copies of a device.
+// Memory of a device or of the host. Writes on a borrower's stream come after the reads on other streams, such as
+// copies for a checkpoint. On the host, a borrower that wants to write waits for the device's copies.
 class MemoryStorage final : public Storage {
  public:
-  // `owned`, if anything, is the memory of the columns; else that outlives the storage.
+  // `owned` is the memory of the columns. If `owned` is empty, the caller's memory outlives the storage.
   explicit MemoryStorage(std::vector<at::Tensor> columns, std::vector<FlatBuffer> owned = {});
-  // One column whose borrowers wait for one another without the storage.
+  // One column. Its borrowers order their accesses themselves.
   explicit MemoryStorage(at::Tensor values) : columns_{std::move(values)} {}
   void lend(Range range, std::optional<int> column, Access access, const Use& use) override;
   std::unique_ptr<ArrayReader> reader(int column) override;
@@ -76,10 +80,11 @@ class MemoryStorage final : public Storage {
   std::vector<FlatBuffer> owned_;
   std::vector<at::Tensor> columns_;
   StreamUses uses_;
-  std::optional<c10::Event> reading_;  // of the last copies from memory of the host
+  std::optional<c10::Event> reading_;  // recorded after the last copies from host memory
 };
 
-// Group number `group` of those that swap files were made for. On loan it is in memory of the host.
+// The part of the swap files that belongs to one group. `group` is the group's number in the swap space. Values on loan
+// are in host memory.
 class FileStorage final : public Storage {
  public:
   struct Column {
@@ -90,11 +95,11 @@ class FileStorage final : public Storage {
     size_t group = 0;
     int64_t numel = 0;
     std::vector<Column> columns = {};
-    // There is one column, of any dtype, and each fp32 value of the files holds as many of its elements as fit.
+    // If set, there is one column, of any dtype. Each fp32 value of the files then holds as many elements as fit.
     bool packed = false;
   };
 
-  // All elements are zero. `space` and `ledger`, which counts the bytes in files, outlive the storage.
+  // All elements begin as zero. `ledger` counts the bytes in files. `space` and `ledger` outlive the storage.
   FileStorage(SwapSpace& space, Options options, Ledger& ledger);
   ~FileStorage() override;
   FileStorage(const FileStorage&) = delete;
@@ -110,7 +115,8 @@ class FileStorage final : public Storage {
 
  private:
   int64_t element_bytes() const { return element_size(options_.columns.front().dtype); }
-  // The fp32 values of the files that have the bytes of `range`: those at its ends may have others, too.
+  // Returns the fp32 values of the files that hold the bytes of `range`. The first and the last value may hold other
+  // bytes, too.
   Range values_of(Range range) const;
   bool is_whole(Range range, Range values) const;
 
@@ -119,13 +125,13 @@ class FileStorage final : public Storage {
   Ledger& ledger_;
 };
 
-// The optimizer states that `place` has of a group on the host, in memory of exactly that size, or in files. With
-// `pin`, `device` copies to and from the host's memory by itself.
+// These functions make the storage of the optimizer states of a group that `place` puts on the host or into files. On
+// the host, memory has exactly that size. With `pin` it is pinned, so that `device` copies it without the host.
 std::unique_ptr<Storage> states_on_host(const ShardLayout& layout, const GroupPlacement& place, at::Device device,
                                         bool pin, Ledger& ledger);
 std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, const ShardLayout& layout,
                                          const GroupPlacement& place, Ledger& ledger);
-// One column of parameters or gradients, packed.
+// Makes a storage with one packed column of parameters or gradients.
 std::unique_ptr<Storage> values_in_files(SwapSpace& space, size_t group, const Held& held, const ShardLayout& layout,
                                          Category category, Ledger& ledger);
 

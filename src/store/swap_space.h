@@ -12,14 +12,14 @@
 
 namespace zeroshard {
 
-// The swap files of a run's optimizer states, or of its parameters or gradients, which the groups share, with their
-// buffers.
+// The swap files of a run's optimizer states, or of its parameters or gradients. Owns the files' buffers. All groups
+// share the files and the buffers.
 class SwapSpace {
  public:
-  // Told once, before the first error of a read or a write is thrown.
+  // Called once, before the first error of a read or a write is thrown.
   using OnFailure = std::function<void(const std::string& message)>;
 
-  // See ChunkStore. The ledger counts the buffers on `tier`; `io` and `ledger` outlive this.
+  // See ChunkStore for the arguments. The ledger counts the buffers on `tier`. `io` and `ledger` outlive this object.
   SwapSpace(std::span<const ChunkGroup> groups, ChunkStore::Options options, Io& io, Ledger& ledger, Tier tier,
             OnFailure on_failure = {}, const ChunkStore::Wrap& wrap = {});
   ~SwapSpace();
@@ -27,14 +27,14 @@ class SwapSpace {
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   const ChunkStore& store() const { return store_; }
-  // The number of the next group, for who makes groups in the order in which they were given.
+  // Returns the number of the next group, for code that makes groups in the order of `groups`.
   size_t next_group() { return next_group_++; }
   void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
             std::optional<int> slot = std::nullopt);
-  // As ChunkStore::read_on(): called by `use`.
+  // Like ChunkStore::read_on(); `use` calls it.
   void read_on(std::shared_ptr<ChunkStore::Reader> reader) { store_.read_on(std::move(reader)); }
   void will_need(size_t group, Range range);
-  // For a thread beside those that lend.
+  // Returns a reader for another thread than the one that lends.
   ChunkReader reader(size_t group, int slot);
   void will_need_next(std::span<const ChunkStore::Announced> next);
 
@@ -42,7 +42,7 @@ class SwapSpace {
   template <typename Call>
   void told(const Call& call);
 
-  Reservation reserved_;  // before the store
+  Reservation reserved_;  // made before the store
   OnFailure on_failure_;
   std::mutex mutex_;  // a thread of the script may read states while another one steps
   ChunkStore store_;
