@@ -6,14 +6,15 @@
 #include "kernels/kernels_impl.h"
 #include "layout/shard_layout.h"
 
-// Moments as 8-bit codes, in blocks with one fp32 scale each: the dynamic map of arXiv 2110.02861 (T. Dettmers et al.,
-// "8-bit Optimizers via Block-wise Quantization").
+// Stores moments as 8-bit codes, in blocks with one fp32 scale each. The codes are those of the dynamic map of arXiv
+// 2110.02861 (T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization").
 //
 // Note [The dynamic map]
-// Decade i of 7 has n = 2^i values of each sign, or 2n where all are positive, that lie evenly in 10^(i-6) * [0.1, 1];
-// 0 and 1 are the other two. Codes count the values in their order. With x = 2 * |code - 127| + 1 (signed) or code
-// + 1.5, the exponent of x is the number of the decade from 1 on, 0 for the value 0 and 8 for 1; and with its mantissa
-// m in [1, 2) the value is 10^(i-6) * (0.9 m - 0.8). So both directions are a lookup in 16 entries and one fma.
+// The map has 7 decades, and the values 0 and 1. Decade i (0 to 6) has n = 2^i values of each sign, or 2n values if all
+// are positive. They lie evenly in 10^(i-6) * [0.1, 1]. Codes number the values in ascending order. Let x = 2 * |code -
+// 127| + 1 (signed) or code + 1.5, and let m in [1, 2) be its mantissa. The exponent of x is 0 for the value 0, i + 1
+// for decade i, and 8 for the value 1. The value in decade i is 10^(i-6) * (0.9 m - 0.8). So each direction needs only
+// a lookup in 16 entries and one fma.
 namespace zeroshard::kernels {
 namespace {
 
@@ -27,11 +28,12 @@ struct DecodeTable {
   alignas(64) float slope[kEntries] = {}, offset[kEntries] = {};
 };
 constexpr int kOctaves = 32;
-constexpr int kLeastExponent = 127 - 24;  // magnitudes below are 0 to all maps
+constexpr int kLeastExponent = 127 - 24;  // all maps encode smaller magnitudes as 0
 struct EncodeTable {
-  // A magnitude above `above[k]` has entry k + 1 at least.
+  // A magnitude above `above[k]` has at least entry k + 1.
   float above[kDecades + 1] = {};
-  // By the last 5 bits of a magnitude's exponent: the one border there may be in its octave, and the entry below that.
+  // Indexed by the last 5 bits of a magnitude's exponent: the border in that octave (there is at most one), and the
+  // entry below the border.
   alignas(64) float octave_above[kOctaves] = {}, octave_entry[kOctaves] = {};
   alignas(64) float slope[kEntries] = {}, offset[kEntries] = {}, most[kEntries] = {};
 };
@@ -48,7 +50,7 @@ constexpr DecodeTable make_decode_table() {
   return table;
 }
 
-// Each value has the magnitudes that are nearest to it, up to the middle between it and the next.
+// Each value represents the magnitudes that are nearest to it, up to the middle between it and the next value.
 constexpr EncodeTable make_encode_table(bool is_signed) {
   EncodeTable table;
   const double shift = is_signed ? 0 : 1;
@@ -89,7 +91,7 @@ To same_bits(From from) {
   return to;
 }
 
-// `scale` times the values of kScaledNumel codes.
+// Decodes kScaledNumel codes, and multiplies the values by `scale`.
 template <class V, bool kSigned>
 void decode_block(const void* codes, float scale, float* values) {
   using I = typename V::I;
@@ -115,7 +117,7 @@ void decode_block(const void* codes, float scale, float* values) {
   }
 }
 
-// How many borders of the table the magnitude is above.
+// Counts the borders of the table that are below the magnitude.
 template <class V>
 typename V::I entry_of(const EncodeTable& table, typename V::F magnitude) {
   using I = typename V::I;
@@ -130,7 +132,7 @@ typename V::I entry_of(const EncodeTable& table, typename V::F magnitude) {
   }
 }
 
-// The codes of kScaledNumel values times `first` and `second`, whose largest magnitude is then 1 or 0.
+// Encodes kScaledNumel values times `first` and `second`. The largest magnitude of these products must be 1 or 0.
 template <class V, bool kSigned, bool kHasFirst>
 void encode_values(const float* values, typename V::F first, typename V::F second, void* codes) {
   using I = typename V::I;
@@ -144,7 +146,7 @@ void encode_values(const float* values, typename V::F first, typename V::F secon
     const I entry = entry_of<V>(kTable, magnitude);
     const auto place = V::fma(magnitude, V::lookup(slope, entry), V::lookup(offset, entry));
     I code = V::truncate(V::min(place, V::lookup(most, entry)));
-    if constexpr (kSigned) {  // -1 is no value: its code is that of the last one before it
+    if constexpr (kSigned) {  // -1 is no value of the map, and gets the code of the last value before it
       const I mask = I{} - (bits >> 31);
       code = code + 127u + (mask & ((code >> 7) - (code << 1)));
     }
@@ -152,10 +154,11 @@ void encode_values(const float* values, typename V::F first, typename V::F secon
   }
 }
 
-// `scale` is the largest magnitude of the values.
+// Encodes a block. `scale` is the largest magnitude of its values.
 template <class V, bool kSigned>
 void encode_block(const float* values, float scale, void* codes) {
-  // In two factors: the reciprocal of a subnormal would be infinite, and that of a large number subnormal.
+  // Uses two factors, because the reciprocal of a subnormal would be infinite, and the reciprocal of a large number
+  // subnormal.
   const float nearer = scale < 0x1p-60f ? 0x1p90f : scale > 0x1p60f ? 0x1p-40f : 1.0f;
   const auto first = V::set(nearer), second = V::set(scale > 0 ? 1.0f / (scale * nearer) : 0.0f);
   if (nearer == 1) return encode_values<V, kSigned, false>(values, first, second, codes);
@@ -171,14 +174,15 @@ void encode_kernel(const float* values, float scale, bool is_signed, void* codes
   is_signed ? encode_block<V, true>(values, scale, codes) : encode_block<V, false>(values, scale, codes);
 }
 
-// One moment, decoded block by block for an update. Null codes: there is none.
+// One moment of an optimizer, decoded block by block for an update. Null codes mean that the optimizer has no such
+// moment.
 template <class V, bool kSigned>
 class CodedMoment {
  public:
   CodedMoment(void* codes, float* scales) : codes_(codes), scales_(scales) {}
   float* values() { return values_; }
 
-  // `index`: of the first element of the block, which has `numel`.
+  // Decodes a block of `numel` elements. `index` is the first element of the block.
   void decode(int64_t index, int64_t numel) {
     if (codes_ == nullptr) return;
     const void* from = at(codes_, index);
@@ -203,7 +207,7 @@ class CodedMoment {
   alignas(64) uint8_t last_[kScaledNumel] = {};
 };
 
-// Calls `step` at every place, block by block, with moments in the memory of values().
+// Calls `step` at every place, block by block. The moments are in the memory of values().
 template <class V, typename Param>
 class CodedBlocks {
  public:

@@ -43,7 +43,7 @@ std::vector<const KernelTable*> available_tables() {
   };
   add(avx512_table(), has_avx512());
   add(avx2_table(), has_avx2());
-  add(neon_table(), true);  // part of every AArch64
+  add(neon_table(), true);  // every AArch64 processor has it
   add(scalar_table(), true);
   return tables;
 }

@@ -4,17 +4,18 @@
 
 #include "zeroshard/dtype.h"
 
-// The 16-bit element types and their scalar conversions, which define the results of every instruction set: round to
-// nearest even, subnormals kept, every NaN becomes the one positive quiet NaN.
+// Defines the 16-bit element types and their scalar conversions, which every instruction set must match. Conversions
+// round to nearest even, keep subnormals, and turn every NaN into the same positive quiet NaN.
 namespace zeroshard::kernels {
-// What nvcc compiles for a device, too.
+// nvcc compiles this code for a device, too.
 #ifdef __CUDACC__
 #define ZS_KERNEL __host__ __device__
 #else
 #define ZS_KERNEL
 #endif
 
-// Internal linkage: each *_<isa>.cpp compiles its own copy with its own flags, and none may leak into another.
+// The names have internal linkage, because each *_<isa>.cpp compiles its own copy with its own flags, and no copy may
+// leak into another file.
 namespace {
 
 struct Bf16 {
@@ -82,10 +83,11 @@ ZS_KERNEL inline Fp16 from_float<Fp16>(float value) {
   return {static_cast<uint16_t>(sign | half)};
 }
 
-// To the bf16 above or below, away from zero as often as `random`, 16 bits, carries: over all of them the mean is the
-// value. Finite values stay finite, and what bf16 has stays as it is.
+// Rounds stochastically to one of the two neighbours in bf16. Rounds away from zero if adding `random` (16 bits)
+// carries into the bf16 bits, so the mean over all random numbers is the value. Finite values stay finite. A value that
+// bf16 can represent does not change.
 ZS_KERNEL inline Bf16 round_at_random(float value, uint32_t random) {
-  constexpr uint32_t kLargest = 0x7f7f0000u;  // finite bf16
+  constexpr uint32_t kLargest = 0x7f7f0000u;  // the largest finite bf16
   const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {kBf16NaN};
   return {static_cast<uint16_t>((bits + (magnitude < kLargest ? random : 0)) >> 16)};

@@ -40,7 +40,7 @@ size_t param_index(const StepBuffers& buffers) {
   return buffers.param == nullptr ? size_t{kNoParam} : dtype_index(buffers.param_dtype);
 }
 
-// Of one optimizer's kernels.
+// Chooses the kernel of one optimizer for the dtypes of the buffers.
 template <typename Kernels>
 auto kernel_for(const KernelTable& table, const Kernels& kernels, const StepBuffers& buffers) {
   const size_t moment = moment_index(buffers.moment_dtype);
@@ -115,8 +115,9 @@ AdagradConstants constants(const StepBuffers& buffers, const AdagradArgs& args) 
   };
 }
 
-// Encodes a block, and returns its scale. -1 is no value of the signed map: where the largest magnitude was negative,
-// decoded values have none as large as their scale. They would get other codes with the largest as their scale.
+// Encodes a block, and returns its scale. The signed map has no value -1. So if the element of the largest magnitude
+// was negative, no decoded value is as large as the scale. With the largest decoded magnitude as their scale, decoded
+// values would get other codes. So the function searches nearby for a scale with which the codes give the values again.
 float encode_block(const KernelTable& table, const float* values, bool is_signed, uint8_t* codes) {
   float most = 0, lowest = 0;
   for (int64_t i = 0; i < kScaledNumel; ++i) {

@@ -4,20 +4,21 @@
 
 #include "zeroshard/dtype.h"
 
-// One-pass CPU kernels over flat memory. Each runs on the calling thread over the given range; callers split ranges
-// among threads. Results depend only on the elements, not on the instruction set or on how a range was split. `DType`
-// arguments are fp32, bf16 or fp16; others throw ValueError. Pointers may be unaligned; alignment only makes kernels
-// faster. Rounding is to nearest even. 16-bit NaNs are written as 0x7fc0 (bf16) and 0x7e00 (fp16); the sign and payload
-// of an fp32 NaN depend on the processor.
+// Declares CPU kernels that make one pass over flat memory. Each kernel runs on the calling thread over the given
+// range; callers split ranges among threads. Results depend only on the elements, not on the instruction set or on how
+// a range is split. `DType` arguments are fp32, bf16 or fp16; others throw ValueError. Pointers may be unaligned, but
+// aligned pointers make kernels faster. Rounding is to nearest even. 16-bit NaNs are written as 0x7fc0 (bf16) and
+// 0x7e00 (fp16). The sign and payload of an fp32 NaN depend on the processor.
 namespace zeroshard::kernels {
 
-// dst[i] = round(float(src[i]) * scale). src and dst do not overlap (or are identical with equal dtypes).
+// Computes dst[i] = round(float(src[i]) * scale). src and dst do not overlap (or are identical with equal dtypes).
 void pack(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
-// dst[i] = round(float(dst[i]) + float(src[i]) * scale).
+// Computes dst[i] = round(float(dst[i]) + float(src[i]) * scale).
 void pack_add(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
 
-// out[i] = round((pieces[0][i] + pieces[1][i] + ...) * scale), summed in fp32 in the order of `pieces`, one rounding.
-// With `accumulate`: out[i] = round(float(out[i]) + that sum * scale). `out` may be one of the pieces.
+// Computes out[i] = round((pieces[0][i] + pieces[1][i] + ...) * scale). The sum is in fp32, in the order of `pieces`,
+// and is rounded once. With `accumulate`: out[i] = round(float(out[i]) + that sum * scale). `out` may be one of the
+// pieces.
 void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale, void* out, DType out_dtype,
                   bool accumulate, int64_t numel);
 
@@ -25,40 +26,40 @@ void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale,
 struct TwofoldSum {
   double sum = 0, rest = 0;
 };
-// Sum of squares. Squares are rounded to a grid on which their sums are exact, and the rounding errors are summed
-// separately (as in Rump, Ogita and Oishi, "Accurate floating-point summation", SIAM J. Sci. Comput. 31, 2008). 70 to
-// 80 bits of a range of 2^15 elements are right, at least 57 of any range. So the parts of a range that is cut
-// elsewhere add up to the same double, except once in millions of times. The order of additions does not depend on the
-// instruction set. Not finite if an element is not finite.
+// Returns the sum of squares. Squares are rounded to a grid on which their sums are exact, and the rounding errors are
+// summed separately (as in Rump, Ogita and Oishi, "Accurate floating-point summation", SIAM J. Sci. Comput. 31, 2008).
+// For a range of 2^15 elements, 70 to 80 bits are right; for any range, at least 57. So a range that is cut at other
+// places gives parts that add up to the same double, except once in millions of times. The order of additions does not
+// depend on the instruction set. The result is not finite if an element is not finite.
 TwofoldSum sum_of_squares(const void* data, DType dtype, int64_t numel);
 
-// Random numbers by which moments are rounded to bf16: a function of the element's number and the key alone, so that
-// they do not depend on what is updated together. Elements 2^32 apart share theirs.
+// Random numbers for the stochastic rounding of moments to bf16. They depend only on the element's number and the key,
+// so they do not depend on which elements are updated together. Elements 2^32 apart have the same numbers.
 struct RandomBits {
-  uint64_t key = 0;           // another one for each parameter and step
-  int64_t first_element = 0;  // the number of the first element of the range
+  uint64_t key = 0;           // differs for each parameter and step
+  int64_t first_element = 0;  // number of the first element of the range
 };
-// The key of one step of the parameter with this hash of its name.
+// Returns the key for one step of one parameter. `parameter` is the hash of its name.
 uint64_t random_key(uint64_t parameter, int64_t step);
 
-// The inputs of every optimizer kernel besides its own hyper-parameters.
+// The inputs that every optimizer kernel has besides its own hyper-parameters.
 struct StepBuffers {
   float* master = nullptr;     // fp32 weights, updated in place
-  const void* grad = nullptr;  // `grad_dtype`
+  const void* grad = nullptr;  // has dtype `grad_dtype`
   DType grad_dtype = DType::kFloat32;
-  void* param = nullptr;  // receives round(master) in `param_dtype`; null when master is the parameter
+  void* param = nullptr;  // receives round(master) in `param_dtype`; null if master is the parameter
   DType param_dtype = DType::kBFloat16;
-  float grad_scale = 1;  // gradients are multiplied by this first: 1 / loss scale, times the clip factor
+  float grad_scale = 1;  // gradients are multiplied by it first; it is 1 / loss scale, times the clip factor
   int64_t numel = 0;
-  // Or bf16, rounded at random; or kOther1, 8-bit codes. Then the range begins with a block of kScaledNumel elements of
-  // one parameter, and has elements of that parameter alone.
+  // fp32; bf16, which is rounded stochastically; or kOther1, which means 8-bit codes. With codes, the range begins at a
+  // block of kScaledNumel elements, and all its elements belong to one parameter.
   DType moment_dtype = DType::kFloat32;
-  RandomBits random = {};      // with bf16
-  float* scales[2] = {};       // with codes: of each moment, one for each block
-  bool takes_written = false;  // for a device's kernels: a master that does not round to `param` becomes it
+  RandomBits random = {};      // for bf16
+  float* scales[2] = {};       // for codes: by moment, one scale per block
+  bool takes_written = false;  // for a device's kernels: replace a master that does not round to `param` by `param`
 };
 
-// The formulas and the order of operations are those of torch.optim (2.13), per element in fp32.
+// The optimizers use the formulas and the order of operations of torch.optim (2.13), per element in fp32.
 struct AdamArgs {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled_weight_decay = true;  // AdamW
@@ -66,19 +67,20 @@ struct AdamArgs {
   bool maximize = false;
   int64_t step = 1;  // 1 for the first update
 };
-// Moments are of the dtype that the buffers name.
+// The moments have dtype `buffers.moment_dtype`.
 void adam(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const AdamArgs& args);
 
-// Values as 8-bit codes, with one scale for each kScaledNumel elements: see Note [The dynamic map]. The first moment of
-// an optimizer is signed, the second one is not.
+// Values as 8-bit codes, with one scale for each kScaledNumel elements; see Note [The dynamic map]. The first moment of
+// an optimizer is signed. The second moment is not.
 struct CodedValues {
   void* codes = nullptr;
   float* scales = nullptr;
   bool is_signed = true;
 };
-// The values of elements `begin` to `end`, counted from the first of the codes.
+// Writes the values of elements `begin` to `end` to `to`. Elements are counted from the first code.
 void decode(CodedValues from, int64_t begin, int64_t end, float* to);
-// Values that decode() has given become codes that give them again. The last block may be incomplete.
+// Encodes values. If decode() made the values, decoding the new codes gives the same values. The last block may be
+// incomplete.
 void encode(const float* values, int64_t numel, CodedValues to);
 
 struct SgdArgs {
@@ -100,8 +102,9 @@ struct AdagradArgs {
 };
 void adagrad(const StepBuffers& buffers, void* sum, const AdagradArgs& args);
 
-// The instruction set that run-time dispatch chose: "avx512", "avx2", "neon" or "scalar". ZEROSHARD_ISA overrides it if
-// it names one of these that the processor has (tests compare their bits).
+// Returns the instruction set that was chosen at run time: "avx512", "avx2", "neon" or "scalar". The variable
+// ZEROSHARD_ISA overrides the choice if it names one of these that the processor has, so that tests can compare their
+// bits.
 const char* instruction_set();
 
 }  // namespace zeroshard::kernels

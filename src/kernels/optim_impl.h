@@ -3,12 +3,12 @@
 #include "kernels/kernels_impl.h"
 #include "kernels/rows_impl.h"
 
-// The optimizers, once for any vector type. Orders of operations, and which products are fused into sums, are those
-// that torch's CPU kernels use; see tests/kernels/optim_test.cpp for the formulas one element at a time.
+// Implements the optimizers once, for any vector type. The order of operations, and the products that are fused into
+// sums, are those of torch's CPU kernels. tests/kernels/optim_test.cpp has the formulas one element at a time.
 namespace zeroshard::kernels {
 namespace {
 
-// Param is void when there is no lower-precision copy.
+// Param is void if there is no lower-precision copy.
 template <typename Param, class V, class Where>
 ZS_KERNEL inline typename V::F load_weights(const Where& where, const StepBuffers& buffers) {
   auto weights = where.template load<float>(buffers.master);
@@ -32,7 +32,7 @@ inline void for_each_weight(const StepBuffers& buffers, const Step& step) {
   }
 }
 
-// `make_step(first, second)` makes the step of these moments.
+// `make_step(first, second)` makes the step for these moments.
 template <class V, typename Param, typename Moment, class MakeStep>
 inline void update_all(const StepBuffers& buffers, void* first, void* second, const MakeStep& make_step) {
   if constexpr (std::is_same_v<Moment, Code8>) {
@@ -43,12 +43,12 @@ inline void update_all(const StepBuffers& buffers, void* first, void* second, co
   }
 }
 
-// Divides by one divisor with multiplications, with the bits of a division: a processor's divider takes as long for 16
-// elements as its multipliers for some hundred. The product with the reciprocal is off by at most 1.5 units of the last
-// place. A correction by the remainder, which fma computes without rounding, leaves less than one unit; a second
-// correction, whose remainder is exact, gives the rounded quotient. The reciprocal and the dividend must not lie below
-// 2^-100, where the remainder would lose bits (0 may); quotients that are infinite or NaN are kept. Source: P.
-// Markstein, "IA-64 and Elementary Functions" (2000), chapter 8.
+// Divides by a fixed divisor, using multiplications, and gets the bits of a division. A processor's divider takes as
+// long for 16 elements as its multipliers for some hundred. The product with the reciprocal is off by at most 1.5 units
+// of the last place. A correction by the remainder, which fma computes without rounding, leaves less than one unit. A
+// second correction, whose remainder is exact, gives the rounded quotient. The reciprocal and the dividend must not lie
+// below 2^-100, because the remainder would lose bits there (0 is allowed). Quotients that are infinite or NaN are
+// kept. Source: P. Markstein, "IA-64 and Elementary Functions" (2000), chapter 8.
 template <class V>
 class Divisor {
  public:
@@ -68,7 +68,8 @@ class Divisor {
   typename V::F negative_, reciprocal_;
 };
 
-// How an optimizer's moments are read and written. `draw` is what the stores of one place take: random bits, if any.
+// Reads and writes an optimizer's moments. draw() returns the random bits for the stores of one place, if stores need
+// any.
 template <class V, typename Moment>
 struct Moments {
   explicit Moments(const StepBuffers& /*buffers*/) {}
@@ -92,10 +93,10 @@ struct Moments {
   }
 };
 
-// bf16, rounded at random: to nearest, a second moment that decays by less than half a unit of the last place would
-// never shrink. An element's 32 bits are its number, moved and mixed by the key: 16 of them are for each of two
-// moments. The mixing is that of lowbias32 (C. Wellons, "Prospecting for Hash Functions", 2018), with the key's other
-// half between its multiplications.
+// Moments in bf16, which are rounded stochastically. With rounding to nearest, a second moment that decays by less than
+// half a unit of the last place would never shrink. An element's 32 random bits are its number, moved and mixed by the
+// key. Each of two moments uses 16 of these bits. The mixing is that of lowbias32 (C. Wellons, "Prospecting for Hash
+// Functions", 2018), with the key's other half between its multiplications.
 template <class V>
 struct Moments<V, Bf16> {
   using Draw = typename V::I;
@@ -134,7 +135,7 @@ struct Moments<V, Bf16> {
   uint32_t high_;
 };
 
-// 8-bit codes: CodedBlocks has the values of the block around the place.
+// Moments in 8-bit codes. CodedBlocks has the values of the block around the place.
 template <class V>
 struct Moments<V, Code8> {
   explicit Moments(const StepBuffers& /*buffers*/) {}
@@ -157,7 +158,7 @@ struct Moments<V, Code8> {
   }
 };
 
-// AdamConstants as vectors.
+// Holds AdamConstants as vectors.
 template <class V>
 struct AdamFactors {
   explicit AdamFactors(const AdamConstants& c)
@@ -169,7 +170,7 @@ struct AdamFactors {
         bias_correction2_sqrt(c.bias_correction2_sqrt),
         eps(V::set(c.eps)),
         negative_step_size(V::set(c.negative_step_size)),
-        // torch.lerp: from the nearer end, so that a weight of 1 gives the gradient exactly.
+        // Interpolates like torch.lerp, from the nearer end, so that a weight of 1 gives the gradient exactly.
         lerp_weight(V::set(c.beta1_weight < 0.5f ? c.beta1_weight : c.beta1_weight - 1.0f)) {}
 
   typename V::F grad_scale, decay, l2, beta2, beta2_weight;
@@ -360,7 +361,7 @@ void adagrad_kernel(const StepBuffers& buffers, void* sum, const AdagradConstant
 
 template <class V>
 constexpr KernelTable make_table(const char* name) {
-  // One row per source dtype, one column per destination dtype.
+  // The macros make one row per source dtype, with one column per destination dtype.
 #define ZS_ROW(kernel, from) \
   { kernel<V, from, float>, kernel<V, from, Bf16>, kernel<V, from, Fp16> }
 #define ZS_PAIRS(kernel) \

@@ -6,10 +6,10 @@
 namespace zeroshard::kernels {
 namespace {
 
-// Element i is added to lane i % kDotLanes, and the lanes are added by tree_sum().
+// Adds element i to lane i % kDotLanes; tree_sum() adds the lanes.
 constexpr int kDotLanes = 32;
 
-// The sum of a[i] * b[i] * c[i], where b[i] is (offset + b[i]).
+// Returns the sum of a[i] * b[i] * c[i], where b[i] stands for (offset + b[i]).
 template <class V>
 float sum_of_products(const float* a, float offset, const float* b, const float* c, int64_t numel) {
   constexpr int kVectors = kDotLanes / V::kWidth;
@@ -40,7 +40,7 @@ float sum_of_products(const float* a, float offset, const float* b, const float*
   return tree_sum(lanes);
 }
 
-// Element i of a block is added in fp64 to lane i % kMeanLanes, the lanes by tree_sum(), and the blocks in order.
+// Adds element i of a block, in fp64, to lane i % kMeanLanes. tree_sum() adds the lanes, and blocks are added in order.
 constexpr int kMeanLanes = 32;
 constexpr int64_t kMeanBlock = 1024;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// GCC 12's own intrinsics are reported (its bug 105593): they pass undefined vectors under full masks.
+// GCC 12 warns about its own intrinsics (its bug 105593), because they pass undefined vectors under full masks.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -18,7 +18,7 @@
 namespace zeroshard::kernels {
 namespace {
 
-// 16 lanes; the contract of each member is beside struct Scalar. vcvtneps2bf16 is not used: it flushes subnormals.
+// 16 lanes. struct Scalar has the contract of each member. vcvtneps2bf16 is not used, because it flushes subnormals.
 struct Avx512 {
   static constexpr int kWidth = 16, kParts = 2;
   static constexpr bool kOnDevice = false;

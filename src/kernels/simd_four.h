@@ -9,15 +9,15 @@
 namespace zeroshard::kernels {
 namespace {
 
-// Four neighbouring elements, as one thread of a device takes them: memory is read and written by 8 or 16 bytes where
-// its address allows it. Addresses are aligned to an element. Has what packing, sums and the optimizers need.
+// Four neighbouring elements, for one thread of a device. It reads and writes memory by 8 or 16 bytes if the address
+// allows it. Addresses are aligned to an element. It has the members that packing, sums and the optimizers need.
 struct FourLanes {
   static constexpr int kWidth = 4;
   static constexpr bool kOnDevice = false, kStreams = false;
   struct F {
     float lanes[kWidth];
   };
-  struct I {};  // no moments in bf16
+  struct I {};  // there are no moments in bf16
 
   ZS_KERNEL static F set(float value) { return {{value, value, value, value}}; }
   template <typename T>
@@ -36,7 +36,7 @@ struct FourLanes {
     for (int i = 0; i < kWidth; ++i) packed.values[i] = from_float<T>(value.lanes[i]);
     memcpy(whole<T>(to), &packed, sizeof packed);
   }
-  // The first `lanes` elements; the other lanes are 0 and not stored.
+  // Loads and stores the first `lanes` elements. The other lanes are 0, and are not stored.
   template <typename T>
   ZS_KERNEL static F load(const void* from, int lanes) {
     F result = set(0);
@@ -66,7 +66,7 @@ struct FourLanes {
     for (int i = 0; i < kWidth; ++i) a.lanes[i] = a.lanes[i] / b.lanes[i];
     return a;
   }
-  ZS_KERNEL static F fma(F a, F b, F c) {  // one rounding
+  ZS_KERNEL static F fma(F a, F b, F c) {  // rounds once
     for (int i = 0; i < kWidth; ++i) a.lanes[i] = fmaf(a.lanes[i], b.lanes[i], c.lanes[i]);
     return a;
   }
@@ -74,7 +74,7 @@ struct FourLanes {
     for (int i = 0; i < kWidth; ++i) a.lanes[i] = sqrtf(a.lanes[i]);
     return a;
   }
-  // As Scalar's.
+  // See Scalar::by_sign().
   ZS_KERNEL static F by_sign(F a, F selector) {
     for (int i = 0; i < kWidth; ++i) {
       const float sign = selector.lanes[i];
@@ -88,7 +88,7 @@ struct FourLanes {
       if ((bits_of(a.lanes[i]) & kExponent) == kExponent) a.lanes[i] = b.lanes[i];
     return a;
   }
-  // Lanes of `weights` that do not round to the parameter become it. Whether there are any.
+  // Replaces the lanes of `weights` that do not round to the parameter by the parameter. Returns whether there are any.
   template <typename T>
   ZS_KERNEL static bool take_written(F& weights, F param) {
     bool any = false;
@@ -109,8 +109,8 @@ struct FourLanes {
   ZS_KERNEL static bool is_aligned(const void* address) {
     return reinterpret_cast<uintptr_t>(address) % sizeof(Packed<T>) == 0;
   }
-  // Lets a device's compiler use one access. Not here: GCC 12 merges the accesses of both branches of an address that
-  // is aligned or not, and takes the result for aligned.
+  // Promises alignment to a device's compiler, so that it uses one access. The host's compiler gets no promise, because
+  // GCC 12 merges the accesses of the aligned and the unaligned branch, and takes the merged address for aligned.
   template <typename T, typename Address>
   ZS_KERNEL static Address* whole(Address* address) {
 #ifdef __CUDA_ARCH__
@@ -121,7 +121,7 @@ struct FourLanes {
   }
 };
 
-// More pieces than a kernel is given one by one: at equal distances, as an all-to-all leaves them.
+// More pieces than a kernel takes one by one. They lie at equal distances, as an all-to-all leaves them.
 struct EvenPieces {
   static constexpr int kFixed = 0;
   const char* first;
@@ -138,7 +138,7 @@ inline EvenPieces even(const void* const* pieces, int count) {
   return all;
 }
 
-// At most three pieces, or more at equal distances.
+// Sums at most three pieces, or any number of pieces at equal distances.
 template <class V, typename Src, typename Dst>
 void sum_even_kernel(const void* const* pieces, int count, float scale, void* out, bool accumulate, int64_t numel) {
   switch (count) {
@@ -162,7 +162,7 @@ void sum_even_kernel(const void* const* pieces, int count, float scale, void* ou
   ZS_TO(entry, kernel, 0, float); \
   ZS_TO(entry, kernel, 1, Bf16);  \
   ZS_TO(entry, kernel, 2, Fp16)
-// With fp32 moments.
+// Makes the entries for fp32 moments.
 #define ZS_STEP(entry, kernel, src, Src)                  \
   table.entry[0][src][0] = &kernel<V, Src, float, float>; \
   table.entry[0][src][1] = &kernel<V, Src, Bf16, float>;  \
@@ -173,7 +173,7 @@ void sum_even_kernel(const void* const* pieces, int count, float scale, void* ou
   ZS_STEP(entry, kernel, 1, Bf16);  \
   ZS_STEP(entry, kernel, 2, Fp16)
 
-// What the kernels of a device are; the others are null.
+// Makes the table of a device's kernels. The other entries are null.
 template <class V>
 KernelTable make_device_table(const char* name) {
   KernelTable table{};

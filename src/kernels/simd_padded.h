@@ -6,8 +6,8 @@
 namespace zeroshard::kernels {
 namespace {
 
-// Tails for instruction sets without masks: a zero-filled vector on the stack, so that the tail uses the body's
-// arithmetic. Derived is the vector type.
+// Handles tails for instruction sets without masks. A tail is a zero-filled vector on the stack, so that it uses the
+// body's arithmetic. Derived is the vector type.
 template <typename Derived, int kLanes>
 struct PaddedTails {
   template <typename T>
@@ -22,7 +22,7 @@ struct PaddedTails {
     Derived::template store<T>(padded, value);
     std::memcpy(to, padded, sizeof(T) * static_cast<size_t>(lanes));
   }
-  // Of a vector of T, in which they come first.
+  // Copies the first `lanes` values of a vector of T.
   template <typename T, typename Vector>
   static void copy_tail(void* to, Vector values, int lanes) {
     std::memcpy(to, &values, sizeof(T) * static_cast<size_t>(lanes));

@@ -6,13 +6,14 @@
 namespace zeroshard::kernels {
 namespace {
 
-// One element at a time: the reference that the vector types must match bit for bit. A vector type has kWidth lanes
-// of float (F), loads and stores any element type at any address, kWidth lanes of 32 bits with the operators of
-// uint32_t (I), and kWidth lanes of double in kParts pieces (D).
+// One element at a time. It is the reference that the vector types must match bit for bit. A vector type has kWidth
+// lanes of float (F), kWidth lanes of 32 bits with the operators of uint32_t (I), and kWidth lanes of double in kParts
+// pieces (D). It loads and stores any element type at any address.
 struct Scalar {
   static constexpr int kWidth = 1, kParts = 1;
   static constexpr bool kOnDevice = false;
-  // Whether stream<T>(to, value), a store past the caches to an address aligned to the vector, and end_streams() exist.
+  // Whether the type has stream<T>(to, value), a store that bypasses the caches, to an address aligned to the vector;
+  // and end_streams().
   static constexpr bool kStreams = false;
   using F = float;
   using D = double;
@@ -30,7 +31,7 @@ struct Scalar {
     const T rounded = from_float<T>(value);
     std::memcpy(to, &rounded, sizeof rounded);
   }
-  // The first `lanes` (1 to kWidth - 1) elements; the other lanes are 0 and not stored.
+  // Loads and stores the first `lanes` (1 to kWidth - 1) elements. The other lanes are 0, and are not stored.
   template <typename T>
   static F load(const void* from, int /*lanes*/) {
     return load<T>(from);
@@ -39,7 +40,7 @@ struct Scalar {
   static void store(void* to, F value, int /*lanes*/) {
     store<T>(to, value);
   }
-  // round_at_random(), lane by lane; with `lanes`, of the first alone.
+  // Stores round_at_random() of each lane. With `lanes`, stores only the first lanes.
   static void store_at_random(void* to, F value, I random) {
     const Bf16 rounded = round_at_random(value, random);
     std::memcpy(to, &rounded, sizeof rounded);
@@ -50,36 +51,36 @@ struct Scalar {
   static F sub(F a, F b) { return a - b; }
   static F mul(F a, F b) { return a * b; }
   static F div(F a, F b) { return a / b; }
-  static F fma(F a, F b, F c) { return std::fma(a, b, c); }  // a * b + c, one rounding
+  static F fma(F a, F b, F c) { return std::fma(a, b, c); }  // a * b + c, rounded once
   static F sqrt(F a) { return std::sqrt(a); }
-  // a where selector > 0, 0 - a where selector < 0, else 0.
+  // Returns a if selector > 0, 0 - a if selector < 0, else 0.
   static F by_sign(F a, F selector) { return selector > 0 ? a : selector < 0 ? 0.0f - a : 0.0f; }
 
-  // a where it is finite, else b.
+  // Returns a if it is finite, else b.
   static F finite_or(F a, F b) { return std::isfinite(a) ? a : b; }
 
-  // 8-bit codes as integers, and integers up to 255 as codes.
+  // Load 8-bit codes as integers, and store integers up to 255 as codes.
   static I load_codes(const void* from) { return *static_cast<const uint8_t*>(from); }
   static void store_codes(void* to, I codes) { *static_cast<uint8_t*>(to) = static_cast<uint8_t>(codes); }
   static F from_integer(I value) { return static_cast<float>(value); }
-  static I truncate(F value) { return static_cast<uint32_t>(value); }  // from 0 to 2^31
+  static I truncate(F value) { return static_cast<uint32_t>(value); }  // value is from 0 to 2^31
   static F min(F a, F b) { return a < b ? a : b; }
-  // One more than `count` where a > b.
+  // Returns `count`, plus 1 where a > b.
   static I count_above(F a, F b, I count) { return count + (a > b ? 1u : 0u); }
-  // 16 entries, aligned to 64 bytes, and those of numbers below 16.
+  // A table of 16 entries, aligned to 64 bytes, and its lookup by numbers below 16.
   using Table = const float*;
   static Table table(const float* entries) { return entries; }
   static F lookup(Table table, I entry) { return table[entry]; }
-  // Whether lookup_wide(), the same of 32 entries, exists.
+  // Whether the type has lookup_wide(), a lookup in 32 entries.
   static constexpr bool kWideTables = true;
   static F lookup_wide(const float* entries, I entry) { return entries[entry]; }
 
   static D zero() { return 0; }
-  // value in fp64, kParts vectors of it.
+  // Converts value to fp64, in kParts vectors.
   static void widen(F value, D* parts) { parts[0] = value; }
-  // a * a + b; a * a must be exact, as it is for widened values.
+  // Returns a * a + b. a * a must be exact, as it is for widened values.
   static D square_plus(D a, D b) { return a * a + b; }
-  // The larger of a and |b|, lane by lane; either where b is NaN.
+  // Returns the larger of a and |b|, lane by lane; either one where b is NaN.
   static F max_abs(F a, F b) { return std::fabs(b) > a ? std::fabs(b) : a; }
   static void store_doubles(double* to, D value) { *to = value; }
 };

@@ -6,8 +6,8 @@
 #include "kernels/kernels.h"
 #include "kernels/rows.h"
 
-// The kernels of one instruction set: one function per kernel and dtype pair (rows: only fp32), and the constants that
-// they need, computed once per call in fp64 by code that is the same for all.
+// The kernels of one instruction set: one function per kernel and dtype pair (rows: only fp32). Also the constants that
+// kernels need, which are computed once per call in fp64, by the same code for all instruction sets.
 namespace zeroshard::kernels {
 
 struct AdamConstants {
@@ -31,9 +31,9 @@ struct AdagradConstants {
   bool decay;
 };
 
-// Dtypes are indexed by dtype_index: fp32, bf16, fp16.
+// dtype_index gives the index of a dtype: fp32, bf16, fp16.
 constexpr int kDtypes = 3;
-// Index of a StepBuffers with no `param`.
+// The index for a StepBuffers without `param`.
 constexpr int kNoParam = kDtypes;
 // Moments are fp32, bf16 or 8-bit codes.
 constexpr int kMomentDtypes = 3;
@@ -52,11 +52,11 @@ struct KernelTable {
   Pack pack_add[kDtypes][kDtypes];     // [src][dst]
   Sum sum_in_order[kDtypes][kDtypes];  // [piece][out]
   SumOfSquares sum_of_squares[kDtypes];
-  Adam adam[kMomentDtypes][kDtypes][kDtypes + 1];  // [moment][grad][param]; on a device with fp32 moments alone
+  Adam adam[kMomentDtypes][kDtypes][kDtypes + 1];  // [moment][grad][param]; a device has only fp32 moments
   Sgd sgd[kMomentDtypes][kDtypes][kDtypes + 1];
   Lion lion[kMomentDtypes][kDtypes][kDtypes + 1];
   Adagrad adagrad[kMomentDtypes][kDtypes][kDtypes + 1];
-  // Of a block of kScaledNumel elements.
+  // Work on a block of kScaledNumel elements.
   void (*decode)(const void* codes, float scale, bool is_signed, float* values);
   void (*encode)(const float* values, float scale, bool is_signed, void* codes);
   decltype(&kernels::rms_norm) rms_norm;
@@ -64,20 +64,20 @@ struct KernelTable {
   decltype(&kernels::rotate) rotate;
 };
 
-// Null if the code was not compiled for this architecture. Does not check the processor.
+// Return null if the code was not compiled for this architecture. They do not check the processor.
 const KernelTable* avx512_table();
 const KernelTable* avx2_table();
 const KernelTable* neon_table();
 const KernelTable* scalar_table();
 
-// The tables that this processor supports, best first; the last is scalar.
+// Returns the tables that this processor supports, best first. The last one is scalar.
 std::vector<const KernelTable*> available_tables();
-// The table named `wanted`; the best one if `wanted` is null or empty or, with a warning, unknown.
+// Returns the table named `wanted`; the best one if `wanted` is null or empty or, with a warning, unknown.
 const KernelTable& choose_table(const char* wanted);
-// The table in use by the functions of kernels.h.
+// Returns the table that the functions of kernels.h use.
 const KernelTable& active_table();
 
-// The functions of kernels.h on a given table: tests compare instruction sets with them.
+// The functions of kernels.h, with a given table. Tests use them to compare instruction sets.
 void pack(const KernelTable&, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
 void pack_add(const KernelTable&, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale,
               int64_t numel);
