@@ -30,7 +30,8 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-// By number, the CPUs that are `usable`; nodes without any are left out. Empty where the kernel does not say.
+// Returns the `usable` CPUs of each node, by number. Leaves out nodes without usable CPUs. Empty if the kernel does not
+// report nodes.
 std::map<int, std::vector<int>> nodes_of(const fs::path& root, const std::vector<int>& usable) {
   std::map<int, std::vector<int>> nodes;
   std::error_code failed;
@@ -46,7 +47,7 @@ std::map<int, std::vector<int>> nodes_of(const fs::path& root, const std::vector
   return nodes;
 }
 
-// Of the GPUs in the order of their addresses on the bus, which is that of nvidia-smi.
+// Returns the nodes of the GPUs, in the order of their bus addresses, which is the order of nvidia-smi.
 std::vector<std::optional<int>> nodes_of_all_gpus(const fs::path& root) {
   std::vector<std::string> addresses;
   std::error_code failed;
@@ -60,7 +61,7 @@ std::vector<std::optional<int>> nodes_of_all_gpus(const fs::path& root) {
   return nodes;
 }
 
-// By local rank; nothing unless each rank has a GPU that says its node.
+// Returns the node of each local rank; nothing unless each rank has a GPU whose node is known.
 std::optional<std::vector<int>> nodes_of_gpus(const fs::path& root, const std::vector<std::string>& gpus,
                                               const std::map<int, std::vector<int>>& nodes, int num_ranks) {
   if (gpus.size() < size_t(num_ranks)) return std::nullopt;
@@ -84,7 +85,7 @@ std::optional<std::vector<int>> as_many_on_each(const std::map<int, std::vector<
 }
 
 CpuPlaces parts_of(const std::vector<int>& cores, int num_ranks) {
-  const size_t each = cores.size() / size_t(num_ranks);  // what is left over stays unused
+  const size_t each = cores.size() / size_t(num_ranks);  // remaining cores stay unused
   CpuPlaces places{.cpus = {}, .threads = std::max(1, int(each)), .numa = {}};
   for (size_t rank = 0; rank < size_t(num_ranks); ++rank) {
     const auto begin = cores.begin() + std::ptrdiff_t(rank * each);

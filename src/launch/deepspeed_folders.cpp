@@ -1,4 +1,5 @@
-// Where the Python package keeps what stands for DeepSpeed, and how PATH and PYTHONPATH name it.
+// Finds the folders in which the Python package stands in for DeepSpeed, and makes the PATH and PYTHONPATH that have
+// them.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,9 +20,10 @@ namespace zeroshard {
 namespace {
 
 constexpr std::string_view kPythonPathEnd = "/zeroshard/compat/path", kPathEnd = "/zeroshard/compat/bin";
-constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";  // where programs are without PATH
+constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";  // where programs are searched if there is no PATH
 
-// Writes the folder of the package as a script would find it; the empty entry is the current folder, which one has not.
+// A Python program that writes the folder of the package, as a script would find it. It drops the empty entry of
+// sys.path, the current folder, because scripts have no such entry.
 constexpr const char* kFind =
     "import importlib.util, os, sys\n"
     "sys.path[:] = filter(None, sys.path)\n"
@@ -35,7 +37,7 @@ std::vector<std::string> current_environment() {
   return result;
 }
 
-// What `argv` writes to its standard output.
+// Returns the standard output of `argv`.
 std::string output_of(const std::vector<std::string>& argv) {
   const UniqueFd nowhere(::open("/dev/null", O_RDWR | O_CLOEXEC));
   Pipe pipe = make_pipe();
@@ -57,18 +59,18 @@ std::string output_of(const std::vector<std::string>& argv) {
   return text;
 }
 
-// The folder of the Python package; empty: there is none.
+// Returns the folder of the Python package; empty if there is none.
 std::string find_package() {
   try {
     const std::string text = output_of({find_python(), "-c", kFind});
     const size_t begin = text.find('\0'), end = text.rfind('\0');
     return begin < end && end != text.npos ? text.substr(begin + 1, end - begin - 1) : "";
-  } catch (const std::exception&) {  // no Python
+  } catch (const std::exception&) {  // there is no Python
     return {};
   }
 }
 
-// `list` without the entries that end in `end`.
+// Returns `list` without the entries that end in `end`.
 std::string without(std::string_view list, std::string_view end) {
   std::string rest;
   bool first = true;

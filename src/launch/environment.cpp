@@ -39,7 +39,8 @@ Variables variables_of(const LaunchOptions& options, int local_rank, const Start
                       {"ZEROSHARD_LAUNCHER", "1"}};
   if (start.heartbeat_fd >= 0) variables[heartbeat::kVariable] = text(start.heartbeat_fd);
   if (const int threads = omp_num_threads(options); threads > 0) variables["OMP_NUM_THREADS"] = text(threads);
-  // Ranks of one host should not listen beyond it. Of several, NCCL finds the interfaces by itself, and may use many.
+  // Ranks of a single host should not listen beyond it. If there are several hosts, NCCL finds the interfaces itself,
+  // and may use many.
   const std::string interface = options.nnodes == 1 ? "lo" : start.interface;
   for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
     const bool is_chosen = options.nnodes == 1 || name[0] == 'G';
@@ -59,7 +60,8 @@ std::vector<std::string> environment_of(const LaunchOptions& options, int local_
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view name(*entry, std::string_view(*entry).find('='));
-    // Rank 0 serves the store itself, whatever an outer torchrun does; an outer launcher's memory is not ours.
+    // Rank 0 serves the store itself, even if an outer torchrun has a store. An outer launcher's heartbeat memory is
+    // not ours.
     const bool foreign = name == "TORCHELASTIC_USE_AGENT_STORE" || name == heartbeat::kVariable;
     if (!variables.contains(name) && !foreign) result.emplace_back(*entry);
   }

@@ -62,8 +62,9 @@ std::optional<int> number_in(const char* variable) {
   return value;
 }
 
-// How many slots the descriptor has; 0 unless it is a board. A process may hand its variables to children without the
-// descriptor, so the number may belong to any file: a file that could shrink or has another size is not mapped.
+// Returns the number of slots that the descriptor has; 0 unless it is a heartbeat board. A process may pass its
+// variables to children without the descriptor, so the number may belong to any file. A file that could shrink or has
+// another size is not mapped.
 off_t slots_of(int fd, const struct stat& file) {
   constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
   const int seals = ::fcntl(fd, F_GET_SEALS);
@@ -93,7 +94,7 @@ std::shared_ptr<Slot> map_slot(int fd, int local_rank) {
   return {mapping, slot};
 }
 
-// Only one process reports for a rank: the first, or its successor once it has ended.
+// Only one process reports for a rank: the first one or, once it has ended, a successor.
 bool claim(Slot& slot, pid_t pid) {
   int32_t owner = slot.owner.load();
   while (owner != pid) {
@@ -107,8 +108,8 @@ int32_t thread_id() {
   return static_cast<int32_t>(::syscall(SYS_gettid));
 }
 
-// The writer's side of Note [Sequence lock], which also excludes this rank's other threads. Gives up after a while: a
-// thread that was cancelled inside must not stop the others.
+// The writer's side of Note [Sequence lock], which also excludes this rank's other threads. Gives up after a while,
+// because a thread that was cancelled inside must not stop the others.
 bool begin_write(Slot& slot) {
   for (int attempt = 0; attempt < kLockAttempts; ++attempt) {
     uint32_t sequence = slot.sequence.load(memory_order_relaxed);
@@ -124,7 +125,7 @@ void end_write(Slot& slot) {
   slot.sequence.store(slot.sequence.load(memory_order_relaxed) + 1, memory_order_release);
 }
 
-// This rank's slot, claimed for process `pid`; null if it has none.
+// Returns this rank's slot, claimed for process `pid`; null if it has none.
 std::shared_ptr<Slot> connect(pid_t pid) {
   const auto fd = number_in(heartbeat::kVariable), local_rank = number_in("LOCAL_RANK");
   if (!fd || !local_rank) return nullptr;
@@ -187,7 +188,7 @@ void Heartbeat::waiting(std::string_view where) noexcept {
 void Heartbeat::done_waiting() noexcept {
   if (!mine()) return;
   slot_->progress_ns = heartbeat::now_ns();
-  // Another thread's later wait stays.
+  // If another thread began to wait later, its wait stays.
   if (slot_->waiting_thread.load(memory_order_relaxed) != thread_id() || !begin_write(*slot_)) return;
   slot_->waiting_thread.store(0, memory_order_release);
   slot_->waiting_since_ns.store(0, memory_order_release);

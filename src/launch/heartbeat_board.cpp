@@ -38,7 +38,7 @@ UniqueFd make_memory_file() {
   throw_errno("cannot make shared memory for heartbeats");
 }
 
-// A rank may write anything into its slot.
+// Replaces unprintable characters, because a rank may write anything into its slot.
 std::string printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
@@ -61,8 +61,9 @@ Wait load_wait(const heartbeat::Slot& slot) {
   return wait;
 }
 
-// The reader's side of Note [Sequence lock]. A rank that died while it wrote leaves the lock closed: then the current
-// contents must do. A rank that writes all the time, or just lost its core, does not hang: its text does not matter.
+// The reader's side of Note [Sequence lock]. If a rank died while it wrote, the lock stays closed, and the current
+// contents are used. A rank that writes all the time, or has just lost its core, does not hang, so its text does not
+// matter.
 Wait read_wait(const heartbeat::Slot& slot) {
   Wait wait;
   const uint32_t first = slot.sequence.load(std::memory_order_acquire);
@@ -81,7 +82,7 @@ Wait read_wait(const heartbeat::Slot& slot) {
 
 HeartbeatBoard::HeartbeatBoard(int slots) : fd_(make_memory_file()), slots_(slots) {
   const size_t bytes = heartbeat::board_bytes(static_cast<size_t>(slots));
-  // Allocated here, so that a rank does not die of a missing page when there is no memory left.
+  // Allocates all pages now, so that a rank does not die of a missing page when there is no memory left.
   if (const int error = ::posix_fallocate(fd_.get(), 0, static_cast<off_t>(bytes)); error != 0) errno = error;
   struct stat file {};
   const bool allocated = ::fstat(fd_.get(), &file) == 0 && file.st_size == static_cast<off_t>(bytes);

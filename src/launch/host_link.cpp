@@ -1,4 +1,5 @@
-// The lines are "beat", "done", and "failed CODE AGE_MS TEXT", "signal NUMBER AGE_MS HOST", "kill NUMBER AGE_MS HOST".
+// The launchers send the lines "beat", "done", "failed CODE AGE_MS TEXT", "signal NUMBER AGE_MS HOST" and "kill NUMBER
+// AGE_MS HOST".
 #include "launch/host_link.h"
 
 #include <sys/socket.h>
@@ -15,7 +16,7 @@ namespace zeroshard {
 namespace {
 
 constexpr double kBeatS = 1;
-constexpr std::array<const char*, 3> kNewsWords{"failed", "signal", "kill"};  // of HostNews::Kind
+constexpr std::array<const char*, 3> kNewsWords{"failed", "signal", "kill"};  // by HostNews::Kind
 
 std::string line_of(const HostNews& news) {
   return concat(kNewsWords[static_cast<size_t>(news.kind)], " ", news.number, " ",
@@ -50,7 +51,7 @@ HostLink::HostLink(const LaunchOptions& options, HostMeeting meeting)
       nproc_(options.nproc),
       patience_s_(options.stall_timeout_s),
       meeting_(std::move(meeting)) {
-  for (HostPeer& peer : meeting_.peers) peer.forgive();  // launchers that have come say nothing while they wait
+  for (HostPeer& peer : meeting_.peers) peer.forgive();  // launchers may be silent while they meet
 }
 
 void HostLink::add_to(std::vector<pollfd>& fds) const {
@@ -58,7 +59,7 @@ void HostLink::add_to(std::vector<pollfd>& fds) const {
     if (peer.is_open()) fds.push_back({peer.fd(), POLLIN, 0});
 }
 
-// A launcher that comes late, or twice, learns why it is not taken.
+// Tells a launcher that comes late, or a second time, why it is not accepted.
 void HostLink::send_away() {
   if (!meeting_.listener) return;
   for (;;) {
@@ -106,7 +107,7 @@ void HostLink::report_loss(HostPeer& peer, std::vector<HostNews>& news) {
   pass_on(&peer, line_of(loss));
 }
 
-// To all but `from`. A node other than 0 knows node 0 alone.
+// Sends the line to all launchers but `from`. A node other than 0 is only connected to node 0.
 void HostLink::pass_on(const HostPeer* from, const std::string& line) {
   for (HostPeer& peer : meeting_.peers)
     if (&peer != from) peer.send(line);

@@ -39,7 +39,7 @@ double s_since(MeetingClock::time_point begin) {
   return std::chrono::duration<double>(MeetingClock::now() - begin).count();
 }
 
-// Says once in a while for what the launcher waits.
+// Logs once in a while for which launchers this launcher waits.
 class WaitingLog {
  public:
   void waits(const std::string& what) {
@@ -93,7 +93,7 @@ UniqueFd listen_for_launchers(bool on_loopback, int port) {
   return fd;
 }
 
-// What a launcher says of itself.
+// The line with which a launcher introduces itself.
 struct Greeting {
   int protocol = 0, nnodes = 0, node = -1, nproc = 0;
   std::string host, job = kNoJob;
@@ -117,7 +117,7 @@ bool read_greeting(const std::string& line, Greeting& greeting) {
   return true;
 }
 
-// Why a launcher cannot take part; "" if it can.
+// Returns why a launcher cannot take part; "" if it can.
 std::string objection(const LaunchOptions& options, const Greeting& other) {
   const std::string who = concat("node ", other.node, " (host ", other.host, ")");
   if (other.protocol != kProtocol) return who + " runs another version of zeroshard";
@@ -131,7 +131,7 @@ std::string objection(const LaunchOptions& options, const Greeting& other) {
   return {};
 }
 
-// Node 0, while launchers come.
+// Accepts the other launchers on node 0, until all have come.
 class Reception {
  public:
   Reception(const LaunchOptions& options, int port)
@@ -175,14 +175,14 @@ class Reception {
       const std::vector<std::string> lines = peer.receive();
       if (!lines.empty()) admit(peer, lines.front());
       if (peer.is_open() && peer.node > 0)
-        came_.push_back(std::move(peer));  // at once: the next one may say that it is the same node
+        came_.push_back(std::move(peer));  // before the next peer is read, because it may claim the same node
       else if (peer.silent_s() > kAnswerS)
         peer.close();
     }
     std::erase_if(unknown_, [](const HostPeer& peer) { return !peer.is_open(); });
   }
 
-  // A program that is no launcher is left alone.
+  // Closes the connection of a program that is no launcher, without an answer.
   void admit(HostPeer& peer, const std::string& line) {
     Greeting greeting;
     if (!read_greeting(line, greeting)) return peer.close();
@@ -205,7 +205,7 @@ class Reception {
     peer.send("welcome " + host_name());
   }
 
-  // It would end this job by the difference of its options.
+  // A launcher of another job must not end this job because its options differ.
   void send_away(HostPeer& peer, const Greeting& greeting) {
     const std::string text = concat("another job runs at port ", port_,
                                     ": give each job a --master_port of its own, and its hosts the same --job");
@@ -241,7 +241,7 @@ class Reception {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-// None while the name server does not answer.
+// Returns no addresses while the name server does not answer.
 Addresses addresses_of(const std::string& host, int port, std::string& why) {
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -265,7 +265,7 @@ UniqueFd try_to_connect(const addrinfo& address, std::string& why) {
   socklen_t size = sizeof own;
   if (error == 0 && ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
       size == address.ai_addrlen && std::memcmp(&own, address.ai_addr, std::min<size_t>(size, 8)) == 0)
-    error = ECONNREFUSED;  // the socket got this very port, and is connected to itself
+    error = ECONNREFUSED;  // the socket was bound to the port that it connects to, and is connected to itself
   if (error == 0) return fd;
   why = concat(address_text(*reinterpret_cast<const sockaddr_storage*>(address.ai_addr)), ": ", std::strerror(error));
   return {};
@@ -284,7 +284,7 @@ UniqueFd connect_to_node_0(const std::string& host, int port, WaitingLog& patien
   }
 }
 
-// A launcher of node N > 0.
+// The meeting on a node N > 0.
 HostMeeting meet_node_0(const LaunchOptions& options, int port) {
   WaitingLog patience;
   HostPeer node_0(connect_to_node_0(options.master_addr, port, patience));

@@ -1,7 +1,7 @@
 // Note [Started from another host]: `zeroshard run --hostfile` starts this process on each host, over ssh. It starts
-// `zeroshard run` with the arguments of its order, and dies with its connection: the launcher below it then gets
-// SIGKILL, which its supervisor answers as it does wherever a launcher is killed. So a lost connection, a killed ssh
-// and a killed launcher are one case.
+// `zeroshard run` with the arguments of its order, and dies with its connection. The launcher below it then gets
+// SIGKILL. The launcher's supervisor reacts as it always does if its launcher is killed. So a lost connection, a killed
+// ssh and a killed launcher are handled as one case.
 #include "launch/host_relay.h"
 
 #include <fcntl.h>
@@ -33,7 +33,7 @@ namespace {
 
 using RelayClock = std::chrono::steady_clock;
 constexpr int kLookMs = 500;
-constexpr double kOrphansS = 10;  // for what a killed launcher leaves to its supervisor
+constexpr double kOrphansS = 10;  // time for a supervisor to kill the ranks of its killed launcher
 
 double s_after(RelayClock::time_point begin) {
   return std::chrono::duration<double>(RelayClock::now() - begin).count();
@@ -54,7 +54,7 @@ class Connection {
   Connection(int fd, double patience_s) : fd_(fd), patience_s_(patience_s) { never_wait(fd_); }
 
   int fd() const { return fd_; }
-  // The signals that have come.
+  // Returns the signals that have come.
   std::vector<int> receive() {
     std::vector<int> signals;
     std::array<char, 4096> buffer;
@@ -70,11 +70,11 @@ class Connection {
         if (const int signal = signal_of_control_line(std::string_view(begun_).substr(0, end))) note(signal, signals);
         begun_.erase(0, end + 1);
       }
-      if (begun_.size() > buffer.size()) is_open_ = false;  // no launcher writes such a line
+      if (begun_.size() > buffer.size()) is_open_ = false;  // a launcher writes no such line
     }
     return signals;
   }
-  // Why the job of this host has to end; "": it goes on.
+  // Returns why the job of this host has to end; "" if it goes on.
   std::string loss() const {
     if (!is_open_) return "the connection to the host that started the job is gone";
     if (patience_s_ == 0 || is_suspended_ || s_after(heard_) <= patience_s_) return {};
@@ -89,8 +89,8 @@ class Connection {
 
   int fd_;
   double patience_s_;
-  bool is_open_ = true, is_suspended_ = false;  // a launcher that is suspended says nothing
-  std::string begun_;                           // a line whose end has not arrived
+  bool is_open_ = true, is_suspended_ = false;  // a suspended launcher sends no beats
+  std::string begun_;                           // the beginning of a line whose end has not arrived
   RelayClock::time_point heard_ = RelayClock::now();
 };
 
@@ -116,7 +116,8 @@ pid_t start(const HostOrder& order, const sigset_t& signal_mask) {
   return spawn({argv, environment(), {null.get(), STDOUT_FILENO, STDERR_FILENO}, signal_mask, -1, {}});
 }
 
-// The code of the launcher, if it has ended. One that somebody has killed has none: the other hosts end with 1, too.
+// Returns the exit code of the launcher, if it has ended. A launcher that got SIGKILL has no code, so 1 is used, with
+// which the other hosts end, too.
 std::optional<int> exit_code(pid_t launcher) {
   int status = 0;
   if (::waitpid(launcher, &status, WNOHANG) != launcher) return {};
@@ -124,7 +125,7 @@ std::optional<int> exit_code(pid_t launcher) {
   return WTERMSIG(status) == SIGKILL ? 1 : 128 + WTERMSIG(status);
 }
 
-// A launcher that was killed leaves its ranks to its supervisor, which kills them.
+// A killed launcher leaves its ranks to its supervisor, which kills them. Waits for that.
 void await_orphans(const Subreaper& subreaper) {
   for (const auto begin = RelayClock::now(); s_after(begin) < kOrphansS; ::poll(nullptr, 0, 20)) {
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {
@@ -146,7 +147,7 @@ int relay(pid_t launcher, Connection connection, const TakenSignals& signals) {
     for (const int signal : connection.receive()) ::kill(launcher, signal);
     if (is_lost || connection.loss().empty()) continue;
     ::kill(launcher, SIGKILL);
-    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) never_wait(fd);  // nobody may read them any more
+    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) never_wait(fd);  // there may be no reader any more
     log(LogLevel::kError, connection.loss() + ": killing all ranks of this host");
     is_lost = true;
   }
@@ -157,7 +158,7 @@ int relay(pid_t launcher, Connection connection, const TakenSignals& signals) {
 int follow_order(int fd) {
   const HostOrder order = read_order(fd);
   enter(order);
-  ::signal(SIGPIPE, SIG_IGN);  // the end of the connection is seen where it is read
+  ::signal(SIGPIPE, SIG_IGN);  // receive() notices the end of the connection
   const TakenSignals signals;
   const Subreaper subreaper;
   say(begin_mark(order.nonce));

@@ -24,7 +24,7 @@ std::optional<int> whole_number(std::string_view text) {
   return value;
 }
 
-// ssh takes a name that begins with "-" as an option.
+// Refuses a name that begins with "-", because ssh would take it as an option.
 bool is_host_name(const std::string& name) {
   const auto fits = [](unsigned char c) {
     return c < 128 && (std::isalnum(c) != 0 || std::string_view("-._:@").find(char(c)) != std::string_view::npos);
@@ -49,18 +49,18 @@ std::optional<JobHost> read_line(const std::string& line) {
   return host;
 }
 
-// One NAME or NAME:SLOT,SLOT of a filter.
+// One entry of a filter: NAME or NAME:SLOT,SLOT.
 class Filter {
  public:
   Filter(std::string option, std::string value) : option_(std::move(option)), value_(std::move(value)) {}
 
-  // For each host, which of its slots are named.
+  // Returns for each host which of its slots are named.
   std::vector<std::vector<bool>> named(const std::vector<JobHost>& hosts) const {
     std::vector<std::vector<bool>> result;
     for (const JobHost& host : hosts) result.emplace_back(size_t(host.all_slots), false);
     for (const std::string& part : parts_of(value_, '@', hosts)) {
       const auto is_whole = [&](const JobHost& host) { return host.name == part; };
-      const auto whole = std::find_if(hosts.begin(), hosts.end(), is_whole);  // its name may have colons
+      const auto whole = std::find_if(hosts.begin(), hosts.end(), is_whole);  // the host's name may contain colons
       const size_t colon = whole != hosts.end() ? part.npos : part.rfind(':');
       const JobHost& host = find(part.substr(0, colon), hosts);
       std::vector<bool>& slots = result[size_t(&host - hosts.data())];
@@ -73,7 +73,7 @@ class Filter {
   }
 
  private:
-  // USER@HOST has the separator in it.
+  // Splits a filter at `separator`, but not inside USER@HOST.
   std::vector<std::string> parts_of(const std::string& text, char separator, const std::vector<JobHost>& hosts) const {
     std::vector<std::string> parts;
     for (size_t begin = 0; begin <= text.size();) {

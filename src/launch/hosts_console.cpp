@@ -63,7 +63,7 @@ std::string HostsConsole::shown(size_t host, std::string_view line, bool foreign
   }
   if (of_several && of_launcher && told_.size() < kMostTold) {
     const auto [told, is_first] = told_.emplace(line, host);
-    if (!is_first && told->second != host) return {};  // a host may say it again
+    if (!is_first && told->second != host) return {};  // a host may print its own line again
   }
   const bool is_unnamed = line.starts_with("zeroshard: ") || (foreign && !line.starts_with('['));
   return is_unnamed ? concat("[", names_[host], "] ", line, "\n") : concat(line, "\n");
@@ -73,7 +73,8 @@ void HostsConsole::notice(std::string_view text) {
   console(STDERR_FILENO).write(concat(kLauncher, text, "\n"));
 }
 
-// The host where it happened has more to say of it than those that were told.
+// Prefers the longest report of the same failure, because the host on which it happened knows more than hosts that were
+// told.
 std::string HostsConsole::report(size_t first) const {
   std::string best = reports_[first];
   for (const std::string& other : reports_)

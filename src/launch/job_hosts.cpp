@@ -19,10 +19,10 @@ namespace {
 
 using JobClock = std::chrono::steady_clock;
 constexpr double kBeatEveryS = 1;
-constexpr double kBeginS = 60;  // from the start of ssh, zeroshard runs on a host
-constexpr double kTellS = 1;    // the launchers tell each other of a failure; those that have not met need a signal
-constexpr double kEndS = 25;    // beside the grace period: launchers that have been told to end have ended
-constexpr double kCloseS = 12;  // from the end of its connection, a host's launcher has ended
+constexpr double kBeginS = 60;  // from the start of ssh until zeroshard runs on the host
+constexpr double kTellS = 1;  // time for the launchers to tell each other of a failure, before all hosts are signalled
+constexpr double kEndS = 25;  // added to the grace period: by then, launchers that were told to end have ended
+constexpr double kCloseS = 12;  // from the end of its connection until a host's launcher has ended
 constexpr int kRoundMs = 200;
 
 double s_since_begin(JobClock::time_point begin) {
@@ -35,11 +35,11 @@ std::vector<std::string> names_of(const std::vector<HostStart>& hosts) {
   return names;
 }
 
-// As it was noted: a signal that comes later does not change it.
+// The first failure, as it was when it was noted. Later signals do not change it.
 struct Failure {
   size_t host = 0;
-  std::string own;          // what the launcher here says of it; "": the host says it
-  std::optional<int> code;  // of the job; nothing after a signal
+  std::string own;          // the message of the launcher on this host; "" if the failed host has shown its own
+  std::optional<int> code;  // exit code of the job; nothing after a signal
 };
 
 class JobOfHosts {
@@ -81,7 +81,7 @@ class JobOfHosts {
     if (host.is_over() && host.code() != 0) note_failure(number);
   }
 
-  // False when nothing has come.
+  // Returns false if no lines have come.
   bool pass_on(size_t number) {
     HostConnection& host = hosts_[number];
     bool has_any = false;
@@ -94,7 +94,7 @@ class JobOfHosts {
     return has_any;
   }
 
-  // A host that a signal has stopped before zeroshard ran there has not failed.
+  // If a signal stopped a host before zeroshard ran there, the host has not failed.
   void note_failure(size_t number) {
     if (stop_signal_ != 0 && !hosts_[number].code()) return;
     note_first({number, loss_of(hosts_[number]), hosts_[number].code()});
@@ -102,7 +102,7 @@ class JobOfHosts {
 
   void note_first(Failure failure) {
     if (first_) return;
-    if (failure.code) failure.own.clear();  // the host says why
+    if (failure.code) failure.own.clear();  // the failed host says why
     if (stop_signal_ == 0 && !failure.code) failure.code = 1;
     if (stop_signal_ != 0) failure.code.reset();
     first_ = std::move(failure);
@@ -127,7 +127,7 @@ class JobOfHosts {
       if (!host.has_begun()) host.kill(SIGTERM);
   }
 
-  // The hosts have to know first.
+  // Suspends this process after it has sent the signal to the hosts.
   void suspend() {
     for (HostConnection& host : hosts_) host.look();
     ::raise(SIGSTOP);
@@ -139,7 +139,7 @@ class JobOfHosts {
     for (HostConnection& host : hosts_) host.send("beat");
   }
 
-  // After a failure, and in stages, for hosts that do not end by themselves.
+  // Ends the other hosts after a failure, and in stages, because some may not end by themselves.
   void end_others() {
     const double now = s_since_begin(begin_);
     for (size_t number = 0; now >= kBeginS && stop_signal_ == 0 && number < hosts_.size(); ++number) {
@@ -161,7 +161,7 @@ class JobOfHosts {
     return std::all_of(hosts_.begin(), hosts_.end(), [](const HostConnection& host) { return host.is_over(); });
   }
 
-  // The code of a rank that failed after a signal counts more than the signal.
+  // If a rank failed after a signal, its exit code is used instead of the signal's.
   int code_after_stop() const {
     int code = 0;
     for (const HostConnection& host : hosts_) {
@@ -194,7 +194,7 @@ class JobOfHosts {
   std::deque<HostConnection> hosts_;
   std::optional<HostsConsole> console_;
   std::optional<Failure> first_;
-  int stop_signal_ = 0;  // from the user
+  int stop_signal_ = 0;  // a signal from the user
   double beats_at_s_ = 0;
   std::optional<double> ends_at_s_, kills_at_s_;
 };

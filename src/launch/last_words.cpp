@@ -18,7 +18,7 @@ std::string without_rank(const std::string& line) {
   return line.substr(std::min(line.size(), end + 3));
 }
 
-// What torch logs that is no error: "[W1127 19:00:48.356545006 socket.cpp:207] ...".
+// Returns whether torch logged the line, not as an error: "[W1127 19:00:48.356545006 socket.cpp:207] ...".
 bool is_log_of_torch(std::string_view line) {
   return (line.starts_with("[W") || line.starts_with("[I")) && line.size() > 2 && line[2] >= '0' && line[2] <= '9';
 }
@@ -31,7 +31,7 @@ bool says_nothing(const std::string& line) {
          is_log_of_torch(text);
 }
 
-// "RuntimeError: ...", "torch.OutOfMemoryError: ...", "KeyboardInterrupt"
+// Recognises for example "RuntimeError: ...", "torch.OutOfMemoryError: ..." and "KeyboardInterrupt".
 bool names_exception(const std::string& line) {
   const std::string_view name = std::string_view(line).substr(0, line.find(':'));
   if (name.empty() || name.find_first_of(" \t(\"'") != name.npos) return false;
@@ -45,12 +45,12 @@ bool begins_error(const std::string& line) {
 constexpr std::string_view kTraceback = "Traceback (most recent call last):";
 using Lines = std::vector<std::string>;
 
-// Behind the frames: the line that names the exception, if it is there. Its notes follow it.
+// Returns the line after the frames, which names the exception and precedes its notes; the end if it is missing.
 Lines::iterator end_of_frames(Lines::iterator traceback, const Lines::iterator end) {
   return std::find_if(traceback + 1, end, [](const std::string& line) { return line.front() != ' '; });
 }
 
-// A script that logs an exception and raises it again writes its traceback twice: the last one stays.
+// A script that logs an exception and raises it again writes the traceback twice. Keeps the last one.
 void drop_repeated_tracebacks(Lines& lines) {
   for (size_t i = 0; i < lines.size(); ++i) {
     if (lines[i] != kTraceback) continue;
@@ -62,8 +62,9 @@ void drop_repeated_tracebacks(Lines& lines) {
   }
 }
 
-// Where the error begins that ended the rank; the end if none is told. What follows the last traceback is the
-// exception with its notes, which may look like errors, too. Other programs name theirs in a line.
+// Returns the line with which the error that ended the rank begins; the end if there is no error. The last traceback is
+// followed by the exception and its notes, which may look like errors, too. Other programs print the error in a single
+// line.
 Lines::iterator beginning_of_error(Lines& lines) {
   const auto named = std::find_if(lines.rbegin(), lines.rend(), begins_error);
   const auto traceback = std::find(lines.rbegin(), lines.rend(), kTraceback);

@@ -1,4 +1,4 @@
-// What to run: the host's devices, the Python to use, the argv of a rank.
+// Decides what to run: counts the host's devices, finds Python, and makes the argv of a rank.
 #include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,7 +34,7 @@ std::string find_program(const std::string& script) {
   return path;
 }
 
-// What CUDA_VISIBLE_DEVICES names: CUDA stops at the first invalid entry.
+// Returns the entries of CUDA_VISIBLE_DEVICES that count. CUDA stops at the first invalid entry.
 std::vector<std::string> entries_of(const std::string& list) {
   std::istringstream entries(list);
   std::vector<std::string> names;
@@ -44,7 +44,7 @@ std::vector<std::string> entries_of(const std::string& list) {
   return names;
 }
 
-// CUDA devices of this host, visible or not.
+// Counts the CUDA devices of this host, visible or not.
 int count_devices() {
   int devices = 0;
   std::error_code error;
@@ -130,7 +130,7 @@ std::vector<std::string> resolve(const Program& program) {
     argv = {find_python(), "-u", "-m", script};
   } else if (!program.no_python && script.ends_with(".py")) {
     ZS_CHECK(std::filesystem::exists(script), "no such file: '", script, "'");
-    argv = {find_python(), "-u", script[0] == '-' ? "./" + script : script};  // never an option for Python
+    argv = {find_python(), "-u", script[0] == '-' ? "./" + script : script};  // Python must not take it as an option
   } else {
     argv = {find_program(script)};
   }

@@ -13,11 +13,11 @@ namespace {
 
 using Variable = std::function<std::optional<std::string>(const char*)>;
 
-// Names of one launcher's variables; nullptr: it has none.
+// The names of one launcher's variables; nullptr if it has no such variable.
 struct Source {
   const char* name;
   const char* rank;
-  std::array<const char*, 2> world_size;  // the first that is set
+  std::array<const char*, 2> world_size;  // the first one that is set counts
   const char* local_rank;
   const char* local_world_size;
 };
@@ -85,7 +85,7 @@ std::optional<RankEnvironment> read(const Source& source, const Variable& variab
            world_size->value);
   const auto local_rank = read(variable, source.local_rank);
   const auto local_size = read(variable, source.local_world_size);
-  // Without a local rank, one host is assumed.
+  // If there is no local rank, all ranks are assumed to run on one host.
   RankEnvironment result{.rank = rank->value,
                          .world_size = world_size->value,
                          .local_rank = local_rank ? local_rank->value : rank->value,

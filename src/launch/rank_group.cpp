@@ -42,7 +42,7 @@ ExitOrder::ExitOrder() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
 }
 
 void ExitOrder::add(pid_t pid) {
-  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // closes on exec
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // exec() closes it
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = pid;
@@ -71,7 +71,7 @@ RankGroup::RankGroup(const LaunchOptions& options, const Start& how, const sigse
   try {
     for (; local_rank < options.nproc; ++local_rank) start(options, local_rank, how, signal_mask);
   } catch (const std::exception& error) {
-    streams_.clear();  // frees descriptors for reading /proc, if the start failed for lack of them
+    streams_.clear();  // frees descriptors for reading /proc, because the start may have failed for lack of them
     for (const RankProcess& rank : ranks_) ::kill(-rank.pid, SIGKILL);
     signal_descendants(SIGKILL);
     while (::waitpid(-1, nullptr, 0) > 0) {
@@ -82,7 +82,7 @@ RankGroup::RankGroup(const LaunchOptions& options, const Start& how, const sigse
 
 void RankGroup::start(const LaunchOptions& options, int local_rank, const Start& how, const sigset_t& signal_mask) {
   const int rank = options.node_rank * options.nproc + local_rank;
-  // A process group in the background cannot read from a terminal; a file or pipe goes to one reader.
+  // A process group in the background cannot read from a terminal. A file or pipe can have only one reader.
   const bool has_stdin = local_rank == 0 && ::isatty(STDIN_FILENO) != 1 && ::fcntl(STDIN_FILENO, F_GETFD) >= 0;
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   std::array<int, 3> stdio{has_stdin ? STDIN_FILENO : null.get(), STDOUT_FILENO, STDERR_FILENO};
@@ -141,7 +141,7 @@ void RankGroup::reap_others() {
   for (;;) {
     siginfo_t info{};
     if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
-    if (find(info.si_pid) != nullptr) return;  // a rank that ended just now: the next reap() sees it
+    if (find(info.si_pid) != nullptr) return;  // a rank that has just ended, which the next reap() sees
     ::waitpid(info.si_pid, nullptr, WNOHANG);
   }
 }

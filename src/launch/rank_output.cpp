@@ -14,7 +14,7 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kReadBytes = size_t{64} << 10;
-constexpr int kReadsPerRound = 4;  // a rank that floods must not delay the others, or a signal
+constexpr int kReadsPerRound = 4;  // a rank with much output must not delay signals or the output of others
 constexpr std::chrono::seconds kShowIncompleteAfter{10};
 constexpr ConsoleWriter::Seconds kConsolePatience{5}, kLastPatience{2};
 
@@ -25,10 +25,11 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino;
 }
 
-// For this user alone. A link is not followed: whoever may write to the folder would choose a file that is cut.
+// Opens a log that only this user can read. Does not follow a link, because whoever may write to the folder could
+// otherwise choose a file to be truncated.
 UniqueFd open_log(const std::string& folder, int rank, bool append) {
   const std::string path = concat(folder, "/rank-", rank, ".log"), what = "cannot write " + path;
-  // O_NONBLOCK: opening a FIFO would wait for a reader for ever.
+  // O_NONBLOCK, because opening a FIFO would wait for a reader for ever.
   constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
   UniqueFd file(::open(path.c_str(), kFlags, 0600));
   struct stat found {};
@@ -47,7 +48,7 @@ OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream)
   const bool unchanged = single || (stream == STDOUT_FILENO && !options.prefix_stdout);
   const bool terminal = ::isatty(stream) == 1;
   if (!unchanged && !(terminal && local_rank == 0)) return OutputMode::kPrefixed;
-  // stderr is read along for the failure report unless it is a terminal.
+  // stderr goes through a pipe for the failure report, unless it is a terminal.
   return options.log_dir.empty() && (terminal || stream == STDOUT_FILENO) ? OutputMode::kDirect : OutputMode::kRaw;
 }
 
@@ -151,7 +152,7 @@ void RankOutput::notice(std::string_view text) {
 
 void RankOutput::drain() {
   for (Stream& stream : streams_) {
-    // Reads at most what pipes hold, even if the console is full.
+    // Reads at most the contents of the pipes, even if the console is full.
     while (read_once(stream)) {
     }
     std::string rest;

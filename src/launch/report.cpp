@@ -27,7 +27,7 @@ std::string how(const ProcessExit& exit) {
   return "ended with exit code " + std::to_string(exit.code);
 }
 
-// Ranks that learn of another one's error say from which.
+// Removes the name of the rank that reports another rank's error.
 std::string without_reporter(const std::string& message) {
   return message.substr(0, message.rfind(" [reported by rank "));
 }

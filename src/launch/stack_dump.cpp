@@ -20,7 +20,8 @@ namespace {
 
 constexpr int kMaxFrames = 64;
 
-// A signal handler gets no arguments from us. Set once, never freed: the handler may run until the process is gone.
+// The input of the signal handler, which gets no arguments from us. It is set once and never freed, because the handler
+// may run until the process is gone.
 struct Target {
   std::shared_ptr<heartbeat::Slot> slot;
   struct sigaction previous {};
@@ -28,8 +29,8 @@ struct Target {
 };
 std::atomic<const Target*> target{nullptr};
 
-// True in a thread that runs the handler. In a process forked from another rank, handlers may call each other in a
-// cycle. In static memory, since a signal handler must not allocate.
+// Set in a thread that runs the handler, because the handlers of a process forked from another rank may call each other
+// in a cycle. It is in static memory, because a signal handler must not allocate.
 [[gnu::tls_model("initial-exec")]] thread_local volatile sig_atomic_t inside = 0;
 
 void append(std::array<char, 160>& line, size_t& size, std::string_view text) {
@@ -44,7 +45,8 @@ void append(std::array<char, 160>& line, size_t& size, long number) {
   append(line, size, std::string_view(digits.data(), static_cast<size_t>(end - digits.data())));
 }
 
-// Only calls that are allowed in a signal handler; backtrace() is, once it has run before, see install_stack_dump().
+// Makes only calls that are allowed in a signal handler. backtrace() is allowed once it has run before; see
+// install_stack_dump().
 void print_stack() {
   std::array<char, 160> line;
   std::array<char, 16> name{};
@@ -90,14 +92,14 @@ int stack_dump_signal() {
 
 void install_stack_dump(const std::shared_ptr<heartbeat::Slot>& slot) {
   const Target* old = target.load();
-  if (old != nullptr && old->pid == ::getpid()) return;  // else it belongs to the process that forked this one
+  if (old != nullptr && old->pid == ::getpid()) return;  // otherwise it belongs to the process that forked this one
   std::array<void*, 1> frame;
   ::backtrace(frame.data(), 1);  // loads libgcc, which needs malloc
   auto mine = std::make_unique<Target>(Target{slot, {}, ::getpid()});
   ::sigaction(stack_dump_signal(), nullptr, &mine->previous);
   const bool installed = (mine->previous.sa_flags & SA_SIGINFO) != 0 && mine->previous.sa_sigaction == handle;
   if (installed) mine->previous = old->previous;
-  if (!target.compare_exchange_strong(old, mine.get())) return;  // another thread was first
+  if (!target.compare_exchange_strong(old, mine.get())) return;  // another thread was faster
   mine.release();
   if (installed) return;
   struct sigaction action {};

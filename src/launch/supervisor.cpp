@@ -14,15 +14,15 @@
 namespace zeroshard {
 namespace {
 
-constexpr double kFailureGraceS = 5;  // from a rank's failure to SIGKILL for the others
-constexpr double kLingerS = 2;        // how long leftovers of a job that ended well may take to end by themselves
-constexpr double kEndS = 1;           // and then, after a signal
-constexpr double kDumpS = 2;          // for hanging ranks to print their stacks
-constexpr double kGiveUpS = 20;       // for processes that even SIGKILL does not end (waiting for a device)
-constexpr double kLaterFailureS = 1;  // how long after the first failure others are still reported
-constexpr double kTwiceS = 0.25;      // two so close were sent once: to the launcher and its group
-constexpr size_t kReadLines = 400;    // of a rank's stderr: frames of a stack are among them
-constexpr double kNewsS = 1;          // how long news of an earlier failure on another host may take
+constexpr double kFailureGraceS = 5;  // from a rank's failure until the others get SIGKILL
+constexpr double kLingerS = 2;        // time for processes that outlive a successful job to end by themselves
+constexpr double kEndS = 1;           // time for such processes to end after a signal
+constexpr double kDumpS = 2;          // time for hanging ranks to print their stacks
+constexpr double kGiveUpS = 20;       // time for processes that even SIGKILL does not end (they wait for a device)
+constexpr double kLaterFailureS = 1;  // later failures within this time are reported, too
+constexpr double kTwiceS = 0.25;      // two signals this close were sent once, to the launcher and to its group
+constexpr size_t kReadLines = 400;    // lines of a rank's stderr that are searched; many may be stack frames
+constexpr double kNewsS = 1;          // time in which news of an earlier failure on another host may arrive
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 Start start_of(const SupervisorInputs& inputs, const HangWatch& watch) {
@@ -67,8 +67,8 @@ void Supervisor::wait() {
   output_.add_to(fds);
   const double now = group_.elapsed_s();
   double wait_s = output_.throttled() ? 0.02 : 1.0;
-  if (!group_.empty()) wait_s = std::min(wait_s, deadline_s_ - now);  // a deadline is for ranks that have not ended
-  // Not every end of an orphan is signalled to this process.
+  if (!group_.empty()) wait_s = std::min(wait_s, deadline_s_ - now);  // only running ranks have a deadline
+  // The end of an orphan is not always signalled to this process.
   if (phase_ != Phase::kRunning && !group_.empty()) wait_s = std::min(wait_s, 0.02);
   if (options_.stall_timeout_s > 0) wait_s = std::min(wait_s, options_.stall_timeout_s / 4);
   if (options_.hang_timeout_s > 0) wait_s = std::min(wait_s, options_.hang_timeout_s / 8);
@@ -102,8 +102,9 @@ void Supervisor::handle_signal(int signal, bool forwarded) {
   }
 }
 
-// `forwarded`: by the launcher. Slurm and systemd signal all processes of a job, so this process gets the signal twice,
-// with any delay between; and it may hear from another host's launcher, `other_host`, of a signal that it gets itself.
+// `forwarded`: the launcher forwarded the signal. Slurm and systemd signal all processes of a job, so this process gets
+// the signal twice, with any delay between. The launcher of another host, `other_host`, may also report a signal that
+// this host gets itself.
 void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_host) {
   const double now = group_.elapsed_s();
   const bool known = signal == SIGINT || signal == stop_signal_ || signal == cause_.signal;
@@ -119,7 +120,7 @@ void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_h
     group_.signal(signal);
     if (!suspended_) group_.signal(SIGCONT);
     enter(Phase::kStopping, options_.grace_period_s);
-  } else if (first_here && other_host.empty()) {  // the ranks have it already
+  } else if (first_here && other_host.empty()) {  // the ranks have got the signal already
     cause_.text.clear();
     signalled_at_s_ = now;
   } else if (known && forwarded && now - signalled_at_s_ > kTwiceS) {
@@ -129,7 +130,7 @@ void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_h
   }
 }
 
-// SIGSTOP, because a program may ignore SIGTSTP.
+// Sends SIGSTOP, because a program may ignore SIGTSTP.
 void Supervisor::suspend() {
   suspended_ = true;
   group_.signal_descendants(SIGSTOP);
@@ -162,7 +163,7 @@ void Supervisor::handle_exits() {
   }
   if (!group_.all_exited()) return;
   if (phase_ == Phase::kRunning) enter(Phase::kLingering, kLingerS);
-  // A shell that ran the rank may die of the signal at once, while the rank itself, which got it too, still saves.
+  // A shell that ran the rank may die of the signal at once. The rank, which got the signal too, may still be saving.
   const bool still_ending =
       cause_.kind == Cause::Kind::kSignal && options_.signal_whole_group && group_.has_group_members();
   if ((phase_ == Phase::kStopping || phase_ == Phase::kDumping) && !still_ending) enter(Phase::kEnding, kEndS);
@@ -207,7 +208,8 @@ void Supervisor::check_hosts() {
   for (const HostNews& news : inputs_.link->look()) heed(news);
 }
 
-// Of two failures the earlier one is the job's: ranks of this host fail because those of another have.
+// If ranks fail on two hosts, the earlier failure is the job's, because ranks of one host fail when ranks of another
+// have failed.
 void Supervisor::heed(const HostNews& news) {
   if (news.kind == HostNews::Kind::kSignal) return stop_for(news.number, /*forwarded=*/false, news.text);
   if (news.kind == HostNews::Kind::kKill) {
@@ -224,7 +226,7 @@ void Supervisor::heed(const HostNews& news) {
   if (is_first && !group_.empty()) end_ranks();
 }
 
-// `age_s`: since it happened.
+// `age_s`: seconds since the cause happened.
 void Supervisor::begin_end(Cause cause, double age_s) {
   cause_ = std::move(cause);
   if (inputs_.link == nullptr) return;
@@ -234,7 +236,7 @@ void Supervisor::begin_end(Cause cause, double age_s) {
     inputs_.link->tell({HostNews::Kind::kSignal, cause_.signal, host_name(), age_s});
 }
 
-// A rank that failed because of one of another host may have ended before the news of that host arrive.
+// Waits for news. A rank that failed because a rank of another host failed may end before that host's news arrives.
 void Supervisor::await_hosts() {
   const double end_s = group_.elapsed_s() + kNewsS;
   const auto may_follow = [this] {
@@ -263,7 +265,7 @@ void Supervisor::enter(Phase phase, double seconds) {
 
 void Supervisor::check_deadline() {
   if (phase_ == Phase::kKilling) {
-    // Repeatedly: processes may start others while they are being killed.
+    // Sends SIGKILL repeatedly, because processes may start others while they are being killed.
     group_.signal_descendants(SIGKILL);
     return;
   }
@@ -280,7 +282,7 @@ void Supervisor::check_deadline() {
   }
 }
 
-// The launcher of node 0 passes on what the others tell.
+// The launcher of node 0 must stay to pass on the others' news.
 bool Supervisor::has_to_stay() const {
   return inputs_.link != nullptr && cause_.kind == Cause::Kind::kNone && inputs_.link->is_needed();
 }
@@ -319,12 +321,13 @@ bool Supervisor::leave_ranks_behind() {
   return !left.empty();
 }
 
-// The first of the ranks that a signal was forwarded to which ended with a code of its own: it may have failed to save.
+// Returns the first rank that got a forwarded signal and ended with an exit code of its own, because it may have failed
+// to save.
 const RankProcess* Supervisor::failed_after_signal() const {
   const RankProcess* first = nullptr;
   for (const RankProcess& rank : group_.ranks()) {
     const int code = rank.exit && rank.exit->signal == 0 ? rank.exit->code : 0;
-    if (code == 0 || code > 128) continue;  // 128 + n: ended by that signal
+    if (code == 0 || code > 128) continue;  // 128 + n: that signal ended the rank
     if (first == nullptr || rank.exit->at_s < first->exit->at_s) first = &rank;
   }
   return first;
@@ -332,7 +335,7 @@ const RankProcess* Supervisor::failed_after_signal() const {
 
 int Supervisor::report_failure(const RankProcess& first, const std::vector<LaterFailure>& later) {
   LastWords words = last_words(output_.last_stderr_lines(first.rank, kReadLines));
-  if (options_.nproc == 1 && options_.nnodes == 1) {  // its lines are right above
+  if (options_.nproc == 1 && options_.nnodes == 1) {  // the rank's lines are right above
     if (words.is_last) words.message.clear();
     words.before.clear();
   }
@@ -369,7 +372,7 @@ int Supervisor::report_cause() {
 std::optional<Attempt> Supervisor::next_attempt() {
   const bool exited = cause_.kind == Cause::Kind::kFailure, absent = cause_.kind == Cause::Kind::kAbsence;
   if (!exited && !absent && cause_.kind != Cause::Kind::kStall && cause_.kind != Cause::Kind::kHang) return {};
-  if (stop_signal_ != 0) return {};  // the user wants it to end
+  if (stop_signal_ != 0) return {};  // the user wants the job to end
   JobFailure failure{.rank = cause_.rank, .any_step = hang_watch_.any_step(), .after_s = signalled_at_s_};
   if (exited) {
     const ProcessExit& exit = *rank(cause_.rank).exit;
