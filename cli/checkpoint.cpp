@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kMaxFileBytes = 1e18;  // an int64_t holds it
+constexpr double kMaxFileBytes = 1e18;  // an int64_t can hold it
 
 Json to_json(const CheckpointSummary& summary) {
   Json json{{"tag", summary.tag},
@@ -130,7 +130,7 @@ void add_verify(CLI::App& parent) {
   });
 }
 
-// As safetensors spells it; that spelling is accepted, too.
+// Returns the name as safetensors spells it. Users may write that spelling, too.
 std::string export_dtype(const std::string& name) {
   const std::map<std::string, std::string> dtypes{
       {"fp32", "F32"}, {"bf16", "BF16"}, {"fp16", "F16"}, {"f32", "F32"}, {"f16", "F16"}};
@@ -175,7 +175,7 @@ void add_diff(CLI::App& parent) {
   });
 }
 
-// Runs in Python: foreign files are pickles, which need the restricted reader of zeroshard.convert.
+// Runs in Python, because foreign files are pickles, which need the restricted reader of zeroshard.convert.
 void add_convert(CLI::App& parent) {
   CLI::App* const app =
       parent.add_subcommand("convert", "Imports a checkpoint of DeepSpeed (ZeRO 1 to 3, universal) or PyTorch DCP");

@@ -8,7 +8,7 @@
 
 namespace zeroshard::cli {
 
-// The value for `name`. Throws ValueError with the option, the choices and the nearest of them.
+// Returns the value for `name`. Throws ValueError with the option, the choices and the choice most like `name`.
 template <typename Value>
 const Value& choose(const std::map<std::string, Value>& choices, const std::string& name, const std::string& option) {
   const auto found = choices.find(name);

@@ -7,7 +7,8 @@ namespace CLI {
 class App;
 }
 
-// The subcommands of `zeroshard`, one per file. Each adds itself to the program; its callback does the work.
+// Declares the subcommands of `zeroshard`, which are implemented in one file each. Each function adds its subcommand to
+// the program. The subcommand's callback does the work.
 namespace zeroshard::cli {
 
 void add_config_command(CLI::App& app);
@@ -20,7 +21,7 @@ void add_tokenize_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 void add_generate_command(CLI::App& app);
 
-// The command line without a `--` before the script of `run`, where CLI11 would end the subcommand.
+// Returns the command line without a `--` before the script of `run`, because CLI11 would end the subcommand there.
 std::vector<char*> without_separator(const CLI::App& app, std::vector<char*> arguments);
 
 }  // namespace zeroshard::cli

@@ -33,7 +33,7 @@ std::string hex(uint64_t value) {
   return out.str();
 }
 
-// By what the ranks run on.
+// Returns why ranks would refuse the configuration, by the device they run on.
 Json refusals(const Config& config) {
   Json json = Json::object();
   for (const bool on_device : {true, false})

@@ -1,4 +1,4 @@
-// `zeroshard doctor`: what this host gives to offload. Measures, and leaves nothing behind.
+// `zeroshard doctor`: measures what this host offers for offloading, and leaves nothing behind.
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
@@ -56,7 +56,7 @@ Diagnosis examine(const DoctorArguments& arguments) {
   DiskProbeOptions options;
   options.seconds = arguments.seconds;
   options.ring = &kernel_ring();
-  if (!arguments.path.empty()) {  // first: a wrong path is told at once
+  if (!arguments.path.empty()) {  // first, so that a wrong path is reported at once
     try {
       found.disk = probe_disk(arguments.path, options, posix_io());
     } catch (const IoError& error) {

@@ -1,4 +1,4 @@
-// `zeroshard generate`: text from the model of a Hugging Face directory, without Python.
+// `zeroshard generate`: writes text with the model of a Hugging Face directory, without Python.
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
@@ -19,17 +19,17 @@ struct RanksArguments {
   int nproc = 1;
 };
 
-// The command line of a rank: what was given here, except --nproc.
+// Returns the command line of a rank: the options given to this command, except --nproc.
 std::vector<std::string> rank_argv(const CLI::App& command, const std::string& directory) {
   std::vector<std::string> argv = {torch_program(), "generate"};
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
     if (name == "DIR" || name == "--nproc") continue;
     for (const std::string& value : option->results()) {
-      if (value.starts_with('-'))  // which would be read as an option
+      if (value.starts_with('-'))  // otherwise it would be read as an option
         argv.push_back(name + "=" + value);
       else
-        argv.insert(argv.end(), {name, value});  // NAME= would be read as without a value
+        argv.insert(argv.end(), {name, value});  // NAME= would be read as an option without a value
     }
   }
   argv.insert(argv.end(), {"--", directory});

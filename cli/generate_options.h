@@ -9,7 +9,7 @@ class App;
 
 namespace zeroshard::cli {
 
-// What `zeroshard generate` and its ranks take on the command line.
+// The command line of `zeroshard generate` and of its ranks.
 struct GenerateArguments {
   std::string directory, prompt, dtype = "F32", device = "auto";
   GenerateOptions options;
@@ -18,7 +18,7 @@ struct GenerateArguments {
 // `arguments` must live as long as `app`.
 void add_generate_options(CLI::App& app, GenerateArguments& arguments);
 
-// Throws ValueError unless `directory` is one.
+// Throws ValueError unless `directory` is a directory.
 void check_model_directory(const std::string& directory);
 
 }  // namespace zeroshard::cli

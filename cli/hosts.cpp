@@ -30,12 +30,14 @@
 namespace zeroshard::cli {
 namespace {
 
-// Options of the job as a whole; each host gets its own values of the first ones.
+// Options of the job as a whole, which are not passed on as they were given. Each host gets its own values of the first
+// ones.
 constexpr std::array kOfTheJob{"nproc",       "num_gpus",      "nnodes",   "node_rank", "master_addr",
                                "master_port", "job",           "hostfile", "include",   "exclude",
                                "launcher",    "launcher_args", "ssh_port", "from-stdin"};
 
-// Beside those of .deepspeed_env: DeepSpeed's, and what zeroshard, torch and Python read.
+// Prefixes of the variables that each host gets besides those of .deepspeed_env: those that DeepSpeed hands over, and
+// those that zeroshard, torch and Python read.
 constexpr std::array kHandedOver{"MLFLOW", "PYTHON",      "MV2",        "UCX",   "NCCL", "LD_LIBRARY",
                                  "PATH",   "VIRTUAL_ENV", "ZEROSHARD_", "GLOO_", "OMP_", "TORCH_"};
 
@@ -43,7 +45,7 @@ std::string hostfile_line(const HostArguments& arguments, const JobHost& host) {
   return concat("hostfile '", arguments.hostfile, "', line ", host.line);
 }
 
-// ssh logs in as USER, also here.
+// For a name USER@HOST, ssh has to log in as USER, even on this host.
 bool is_here(const JobHost& host) {
   return host.name == host.host() && is_this_host(host.host());
 }
@@ -104,19 +106,19 @@ std::string own_path() {
   return path;
 }
 
-// How long a connection may be silent. Less than a few seconds ends healthy hosts, and without any limit lost ones
-// stay.
+// Returns how long a connection may be silent. Less than a few seconds would end healthy hosts. Without a limit, lost
+// hosts would stay.
 double patience_s(const LaunchOptions& options) {
   return options.stall_timeout_s == 0 ? 60 : std::clamp(options.stall_timeout_s, 5.0, 3600.0);
 }
 
-// The user's own arguments come first: ssh takes the first value of an option.
+// The user's own arguments come first, because ssh takes the first value of an option.
 std::vector<std::string> reach_by_ssh(const JobHost& host, const HostArguments& arguments,
                                       const LaunchOptions& options) {
   std::vector<std::string> argv{find_in_path("ssh")};
   ZS_CHECK(!argv[0].empty(), "there is no ssh in PATH, by which the hosts of '", arguments.hostfile, "' are started");
   for (const std::string& word : ssh_words(arguments.launcher_args)) argv.push_back(word);
-  const int interval_s = static_cast<int>(std::ceil(patience_s(options) / 5));  // five without an answer end it
+  const int interval_s = static_cast<int>(std::ceil(patience_s(options) / 5));  // five without an answer end ssh
   for (const std::string& option : {std::string("BatchMode=yes"), std::string("ConnectTimeout=10"),
                                     std::string("ControlMaster=no"), std::string("ControlPath=none"),
                                     concat("ServerAliveInterval=", interval_s), std::string("ServerAliveCountMax=4")}) {
@@ -129,7 +131,7 @@ std::vector<std::string> reach_by_ssh(const JobHost& host, const HostArguments& 
   return argv;
 }
 
-// As they were given, by their long names.
+// Returns the options as they were given, by their long names.
 std::vector<std::string> common_options(const CLI::App& run) {
   std::vector<std::string> words;
   for (const CLI::Option* option : run.get_options()) {
@@ -151,7 +153,7 @@ std::string slots_option(const JobHost& host, const HostArguments& arguments, in
   return "--include=localhost:" + list;
 }
 
-// DeepSpeed's file of lines NAME=VALUE, which is looked for at home and in the current folder.
+// Reads DeepSpeed's file of lines NAME=VALUE. Looks for it in the home directory and in the current one.
 void add_environment_file(std::vector<std::string>& variables) {
   const char *name = std::getenv("DS_ENV_FILE"), *home = std::getenv("HOME");
   const bool is_named = name != nullptr && *name != 0;
@@ -173,7 +175,7 @@ void add_environment_file(std::vector<std::string>& variables) {
       const size_t first = line.find_first_not_of(" \t"), equals = line.find('=');
       if (first == line.npos || line[first] == '#') continue;
       ZS_CHECK(equals != line.npos && equals > 0 && line.find('\0') == line.npos, path.string(), ", line ", number,
-               " is not NAME=VALUE");  // it may be a secret
+               " is not NAME=VALUE");  // the line is not shown, because it may be a secret
       variables.push_back(line);
     }
   }
@@ -232,7 +234,7 @@ std::vector<JobHost> other_hosts(const HostArguments& arguments) {
     hosts.resize(size_t(*arguments.num_nodes));
   }
   check_launcher(arguments.launcher);
-  ssh_words(arguments.launcher_args);  // an error in them, before anything starts
+  ssh_words(arguments.launcher_args);  // refuses wrong words before anything starts
   check_apart(hosts, arguments);
   return hosts;
 }
@@ -244,7 +246,7 @@ int run_on_hosts(const CLI::App& run, const std::vector<JobHost>& hosts, const H
   of_all.nproc = ranks;
   of_all.nnodes = static_cast<int>(hosts.size());
   of_all.argv = run.remaining();
-  check_launch_options(of_all);  // once, before it is an error on each
+  check_launch_options(of_all);  // reports an error once, instead of once on each host
   const std::string master = address_of(hosts[0], arguments), job = options.job.empty() ? random_name() : options.job;
   const std::vector<std::string> common = common_options(run), script = run.remaining();
   HostOrder order{.version = kVersion,

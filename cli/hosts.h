@@ -12,10 +12,10 @@ namespace zeroshard {
 struct LaunchOptions;
 }
 
-// `zeroshard run --hostfile`: one command for a job of several hosts.
+// Implements `zeroshard run --hostfile`, which starts a job on several hosts with one command.
 namespace zeroshard::cli {
 
-// Which hosts, and how they are reached, in DeepSpeed's words.
+// Options that say which hosts run the job and how they are reached. They have DeepSpeed's names.
 struct HostArguments {
   std::string hostfile, include, exclude, launcher = "ssh", launcher_args;
   std::optional<int> num_nodes, node_rank, num_gpus, nproc, ssh_port;
@@ -25,11 +25,10 @@ struct HostArguments {
 // Adds --launcher, --launcher_args and --ssh_port.
 void add_host_options(CLI::App& run, HostArguments& arguments);
 
-// The hosts of a job that is to be started on several, or on another one; none if it runs on this host alone. Throws
-// ValueError.
+// Returns the hosts on which a job is to be started; none if the job runs only on this host. Throws ValueError.
 std::vector<JobHost> other_hosts(const HostArguments& arguments);
 
-// Starts the job on `hosts` with the options of `run` that are not about hosts. Returns its exit code.
+// Starts the job on `hosts`, with the options of `run` that do not concern hosts. Returns the job's exit code.
 int run_on_hosts(const CLI::App& run, const std::vector<JobHost>& hosts, const HostArguments& arguments,
                  const LaunchOptions& options);
 

@@ -12,7 +12,7 @@ namespace {
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr const char* kSeconds = "seconds >= 0";
 
-// `told_max`: the message names the upper limit even if it is only that of int.
+// `told_max`: the message names the upper limit, even if it is only the limit of int.
 std::string describe(IntRange range, bool told_max) {
   std::string text = "a whole number >= " + std::to_string(range.min);
   if (told_max) text += " and <= " + std::to_string(range.max);

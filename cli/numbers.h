@@ -10,8 +10,8 @@ namespace CLI {
 class App;
 }
 
-// Options with numeric values. They are parsed here, not by CLI11, so that messages about wrong values have the
-// option's name, its value and what is expected.
+// Adds options with numeric values. This code parses them instead of CLI11, so that messages about wrong values have
+// the option's name, its value and what is expected.
 namespace zeroshard::cli {
 
 struct IntRange {
@@ -20,21 +20,22 @@ struct IntRange {
 
 inline constexpr IntRange kRanksPerHost{.min = 1, .max = kMaxRanksPerHost};
 
-// Throws ValueError.
+// Returns the number in `text`. Throws ValueError.
 int parse_int(const std::string& option, const std::string& text, IntRange range);
 
-// Adds an option whose value is passed to `set`. Parsing the command line throws ValueError if it is out of `range`.
+// Adds an option that passes its value to `set`. Parsing the command line throws ValueError if the value is out of
+// `range`.
 void add_int(CLI::App& app, const std::string& names, IntRange range, std::function<void(int)> set,
              const std::string& help);
 
-// The same with a variable, which must live as long as `app`.
+// Adds an option that sets a variable, which must live as long as `app`.
 template <typename Value>
 void add_int(CLI::App& app, const std::string& names, IntRange range, Value& value, const std::string& help) {
   add_int(
       app, names, range, [&value](int given) { value = given; }, help);
 }
 
-// At least 0, and finite.
+// Adds an option for a time of at least 0, and finite. `value` must live as long as `app`.
 void add_seconds(CLI::App& app, const std::string& names, double& value, const std::string& help);
 
 }  // namespace zeroshard::cli

@@ -1,4 +1,4 @@
-// `zeroshard plan`: bytes per rank before anything is allocated.
+// `zeroshard plan`: predicts bytes per rank before anything is allocated.
 #include "zeroshard/plan.h"
 
 #include <CLI/CLI.hpp>
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kLongestSequence = 1 << 30;
 
-// What the activations, and the time of a step, are of.
+// The options that describe a micro-batch, for activations and for the time of a step.
 struct BatchArguments {
   std::optional<int> batch, sequence_length, sequence_parallel;
   bool checkpoint_activations = false, tile = false;
@@ -33,10 +33,10 @@ struct BatchArguments {
 
 struct MemoryArguments {
   std::string device, device_overhead, host;
-  bool gpu = false;  // also where the configuration asks for files
+  bool gpu = false;  // also set if the configuration asks for files
 };
 
-// The configuration that is read, and the one that is written.
+// The configuration file to read, and the file to write.
 struct ConfigArguments {
   std::string path, write, nvme_path;
 };
@@ -101,7 +101,7 @@ void note_offload(const Config& config, PlanInputs& inputs) {
 void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = *arguments.world_size;
-  // The highest one that is planned has everything that a file may ask for.
+  // The highest planned stage supports everything that a file may ask for.
   if (!inputs.stages.empty()) context.stage = inputs.stages.back();
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
   const ParsedConfig parsed = load_config(arguments.config.path, context);
@@ -126,7 +126,7 @@ void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   note_offload(config, inputs);
 }
 
-// A number alone is bytes, and so few are those of no device.
+// A number without a unit is in bytes. No device has so few bytes, so a unit was probably forgotten.
 double parse_device_bytes(const std::string& option, const std::string& text) {
   const double bytes = parse_bytes(text);
   const bool has_unit = text.find_first_not_of("0123456789.") != text.npos;
@@ -224,7 +224,7 @@ MemoryLimits limits_of(const PlanInputs& inputs) {
   return {limit(inputs.device_bytes), limit(inputs.host_bytes)};
 }
 
-// What an engine would choose for "auto", within what is known here.
+// Makes the choice that an engine would make for "auto", with the limits that are known here.
 void choose_offload(PlanInputs& inputs) {
   if (!inputs.config || !has_auto_offload(*inputs.config)) return;
   const bool on_device = inputs.options.on_device;
@@ -240,19 +240,19 @@ void choose_offload(PlanInputs& inputs) {
   inputs.config = choices[choice.index];
 }
 
-// The largest share of a limit that a rank needs: above 1 it does not fit.
+// Returns the largest share of a limit that a rank needs. It does not fit if the share is above 1.
 double share_of_limits(const MemoryNeeds& needs, const MemoryLimits& limits) {
   return std::max(limits.device ? needs.device / limits.device->bytes : 0,
                   limits.host ? needs.host / limits.host->bytes : 0);
 }
 
-// The longest sequence of which the activations fit; 0 if none does.
+// Returns the length of the longest sequence whose activations fit; 0 if none fits.
 int64_t longest_sequence(PlanInputs inputs, const PlannedBytes& bytes, const MemoryLimits& limits, bool on_device) {
   const auto fits = [&](int64_t length) {
     inputs.activations->sequence_length = length;
     return passed_limits(inputs.memory_needs(bytes), limits, on_device).empty();
   };
-  const int64_t none = inputs.activations->sequence_parallel - 1;  // each rank has a token at least
+  const int64_t none = inputs.activations->sequence_parallel - 1;  // each rank has at least one token
   int64_t longest = none, too_long = kLongestSequence + 1;
   while (too_long - longest > 1) {
     const int64_t length = longest + (too_long - longest) / 2;
@@ -290,7 +290,7 @@ void run(const PlanArguments& arguments) {
   const std::vector<StagePlan> plans = plan_stages(inputs);
   const std::optional<Recommendation> recommended = recommend(inputs, plans);
   const ConfigArguments& config = arguments.config;
-  if (config.write != "-")  // which is for the file alone
+  if (config.write != "-")  // with "-", standard output has only the configuration
     arguments.json ? print_plan_json(inputs, plans, recommended) : print_plan_table(inputs, plans, recommended);
   if (!config.write.empty()) write_recommended(config.write, recommended, {inputs, config.path, config.nvme_path});
 }

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Three digits at least, without a misleading 0.00 for small models.
+// Shows at least three digits, so that small models have no misleading 0.00.
 std::string gigabytes(double bytes, double unit = 1e9) {
   const double value = bytes / unit;
   if (value == 0) return "-";
@@ -28,7 +28,7 @@ std::string not_counted(const PlanInputs& inputs) {
   return "Not counted: temporary memory of operators, LibTorch and the driver.";
 }
 
-// What the activations are of.
+// Describes the micro-batch whose activations are counted.
 std::string describe_activations(const ActivationOptions& options) {
   const std::string shared = options.sequence_parallel == 1
                                  ? ""
@@ -43,11 +43,11 @@ std::string describe_activations(const ActivationOptions& options) {
 
 bool has_swap(const PlanInputs& inputs) {
   const PlanOptions& options = inputs.options;
-  if (options.on_device) return false;  // among what lies on the host
+  if (options.on_device) return false;  // they count as host memory already
   return options.state_tier == Tier::kFile || options.parameter_tier == Tier::kFile || options.activations_in_files;
 }
 
-// Of the stage that needs most.
+// Returns the bytes of the stage that needs most.
 double staging(const PlanInputs& inputs) {
   double bytes = 0;
   for (const int stage : inputs.stages) {
@@ -58,11 +58,11 @@ double staging(const PlanInputs& inputs) {
   return bytes;
 }
 
-// The parts of the 16 (or other) bytes per parameter.
+// Explains the parts of the 16 (or other) bytes per parameter.
 std::string convention(const PlanInputs& inputs) {
   PlanOptions whole = inputs.at_stage(0);
   whole.world_size = 1;
-  PlanOptions plain = whole;  // gradients stay as they go on the wire
+  PlanOptions plain = whole;  // gradients keep the dtype in which they travel
   plain.grad_accumulation_steps = 1;
   plain.grad_dtype.reset();
   const PlannedBytes bytes = plan_count(1, plain);
@@ -83,7 +83,8 @@ std::string convention(const PlanInputs& inputs) {
   return line;
 }
 
-// "17.5 GB of the 24 GB of a device, and 122 GB of the 2000 GB of the host": of the tiers that have a limit.
+// Returns for example "17.5 GB of the 24 GB of a device, and 122 GB of the 2000 GB of the host". Includes only tiers
+// that have a limit.
 std::string describe_needs(const PlanInputs& inputs, const MemoryNeeds& needs) {
   const auto of_limit = [](double need, double limit) {
     const std::string needed = need > 0 ? gigabytes(need) : "0", allowed = gigabytes(limit);
@@ -122,7 +123,7 @@ std::string describe_advice(const PlanInputs& inputs, const FitReport& fit,
          describe_needs(inputs, recommended->needs) + ". --write FILE writes it.";
 }
 
-// What a GPU holds beside the total.
+// Describes the memory that a GPU needs besides the total.
 std::string describe_overhead(const PlanInputs& inputs) {
   if (!inputs.device_overhead)
     return "Not counted on a GPU: the device's context and the collectives' own buffers (--device-overhead adds them).";
@@ -136,7 +137,7 @@ void print_row(const char* name, const std::vector<StagePlan>& plans, const auto
   std::cout << "\n";
 }
 
-// What lies outside the device, if anything does.
+// Prints the bytes that are not on the device, if there are any.
 void print_tier(const std::string& name, const std::vector<StagePlan>& plans, PlannedTier PlannedBytes::*tier) {
   const auto is_used = [tier](const StagePlan& plan) { return (plan.bytes.*tier).total() > 0; };
   if (std::none_of(plans.begin(), plans.end(), is_used)) return;
@@ -151,7 +152,7 @@ void print_tier(const std::string& name, const std::vector<StagePlan>& plans, Pl
   print_row((name + ": total").c_str(), plans, [&](const PlannedBytes& bytes) { return (bytes.*tier).total(); });
 }
 
-// As a part of a line: ": the longest sequence that fits has 12345 tokens".
+// Returns the end of a line: ": the longest sequence that fits has 12345 tokens".
 std::string describe_longest(const StagePlan& plan) {
   if (!plan.longest_sequence) return "";
   if (*plan.longest_sequence == 0) return "; no sequence fits";
@@ -231,7 +232,7 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
 
 namespace {
 
-// Whole bytes as JSON integers.
+// Makes whole bytes JSON integers.
 Json number(double value) {
   return value == std::floor(value) ? Json(int64_t(value)) : Json(value);
 }

@@ -28,7 +28,7 @@ Json optimizer_of(const std::string& name) {
   return json;
 }
 
-// A new file makes a configuration of what was planned without one. The learning rate is no part of a plan.
+// Makes a configuration for a plan that was made without a configuration file. The learning rate is no part of a plan.
 Json new_file(const PlanInputs& inputs) {
   const int64_t batch = inputs.activations ? inputs.activations->batch : inputs.micro_batch;
   Json json{{"train_micro_batch_size_per_gpu", batch}, {"gradient_accumulation_steps", 1}};
@@ -48,7 +48,7 @@ Json file_to_change(const RecommendedFrom& from) {
   return json;
 }
 
-// A flat key of the same name would have no effect beside it.
+// Erases a flat key of the same name, because it would have no effect beside the nested one.
 void set(Json& json, const std::string& path, const Json& value) {
   json.erase(path);
   std::string pointer = "/" + path;
@@ -57,7 +57,7 @@ void set(Json& json, const std::string& path, const Json& value) {
   json[Json::json_pointer(pointer)] = value;
 }
 
-// A run would choose for itself, by the limits that it finds.
+// Replaces "auto", because a run would choose by the limits that it finds.
 void name_chosen(Json& json, const Config& chosen) {
   const std::pair<const char*, OffloadDevice> places[] = {{"offload_optimizer", chosen.offload_optimizer.device},
                                                           {"offload_param", chosen.offload_param.device}};
@@ -79,7 +79,7 @@ void name_directories(Json& json, const RecommendedFrom& from) {
   }
 }
 
-// Reads the file as a run does, and throws ValueError where it needs other memory than was planned.
+// Parses the text as a run does. Throws ValueError if the configuration needs other memory than was planned.
 void check_meaning(const std::string& text, const Recommendation& recommended, const PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = recommended.change.options.world_size;

@@ -5,21 +5,22 @@
 
 #include "plan_output.h"
 
-// The one configuration that `zeroshard plan` recommends, and its file.
+// Chooses the one configuration that `zeroshard plan` recommends, and writes it to a file.
 namespace zeroshard::cli {
 
-// The lowest planned stage that fits, or the smallest change with which one does. Nothing where nothing fits, or where
-// no limit is known and several stages are planned.
+// Returns the lowest planned stage that fits, or the smallest change with which a stage fits. Returns nothing if
+// nothing fits, or if no limit is known and several stages are planned.
 std::optional<Recommendation> recommend(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
 
-// A written configuration is made of these.
+// The inputs from which a recommended configuration is written.
 struct RecommendedFrom {
   const PlanInputs& inputs;
-  std::string config_path;  // the file that it changes; "": a new one
-  std::string nvme_path;    // of swap files, where it asks for some and the file names no directory; "": not given
+  std::string config_path;  // the file that it changes; "" for a new file
+  // Directory of swap files, for a configuration that needs one and names none; "" if the user gives no directory.
+  std::string nvme_path;
 };
-// Writes it as JSON; to standard output where `path` is "-". Throws ValueError where there is none, or where it would
-// not mean what was planned.
+// Writes the recommendation as JSON, to standard output if `path` is "-". Throws ValueError if there is no
+// recommendation, or if the file would not mean what was planned.
 void write_recommended(const std::string& path, const std::optional<Recommendation>& recommended,
                        const RecommendedFrom& from);
 

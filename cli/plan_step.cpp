@@ -23,7 +23,7 @@ std::optional<double> bytes_per_second(const char* option, const std::string& te
   return rate(option, text, bytes_in(text));
 }
 
-// plan_step() names rates as its caller does; people know options.
+// Checks the rates here, because plan_step() would name its own arguments, but users know the options.
 PlannedStep planned(const PlanInputs& inputs, const PlanOptions& at) {
   const MachineRates& rates = *inputs.rates;
   const PlannedBytes bytes = inputs.plan(at);

@@ -10,7 +10,7 @@ namespace CLI {
 class App;
 }
 
-// How long a step takes: the options of `zeroshard plan` that ask for it, and how it is printed.
+// Estimates the time of a step: adds the options of `zeroshard plan` that ask for the time, and prints it.
 namespace zeroshard::cli {
 
 struct RateArguments {
@@ -18,7 +18,8 @@ struct RateArguments {
 };
 void add_rate_options(CLI::App& plan, RateArguments& rates);
 
-// Nothing where no rate is given. Throws ValueError for a rate that is none, or without the sizes of a micro-batch.
+// Returns nothing if no rate is given. Throws ValueError for a value that is no rate, and if the sizes of a micro-batch
+// are missing.
 std::optional<MachineRates> read_rates(const RateArguments& rates, const PlanInputs& inputs);
 
 std::string describe_step(const PlanInputs& inputs, const PlanOptions& at);

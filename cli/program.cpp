@@ -24,7 +24,8 @@ int report(const std::string& message, int code) {
   return code;
 }
 
-// A full disk, or a descriptor that is only for reading.
+// Reports output that could not be written, for example because of a full disk or a descriptor that is only for
+// reading.
 int check_output() {
   errno = 0;
   bool written = bool(std::cout.flush());
@@ -34,8 +35,8 @@ int check_output() {
   return report("standard output cannot be written" + reason, kFailure);
 }
 
-// A value that is empty would be read as 0, or as if the option were not given. Not for required options, whose
-// commands say what they need.
+// Refuses empty values, which would be read as 0, or as if the option were not given. Leaves out required options,
+// because their commands say what they need.
 void refuse_empty_values(CLI::App& app) {
   const auto check = [](const std::string& text) { return std::string(text.empty() ? kNoValue : ""); };
   for (CLI::Option* option : app.get_options())
@@ -48,13 +49,13 @@ void refuse_empty_values(CLI::App& app) {
 
 int run_program(CLI::App& app, int argc, const char* const* argv) {
   open_standard_streams();
-  ::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of the write then
+  ::signal(SIGXFSZ, SIG_IGN);  // so that exceeding a limit on file sizes is an error of the write
   refuse_empty_values(app);
   try {
     app.parse(argc, argv);
     return check_output();
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) {  // --help, --version
+    if (error.get_exit_code() == 0) {  // for --help and --version
       app.exit(error);
       return check_output();
     }

@@ -4,11 +4,11 @@ namespace CLI {
 class App;
 }
 
-// How the programs of this folder and of cli_torch/ run a subcommand, and end.
+// Runs a subcommand of the programs in this folder and in cli_torch/. The callback reports its end like this:
 //   wrong input:   throw zeroshard::ValueError or ConfigError; the message goes to stderr and the exit code is 2
 //   other errors:  throw; exit code 1
 //   another code:  throw Exit{code}
-// Output of a successful command to std::cout is its result: if it cannot be written, that is an error.
+// A successful command writes its result to std::cout. If the result cannot be written, that is an error, too.
 namespace zeroshard::cli {
 
 struct Exit {

@@ -26,13 +26,14 @@ namespace {
 struct RunArguments {
   HostArguments hosts;
   std::string each_rank_log, bind_core_list;
-  LaunchOptions launch;  // from the other options
+  LaunchOptions launch;  // set from the other options
   bool bind_cores = false, from_stdin = false;
   bool module = false, no_python = false, no_deepspeed = false;
-  bool add_local_rank = false, no_local_rank = false;  // the second one wins
+  bool add_local_rank = false, no_local_rank = false;  // no_local_rank wins
 };
 
-// DeepSpeed's launcher picks GPUs 0 to N-1; on a host without any, the ranks run on its CPUs.
+// Returns the number of ranks for --num_gpus. DeepSpeed's launcher picks GPUs 0 to N-1. On a host without GPUs, the
+// ranks run on CPUs.
 int ranks_for_gpus(int wanted) {
   const int gpus = count_gpus();
   if (wanted <= gpus) return wanted;
@@ -54,7 +55,7 @@ void set_search_paths(bool with_deepspeed) {
   }
 }
 
-// Leaves the chosen GPUs visible to the ranks, one for each.
+// Makes only the chosen GPUs visible to the ranks. Returns their number, one rank for each.
 int choose_gpus(const RunArguments& arguments) {
   const std::vector<std::string> chosen = chosen_gpus(arguments.hosts.include, arguments.hosts.exclude, visible_gpus());
   std::string list;
@@ -84,7 +85,7 @@ std::vector<int> cores_of(const RunArguments& arguments) {
   return arguments.bind_cores ? usable_cpus() : std::vector<int>{};
 }
 
-// SCRIPT and its arguments.
+// Returns SCRIPT and its arguments.
 std::vector<std::string> script_of(const CLI::App& app) {
   std::vector<std::string> rest = app.remaining();
   if (rest.empty()) throw ValueError("which script? zeroshard run [OPTIONS] SCRIPT [ARGS...]");
@@ -180,9 +181,9 @@ std::vector<char*> without_separator(const CLI::App& app, std::vector<char*> arg
       arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i));
       return arguments;
     }
-    if (!argument.starts_with('-')) return arguments;  // the script: what follows is its own
+    if (!argument.starts_with('-')) return arguments;  // the script; the words after it are its own
     const CLI::Option* option = run->get_option_no_throw(argument);
-    if (option != nullptr && option->get_expected_min() > 0) ++i;  // its value
+    if (option != nullptr && option->get_expected_min() > 0) ++i;  // skips the option's value
   }
   return arguments;
 }

@@ -34,7 +34,7 @@ std::optional<int> number(std::string_view text) {
   return value;
 }
 
-// The place of `slot` in `visible`.
+// Returns the index of `slot` in `visible`.
 size_t place_of(const std::string& slot, const std::vector<std::string>& visible, const std::string& option) {
   auto found = std::find(visible.begin(), visible.end(), slot);
   const std::optional<int> index = number(slot);
@@ -47,7 +47,7 @@ size_t place_of(const std::string& slot, const std::vector<std::string>& visible
   return size_t(found - visible.begin());
 }
 
-// Which of `visible` a filter like "localhost:0,2" names; without slots, all.
+// Returns which entries of `visible` a filter like "localhost:0,2" names. A filter without slots names all.
 std::vector<bool> named(const std::string& filter, const std::vector<std::string>& visible, const std::string& option) {
   std::vector<bool> result(visible.size(), false);
   for (const std::string& node : split(filter, '@')) {

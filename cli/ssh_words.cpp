@@ -39,7 +39,7 @@ std::vector<std::string> words_of(std::string_view text) {
   return words;
 }
 
-// Whether the next word is the value of this one.
+// Returns whether the next word is the value of this one.
 bool takes_next(const std::string& word) {
   const bool is_option = word.size() > 1 && word[0] == '-';
   for (size_t i = 1; is_option && i < word.size(); ++i) {

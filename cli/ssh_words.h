@@ -4,8 +4,9 @@
 
 namespace zeroshard::cli {
 
-// The words of --launcher_args, cut as a POSIX shell cuts and unquotes them, without expansions. Throws ValueError
-// unless each is an option of ssh, or its value, that leaves the host, the command and the streams of ssh to zeroshard.
+// Splits and unquotes --launcher_args as a POSIX shell does, but without expansions. Throws ValueError unless each word
+// is an option of ssh, or an option's value, that does not change the host, the command or the streams of ssh, because
+// zeroshard sets them.
 std::vector<std::string> ssh_words(const std::string& text);
 
 }  // namespace zeroshard::cli

@@ -10,7 +10,7 @@ struct LaunchOptions;
 
 namespace zeroshard::cli {
 
-// Adds the options for watching, ending and restarting ranks; all commands that start ranks have the same ones. The
+// Adds the options for watching, ending and restarting ranks. All commands that start ranks have the same ones. The
 // values go to `options`, which must live as long as `app`.
 void add_supervisor_options(CLI::App& app, LaunchOptions& options);
 

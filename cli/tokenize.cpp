@@ -19,22 +19,23 @@
 namespace zeroshard::cli {
 namespace {
 
-// A signal handler can access nothing else. 0, or the signal that asked to stop.
+// The signal that asked to stop; 0 if none has come. It is global, because a signal handler can access nothing else.
 std::atomic<int> caught_signal{0};
 std::atomic<bool> stop{false};
 
-// A signal that comes just before a call waits for input does not end that call. So an alarm follows every second.
+// Sets an alarm, which repeats every second, because a signal that comes just before a call waits for input does not
+// end that call.
 extern "C" void on_signal(int signal) {
   if (signal != SIGALRM) caught_signal = signal;
   stop = true;
   ::alarm(1);
 }
 
-// So that temporary files are deleted. A second signal ends the process at once.
+// Handles signals, so that temporary files are deleted. A second signal ends the process at once.
 void stop_on_signals() {
   struct sigaction action {};
   action.sa_handler = on_signal;
-  action.sa_flags = int(SA_RESETHAND);  // and no SA_RESTART: waiting for input ends
+  action.sa_flags = int(SA_RESETHAND);  // without SA_RESTART, so that a signal ends waiting for input
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction before {};
     if (::sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
@@ -63,7 +64,7 @@ void print_report(const TokenizeReport& report, const std::string& output) {
 // Throws ValueError if the tokens would replace a file that load_tokenizer() reads.
 void check_output_is_not_of_tokenizer(const TokenizeArguments& arguments) {
   namespace fs = std::filesystem;
-  std::error_code missing;  // then it is not the same
+  std::error_code missing;  // on an error, the file is not the same
   const fs::path given(arguments.tokenizer);
   const fs::path directory = fs::is_directory(given, missing) ? given : given.parent_path();
   std::vector<fs::path> files = {given};

@@ -13,7 +13,7 @@
 namespace zeroshard::cli {
 namespace {
 
-// Valid as long as `argv` is.
+// Returns pointers that are valid as long as `argv`.
 std::vector<char*> pointers_to(const std::vector<std::string>& argv) {
   std::vector<char*> pointers;
   for (const std::string& argument : argv) pointers.push_back(const_cast<char*>(argument.c_str()));

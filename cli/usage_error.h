@@ -8,13 +8,13 @@ class ParseError;
 
 namespace zeroshard::cli {
 
-// What a check of an option says of a value that is empty, for explain().
+// The message of an option's check for an empty value. explain() recognises it.
 inline constexpr const char* kNoValue = "has no value";
 
 // Explains why `app` refused the command line with `error`: the word, its place, and what to do.
 std::string explain(const CLI::App& app, const CLI::ParseError& error);
 
-// "unknown option '--nprocs'; did you mean '--nproc'?" for a word that is no option of `app`.
+// Returns for example "unknown option '--nprocs'; did you mean '--nproc'?", for a word that is no option of `app`.
 std::string unknown_option(const CLI::App& app, const std::string& word);
 
 }  // namespace zeroshard::cli
