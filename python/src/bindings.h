@@ -1,7 +1,7 @@
 #pragma once
 #include <torch/csrc/utils/pybind.h>
 
-// One function per public header; each adds names to the module and no logic.
+// Declares one function per public header of the core. Each adds names to the Python module, and no logic.
 namespace zeroshard {
 
 namespace py = pybind11;

@@ -27,14 +27,15 @@ at::ScalarType scalar_type(const py::object& dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
-// The lock of the interpreter guards it. It is never destroyed: the interpreter may have gone by then.
+// The last interrupt that a Python callback raised, which the interpreter's lock guards. It is never destroyed, because
+// the interpreter may be gone at exit.
 py::object& kept_interrupt() {
   static auto* const kept = new py::object(py::none());
   return *kept;
 }
 
-// What a Python callback raised, in the core's terms, so that it is told to every rank and not taken for damage of a
-// file.
+// Throws an error that a Python callback raised as an error of the core, so that every rank hears of it and a reader
+// does not take it for a damaged file.
 [[noreturn]] void throw_as_own(const py::error_already_set& error) {
   const py::gil_scoped_acquire gil;
   const auto text_of = [](const py::handle& value) {
@@ -61,12 +62,13 @@ std::function<Result(Args...)> with_own_errors(std::function<Result(Args...)> ca
   };
 }
 
-// What interrupted a callback of this process last (a KeyboardInterrupt, say); None if nothing has since the last call.
+// Returns the exception that last interrupted a callback of this process (such as a KeyboardInterrupt), and forgets it;
+// None if there was none since the last call.
 py::object take_interrupt() {
   return std::exchange(kept_interrupt(), py::none());
 }
 
-// A path may hold bytes that are no UTF-8.
+// A path may contain bytes that are not UTF-8.
 std::vector<std::pair<std::string, py::object>> half_loaded(const Engine& engine) {
   std::vector<std::pair<std::string, py::object>> result;
   for (const auto& [param, path] : engine.half_loaded()) {

@@ -6,8 +6,8 @@
 namespace zeroshard {
 namespace {
 
-// A message may hold bytes that are no UTF-8 (a path, or text cut in the middle of a character), which pybind11's own
-// translation turns into a UnicodeDecodeError.
+// Raises the error with a message that may contain bytes that are not UTF-8 (a path, or text cut in the middle of a
+// character). pybind11's own translation would raise a UnicodeDecodeError.
 void raise(const char* name, const std::exception& error) {
   const std::string what = error.what();
   const auto text =
@@ -40,17 +40,17 @@ void translate(std::exception_ptr pointer) {
 void bind_errors(py::module_& m) {
   m.attr("__version__") = kVersion;
   const auto error = py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
-  // A ValueError of ours is also Python's, so that `except ValueError` works.
+  // Our ValueError is also Python's, so that `except ValueError` works.
   const py::tuple bases = py::make_tuple(error, py::handle(PyExc_ValueError));
   const auto value_error = py::register_exception<ValueError>(m, "ValueError", bases);
   py::register_exception<ConfigError>(m, "ConfigError", value_error);
   py::register_exception<CommError>(m, "CommError", error);
-  // And an IoError Python's OSError.
+  // Our IoError is also Python's OSError.
   const py::tuple io_bases = py::make_tuple(error, py::handle(PyExc_OSError));
   py::register_exception<IoError>(m, "IoError", io_bases);
   py::register_exception<StateError>(m, "StateError", error);
   py::register_exception<InternalError>(m, "InternalError", error);
-  py::register_exception_translator(&translate);  // the last one comes first
+  py::register_exception_translator(&translate);  // pybind11 calls the translator that was registered last first
 }
 
 }  // namespace zeroshard

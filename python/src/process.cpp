@@ -15,8 +15,8 @@
 namespace zeroshard {
 namespace {
 
-// Python runs handlers in its main thread alone. Others must not even ask: a process that ends gives them its lock no
-// more.
+// Runs pending handlers of signals. Python runs handlers only in its main thread. Other threads must not even ask,
+// because a process that ends does not give them its lock any more.
 void run_signal_handlers() {
   if (::gettid() != ::getpid() || Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;
@@ -26,9 +26,9 @@ void run_signal_handlers() {
 constexpr auto kLongestEnd = std::chrono::seconds(30);
 std::atomic<bool> threads_stay_to_the_end = false;
 
-// Python ends a thread that wants its lock after the end of the interpreter, by unwinding its stack, which the
-// destructors on it do not let through. It stays where it is instead. If the end waits for it, the process is aborted
-// after all.
+// Keeps threads alive that want the interpreter's lock after its end. Python ends such a thread by unwinding its stack,
+// which the destructors on the stack do not allow. Such a thread stays where it is instead. If the end of the process
+// waits for the thread, the process is aborted after all.
 void let_threads_stay() {
   static const std::terminate_handler previous = std::get_terminate();
   [[maybe_unused]] static const std::terminate_handler replaced = std::set_terminate([] {
@@ -38,8 +38,8 @@ void let_threads_stay() {
   });
 }
 
-// The threads, and all that they may use, are there to the end: the process ends with its own code before anything
-// static is destroyed.
+// Ends the process with its own exit code before anything static is destroyed, because threads still run and may use
+// it.
 void end_beside_threads() {
   threads_stay_to_the_end = true;
   let_threads_stay();

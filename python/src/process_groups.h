@@ -10,12 +10,13 @@
 
 namespace zeroshard {
 
-// A group that torch.distributed registered; "" is none. Names, so that no pybind type crosses.
+// Returns the group that torch.distributed registered under `name`; no group for "". Groups are passed by name, so that
+// no pybind type crosses between torch and this module.
 inline World::Group find_group(const std::string& name) {
   return name.empty() ? World::Group() : c10d::resolve_process_group(name);
 }
 
-// Threads that end with the object may need the interpreter's lock.
+// Deletes an object without the interpreter's lock, because threads that end with the object may need the lock.
 struct DeleteWithoutLock {
   template <typename T>
   void operator()(T* object) const {

@@ -15,7 +15,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kChunkBytes = 1 << 20;  // of a broadcast at a time: a copy of it lies in shared memory
+constexpr int64_t kChunkBytes = 1 << 20;  // bytes of a broadcast at a time, because shared memory holds a copy of them
 
 void broadcast(World& world, const at::Tensor& tensor, int root, const std::string& tag) {
   if (!tensor.is_contiguous()) throw ValueError("broadcast of '" + tag + "': the tensor is not contiguous");
@@ -27,7 +27,7 @@ void broadcast(World& world, const at::Tensor& tensor, int root, const std::stri
   }
 }
 
-// Gives `tensor`, which is empty, a shape and no memory: touching its elements throws `message`.
+// Gives `tensor`, which is empty, a shape without memory. Touching its elements throws `message`.
 void make_hollow(const at::Tensor& tensor, const std::vector<int64_t>& shape, const std::string& message) {
   at::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   const int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(tensor.element_size());
