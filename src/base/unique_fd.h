@@ -38,6 +38,9 @@ struct Pipe {
 // Throws Error if the process has no descriptors left.
 Pipe make_pipe();
 
+// Makes reads and writes of the descriptor return EAGAIN where they would wait.
+void set_nonblocking(int fd);
+
 // Throws Error "what: reason", with the reason of errno.
 [[noreturn]] void throw_errno(const char* what);
 

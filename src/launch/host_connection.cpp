@@ -1,6 +1,5 @@
 #include "launch/host_connection.h"
 
-#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,10 +22,6 @@ std::vector<std::string> own_environment() {
   return variables;
 }
 
-void never_wait(const UniqueFd& fd) {
-  ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
-}
-
 }  // namespace
 
 HostConnection::HostConnection(const HostStart& start, const sigset_t& signal_mask)
@@ -41,7 +36,7 @@ HostConnection::HostConnection(const HostStart& start, const sigset_t& signal_ma
   input_ = std::move(in.write_end);
   streams_[0].source = std::move(out.read_end);
   streams_[1].source = std::move(err.read_end);
-  for (const UniqueFd* fd : {&input_, &streams_[0].source, &streams_[1].source}) never_wait(*fd);
+  for (const UniqueFd* fd : {&input_, &streams_[0].source, &streams_[1].source}) set_nonblocking(fd->get());
 }
 
 void HostConnection::add_to(std::vector<pollfd>& fds, bool reads) const {

@@ -1,6 +1,5 @@
 #include "launch/host_peer.h"
 
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -20,7 +19,7 @@ constexpr size_t kLineBytes = 4096;  // longer than any line that a launcher wri
 
 HostPeer::HostPeer(UniqueFd socket) : socket_(std::move(socket)) {
   const int on = 1;
-  ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
+  set_nonblocking(socket_.get());
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 

@@ -39,10 +39,6 @@ double s_after(RelayClock::time_point begin) {
   return std::chrono::duration<double>(RelayClock::now() - begin).count();
 }
 
-void never_wait(int fd) {
-  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
-}
-
 void say(std::string_view line) {
   const std::string text = concat(line, "\n");
   [[maybe_unused]] const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
@@ -51,7 +47,7 @@ void say(std::string_view line) {
 // The connection to the launcher that has sent the order.
 class Connection {
  public:
-  Connection(int fd, double patience_s) : fd_(fd), patience_s_(patience_s) { never_wait(fd_); }
+  Connection(int fd, double patience_s) : fd_(fd), patience_s_(patience_s) { set_nonblocking(fd_); }
 
   int fd() const { return fd_; }
   // Returns the signals that have come.
@@ -147,7 +143,7 @@ int relay(pid_t launcher, Connection connection, const TakenSignals& signals) {
     for (const int signal : connection.receive()) ::kill(launcher, signal);
     if (is_lost || connection.loss().empty()) continue;
     ::kill(launcher, SIGKILL);
-    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) never_wait(fd);  // there may be no reader any more
+    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) set_nonblocking(fd);  // there may be no reader any more
     log(LogLevel::kError, connection.loss() + ": killing all ranks of this host");
     is_lost = true;
   }
