@@ -54,7 +54,6 @@ void check_filters(const HostArguments& arguments) {
   const bool filtered = !arguments.include.empty() || !arguments.exclude.empty();
   ZS_CHECK(!filtered || !(arguments.nproc || arguments.num_gpus || arguments.num_nodes),
            "--include and --exclude choose hosts and slots: give them without --nproc, --num_gpus and --num_nodes");
-  ZS_CHECK(!arguments.nproc || !arguments.num_gpus, "give --nproc or --num_gpus, not both");
 }
 
 void check_launcher(const std::string& launcher) {

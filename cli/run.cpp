@@ -68,7 +68,6 @@ int ranks_of(const RunArguments& arguments) {
   const HostArguments& hosts = arguments.hosts;
   const bool filtered = !hosts.include.empty() || !hosts.exclude.empty();
   if (!hosts.include.empty() && !hosts.exclude.empty()) throw ValueError("give --include or --exclude, not both");
-  if (hosts.nproc && hosts.num_gpus) throw ValueError("give --nproc or --num_gpus, not both");
   if (filtered && (hosts.nproc || hosts.num_gpus)) {
     throw ValueError(
         "--include and --exclude choose GPUs, one rank for each: give them without --nproc and --num_gpus");
@@ -123,6 +122,7 @@ LaunchOptions to_options(const CLI::App& app, const RunArguments& arguments) {
 int start(const CLI::App& run, const RunArguments& arguments) {
   if (arguments.from_stdin) return follow_order(STDIN_FILENO);
   script_of(run);
+  if (arguments.hosts.nproc && arguments.hosts.num_gpus) throw ValueError("give --nproc or --num_gpus, not both");
   const std::vector<JobHost> hosts = other_hosts(arguments.hosts);
   return hosts.empty() ? launch(to_options(run, arguments))
                        : run_on_hosts(run, hosts, arguments.hosts, arguments.launch);
