@@ -13,14 +13,13 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from machine import cpu_name
+from machine import cpu_name, free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = Path("/sys/fs/cgroup/memory") if Path("/sys/fs/cgroup/memory").is_dir() else Path("/sys/fs/cgroup")
@@ -189,11 +188,8 @@ def main():
     try:
         plain = options.plain or longest_plain(group)
         length = plain * options.factor
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         world = {"WORLD_SIZE": options.ranks, "LOCAL_WORLD_SIZE": options.ranks, "MASTER_ADDR": "127.0.0.1"}
-        world |= {"MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+        world |= {"MASTER_PORT": free_port(), "OMP_NUM_THREADS": 1}
         commands = []
         for rank in range(options.ranks):
             variables = world | {"RANK": rank, "LOCAL_RANK": rank}

@@ -11,13 +11,12 @@ of all rounds counts, since others may use the machine.
 import argparse
 import json
 import os
-import socket
 import statistics
 import time
 
 import torch
 import torch.multiprocessing as multiprocessing
-from machine import cpu_name
+from machine import cpu_name, free_port
 from torch import nn
 
 GOAL = 1.25
@@ -71,12 +70,6 @@ def rank_main(rank, arguments, port, results):
         times.append(seconds_of(engine.step))
     results.put((rank, times[1:]))
     torch.distributed.barrier()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def engine_seconds(arguments):

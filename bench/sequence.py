@@ -13,13 +13,12 @@ their first steps are printed, too.
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import time
 
-from machine import cpu_name
+from machine import cpu_name, free_port
 
 PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".venv-peers", "bin", "python")
 
@@ -39,10 +38,7 @@ class Ranks:
     """The processes of a world, which make a step at a time."""
 
     def __init__(self, count, length, library="zeroshard", python=sys.executable):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        world = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        world = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         world |= {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "DS_ACCELERATOR": "cpu"}
         command = [python, __file__, "--worker", library, "--length", str(length)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
