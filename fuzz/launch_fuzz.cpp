@@ -1,5 +1,5 @@
-// What the launcher reads: any bytes as what a rank writes, cut anywhere, as the variables of another launcher, and as
-// the order that a host is given over ssh. The first byte chooses which.
+// Gives any bytes to a reader of the launcher: as the output of a rank, cut anywhere, as the variables of another
+// launcher, or as the order that a host gets over ssh. The first byte chooses the reader.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

@@ -38,7 +38,7 @@ struct CheckpointDetails {
 };
 CheckpointDetails inspect_checkpoint(const std::string& path);
 
-// An open checkpoint. Its tensors are read one at a time.
+// An open checkpoint. The caller reads one tensor at a time.
 class StoredCheckpoint {
  public:
   explicit StoredCheckpoint(const std::string& path);

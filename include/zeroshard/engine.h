@@ -118,7 +118,7 @@ class Engine {
   // ranks.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce,
          Comm* checkpoint = nullptr);
-  // The same, with the communicators of `world`. The engine owns the world.
+  // Uses the communicators of `world`, which the engine owns, and is else like the constructor above.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, std::unique_ptr<World> world);
   ~Engine();
 
@@ -171,7 +171,7 @@ class Engine {
   // Returns the text of a CommError that a hook threw in the last backward pass, or "". For callers that get the
   // exception without its type, like Python.
   const std::string& backward_comm_error() const;
-  // The same for an IoError.
+  // Returns the text of an IoError in the same way.
   const std::string& backward_io_error() const;
   // For an external optimizer that writes master weights between steps. Call it before writing: it returns when no
   // other rank reads this rank's parameters any more.

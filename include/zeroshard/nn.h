@@ -79,7 +79,7 @@ class ModuleEngine : public Engine {
   // Takes over the model. Collective. The parameters move to the world's device and get rank 0's values on every rank.
   // The buffers must be on that device already. Throws ConfigError if the configuration has no optimizer.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world);
-  // The same for a model whose parameters have no memory yet. Each rank reads only the values that it keeps, and never
+  // Takes over a model whose parameters have no memory yet. Each rank reads only the values that it keeps, and never
   // holds more than its shards.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world, const ParameterValues& values);
   ~ModuleEngine();

@@ -121,7 +121,7 @@ struct PlannedUnit {
 };
 // The units of a model in order. Also throws ValueError for a rule of options.rules that matches none of them.
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options);
-// The same without a model, by kind of unit: one kind per rule, the small units, and all other units. Sizes are unset.
+// Plans kinds of units without a model: one kind per rule, the small units, and all other units. Sizes are unset.
 std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
 // Returns an upper limit of the additional bytes during initialisation of a model on the host: the largest unit, whole
 // and in fp32.

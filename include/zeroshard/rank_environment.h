@@ -20,7 +20,7 @@ struct RankEnvironment {
 // Without any of them there is one rank. Throws ValueError that names the variables if their values contradict one
 // another.
 RankEnvironment rank_environment();
-// The same with another source of variables. `variable` returns the value of a variable if it is set.
+// Reads the variables from another source. `variable` returns the value of a variable if it is set.
 RankEnvironment rank_environment(const std::function<std::optional<std::string>(const char*)>& variable);
 
 // Returns an observer that reports this rank's progress to `zeroshard run`. Without that launcher the observer does

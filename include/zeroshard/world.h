@@ -42,8 +42,8 @@ class World {
   // null, is told about waits, and about the steps of engines that get it.
   explicit World(const Config& config, const RankEnvironment& ranks = rank_environment(),
                  std::shared_ptr<RankObserver> observer = launcher_observer());
-  // The same on `device`, which choose_device() returns. It becomes the current device. GPU ranks exchange tensors over
-  // NCCL. Throws ConfigError if this build has no such collectives.
+  // Connects ranks on `device`, which choose_device() returns and which becomes the current device. GPU ranks exchange
+  // tensors over NCCL. Throws as the constructor above does, and ConfigError if this build has no such collectives.
   World(const Config& config, c10::Device device, const RankEnvironment& ranks = rank_environment(),
         std::shared_ptr<RankObserver> observer = launcher_observer());
   // Uses the caller's process groups, such as NCCL's. Gathers and reductions need a group each, because ranks may

@@ -29,7 +29,7 @@ void store(std::byte* data, Number number) {
   std::memcpy(data, &number, sizeof(number));
 }
 
-// Reads the fields of a footer. Its errors name the file and the field.
+// Reads the fields of a footer. Errors name the file and the field.
 class FootReader {
  public:
   FootReader(std::string_view file, const std::string& source)

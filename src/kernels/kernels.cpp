@@ -30,7 +30,7 @@ void check_numel(int64_t numel) {
 }
 
 size_t moment_index(DType dtype) {
-  if (dtype == DType::kOther1) return 2;
+  if (dtype == kCodes) return 2;
   ZS_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16, "moments are fp32, bf16 or 8-bit, got ",
            name_of(dtype));
   return dtype_index(dtype);

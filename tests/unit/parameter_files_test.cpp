@@ -58,7 +58,7 @@ class Units {
         if (const auto place = group.parameters().place_in_files({0, group.kept().size()})) next.push_back(*place);
     space_->will_need_next(next);
   }
-  // The same on all ranks.
+  // Writes this rank's half. All ranks write the same values.
   void write(size_t u, const at::Tensor& half) {
     ShardedGroup& group = groups_->of_unit(u)[0];
     group.write_parameters({0, half.numel()}, half);
