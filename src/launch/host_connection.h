@@ -24,6 +24,7 @@ struct HostStart {
 
 // The connection to one host of a job, through a child process such as ssh. The launcher that starts the job owns it,
 // and uses it to send the order, pass signals on and read output. No method waits.
+// The caller ignores SIGPIPE, because the process may end before it has read its input.
 class HostConnection {
  public:
   // Starts the process. The kernel kills it when this process dies.
