@@ -28,7 +28,7 @@ class SplitMix64 {
   uint64_t state_;
 };
 
-// The purposes of orders; orders of different purposes with one seed and epoch are independent.
+// A purpose says what a random order is for. Orders with one seed and epoch are independent if their purposes differ.
 enum class Purpose : uint64_t { kSplit = 1, kDocuments = 2, kRows = 3 };
 
 inline SplitMix64 generator(uint64_t seed, int64_t epoch, Purpose purpose) {

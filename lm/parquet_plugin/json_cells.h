@@ -11,7 +11,8 @@ namespace zeroshard {
 // Appends `text`, which is UTF-8, as a JSON string.
 void append_json_string(std::string& json, std::string_view text);
 
-// Return whether JsonStrings or JsonLists accept the type. A column of only nulls has no other type, so both accept it.
+// Return whether JsonStrings and JsonLists, respectively, accept the type. Both accept the null type, because a column
+// of only nulls has it.
 bool holds_strings(const arrow::DataType& type);
 bool holds_lists(const arrow::DataType& type);
 

@@ -104,7 +104,7 @@ void Decoder::run(const Strip& step, Tokens& tokens) {
   }
 }
 
-// Drops every replacement character in the first token, like Hugging Face.
+// Drops every `step.replacement` in the first token, also inside it, like Hugging Face.
 void Decoder::run(const Metaspace& step, Tokens& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i)
     tokens[i] = replaced(tokens[i], step.replacement, i == 0 && step.drops_first ? "" : " ");

@@ -100,8 +100,8 @@ std::optional<std::string> PeerWatch::check(int rank) {
   if (since_ms < kLookEveryMs) return std::nullopt;
   peer.last_look = now;
   const ProcessState state = state_of(peer.process);
-  // Counts checks instead of wall time: if this process is stopped together with its peer (Ctrl-Z), neither is at
-  // fault.
+  // Each check adds at most two intervals. So time in which this process was stopped together with its peer (Ctrl-Z)
+  // hardly counts against the peer.
   peer.stopped_ms = state == ProcessState::kStopped ? peer.stopped_ms + std::min(since_ms, 2 * kLookEveryMs) : 0;
   if (state == ProcessState::kRunning) return std::nullopt;
   if (state == ProcessState::kStopped && peer.stopped_ms < stall_timeout_ms_) return std::nullopt;

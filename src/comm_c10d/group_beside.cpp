@@ -46,8 +46,8 @@ class Cards {
                 concat(number, ' ', own.pid, ' ', own.start_time, ' ', host.empty() ? std::string("?") : host));
   }
 
-  // Reads the cards of ranks that have not arrived yet, or all cards `again`. Returns whether a card is new. Throws
-  // CommError if a rank that had arrived has left.
+  // Reads the cards of ranks that have not arrived yet. If `again` is set, reads all cards. Returns whether a card is
+  // new. Throws CommError if a rank that had arrived has left.
   bool read(bool again) {
     bool is_new = false;
     size_t asked = 0;

@@ -12,8 +12,8 @@ namespace zeroshard {
 // The kernels of a type of device. Each is one launch on the current stream of the memory's device. Their results have
 // the same bits as on the CPU.
 struct DeviceKernels {
-  // Packing, sums and updates; the other functions of the table are null. If a sum_in_order has more than three pieces,
-  // they must lie at equal distances.
+  // The table has functions only for packing, sums and updates; its other entries are null. If a sum_in_order has more
+  // than three pieces, they must lie at equal distances.
   const kernels::KernelTable* table = nullptr;
   // Packs many tensors, each like table->pack. One launch takes some dozens.
   void (*pack_all)(std::span<const PackItem> items, DType src_dtype, DType dst_dtype, float scale) = nullptr;

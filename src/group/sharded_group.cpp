@@ -170,7 +170,7 @@ void ShardedGroup::lend_updated(Range range, Access access, Ways ways, const Len
     return;
   }
   await_readers_of_parameters(ways);
-  // The wait comes before the copies of `rest` begin, because `first` needs no copy of these other elements.
+  // await_copies() is called before the copies of `rest` begin, so that `first` does not wait for them.
   if (first.size() > 0) await_copies();
   if (rest.size() > 0) lend_to_device(rest, access, ways, lend_states, use);
   if (first.size() == 0) return;

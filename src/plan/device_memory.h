@@ -26,8 +26,8 @@ int64_t compare_bytes(int64_t numel);
 // The size of the limbs of an exact sum of squares.
 inline constexpr int64_t kSquaresBytes = 1024;
 
-// Returns the temporary memory that a step needs at most: for waiting gradients or for squares, which are not needed at
-// the same time. The result is for a device with zeroshard's kernels; other devices need more.
+// Returns the most temporary memory that a step needs at any time. Waiting gradients and the sum of squares need such
+// memory, but not at the same time. The result is for a device with zeroshard's kernels; other devices need more.
 int64_t step_temporaries(std::span<const UnitLayout> units);
 
 // The place of a unit's tensors before an engine is built from them.

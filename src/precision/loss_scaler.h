@@ -15,9 +15,10 @@ struct LossScalerState {
 };
 
 // Chooses the factor by which an fp16 loss is multiplied so that small gradients do not vanish. Without fp16 the factor
-// is 1; with a fixed fp16.loss_scale it never changes. A dynamic factor is halved by an overflow when the hysteresis is
-// used up, and doubled after every full window of good steps. At the minimum it stays; the caller limits how many steps
-// in a row are skipped. All ranks must pass the same verdicts.
+// is 1. With a fixed fp16.loss_scale it never changes. A dynamic factor is doubled after every full window of good
+// steps. An overflow halves it if the hysteresis is used up, but never below the minimum. An overflow at the minimum is
+// no error here, because the caller limits how many steps in a row are skipped. All ranks must pass the same
+// `found_inf` to update().
 class LossScaler {
  public:
   // Throws ValueError if the configured scale is not positive and finite.

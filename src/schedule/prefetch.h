@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// The number of positions in the order that gather_ahead() looks at. A model of many small whole units has thousands of
-// positions without anything to gather, and without the limit each unit would search all of them.
+// Code that reads or gathers ahead looks at this many positions of the order. A model of many small units that stay
+// whole has thousands of positions with nothing to gather. Without the limit, each unit would search all of them.
 inline constexpr size_t kLookAhead = 16;
 
 // Starts gathers of units ahead of their use, while `current` is needed. It takes the units of `upcoming`, nearest

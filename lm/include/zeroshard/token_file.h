@@ -31,8 +31,8 @@ struct TokenFileInfo {
 // threads may call it.
 class TokenFile {
  public:
-  // `eos` ends documents in a file without an index of documents (this reads the whole file). Unset: such a file is one
-  // document. Throws IoError, or ValueError that names file and field.
+  // If the file has no index of documents, a document ends at each `eos`, and the constructor reads the whole file to
+  // find them. Without `eos`, such a file is one document. Throws IoError, or ValueError that names file and field.
   explicit TokenFile(const std::string& path, std::optional<int32_t> eos = std::nullopt);
   ~TokenFile();
   TokenFile(TokenFile&&) noexcept;

@@ -23,7 +23,7 @@ class Rope {
   static at::Tensor rotate(const at::Tensor& x, const Angles& angles);
 
  private:
-  // Fp32, [head_dim / 2], on the device of the last positions, so that all passes share one copy.
+  // Fp32, [head_dim / 2]. angles() moves it to the device of its positions, so that all passes share one copy.
   at::Tensor frequencies_;
 };
 

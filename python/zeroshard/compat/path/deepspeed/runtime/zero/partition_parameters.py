@@ -1,4 +1,4 @@
-"""``deepspeed.runtime.zero.partition_parameters``: scripts replace its functions, and ``zero.Init`` uses theirs."""
+"""``deepspeed.runtime.zero.partition_parameters``. Scripts replace functions of this module."""
 
 from zeroshard.compat.alias import become
 
