@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import zeroshard
-from zeroshard.compat.getters import EngineWithGetters
+from zeroshard.getters import Getters
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """# The Python API
@@ -76,7 +76,7 @@ def page():
         thing = getattr(zeroshard, name)
         parts.append(f"## `zeroshard.{name}{signature_of(thing)}`\n{text_of(thing.__doc__)}\n")
     parts.append(f"## `zeroshard.Engine`\n{text_of(zeroshard.Engine.__doc__)}\n")
-    for kind in (zeroshard.Engine, EngineWithGetters):
+    for kind in (zeroshard.Engine, Getters):
         parts += [f"### {title}\n{text_of(doc)}\n" for title, doc in members_of(kind)]
     parts.append("## Errors\n| error | when |\n|---|---|")
     parts += [f"| `zeroshard.{name}` | {what} |" for name, what in ERRORS.items()]

@@ -16,6 +16,8 @@ from python_imports import find_cycle, imports_of
 MAX_LINES = 600
 MAX_ENGINE_METHODS = 15  # public ones of Python's Engine: what training needs
 PACKAGE = "python/zeroshard"
+# Packages in it that users may leave out, because training needs neither, and who else may import them.
+LEFT_OUT = {"compat": (), "importing": (f"{PACKAGE}/convert.py", f"{PACKAGE}/compat/")}
 LEVELS = [
     ["base"],
     ["layout", "config", "file", "schedule", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
@@ -159,13 +161,18 @@ class Checker:
                 self.problems.append(f"{at} includes {used[other]} and does not link {other}: add it to DEPS")
 
     def check_python(self) -> None:
-        """The package: no module imports one that imports it, not for types either, and only getters compare stages."""
+        """The package: imports go in one direction, those for types too, and only LEFT_OUT compares stages."""
         imports: dict[str, set[str]] = {}
         for path in sorted((self.root / PACKAGE).rglob("*.py")):
             where, tree = path.relative_to(self.root), ast.parse(path.read_text(encoding="utf-8"))
-            foreign = {"compat", "importing"} & set(where.parts)  # of other libraries: they speak of stages
+            foreign = LEFT_OUT.keys() & set(where.parts)  # of other libraries: they speak of stages
             others = imports_of(self.root / PACKAGE, path, tree)
             imports[str(where)] = {str(other.relative_to(self.root)) for other in others}
+            for part, fronts in LEFT_OUT.items():
+                inside = f"{PACKAGE}/{part}/"
+                used = sorted(other for other in imports[str(where)] if other.startswith(inside))
+                if used and not str(where).startswith((inside, *fronts)):
+                    self.problems.append(f"{where} imports {used[0]}: zeroshard must run without {part}/")
             for node in ast.walk(tree):
                 if not foreign and isinstance(node, ast.Compare) and "stage" in names_of(node):
                     self.problems.append(f"{where}:{node.lineno}: a stage is compared: ask the core for placements")

@@ -7,6 +7,9 @@
 """
 
 # ruff: noqa: E402 - the compiled part must be found before it is imported
+import importlib
+from typing import Any
+
 import torch
 
 from .core import find_core
@@ -15,7 +18,6 @@ __path__.insert(0, str(find_core(__path__, torch.__version__, torch.version.cuda
 
 from ._C import CommError, ConfigError, Error, InternalError, IoError, StateError, ValueError, __version__  # noqa: A004
 from .activations import recompute
-from .compat.alias import as_deepspeed
 from .distributed import init_distributed
 from .engine import Engine
 from .gathering import gathered
@@ -61,3 +63,16 @@ __all__ = [
     "set_optimizer_state",
     "tile",
 ]
+
+# Training needs none of these modules, so each is imported when its name is first used.
+_ON_DEMAND = {"as_deepspeed": "zeroshard.compat.alias"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module 'zeroshard' has no attribute '{name}'", name=name)
+    return getattr(importlib.import_module(_ON_DEMAND[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_DEMAND})

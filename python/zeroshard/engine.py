@@ -19,6 +19,7 @@ from . import _C, checkpoint
 from .announce import announce, memory_report
 from .compiling import check_arguments, compile_units
 from .gathering import gathered
+from .getters import Getters
 from .input_dtypes import autocast, cast_floats, explain_dtypes
 from .making import make_run
 from .marks import refuse_to_pickle
@@ -45,7 +46,7 @@ def _of_run(name: str, doc: str) -> property:
     return property(read, write, delete, doc=doc)
 
 
-class Engine(nn.Module):
+class Engine(Getters, nn.Module):
     """Trains ``module`` with its states sharded over all ranks; made by ``zeroshard.initialize``.
 
     A step: ``loss = engine(...)``, ``engine.backward(loss)``, ``engine.step()``; ``step()`` updates once per
@@ -124,7 +125,8 @@ class Engine(nn.Module):
     def step(self, lr_kwargs: dict | None = None) -> None:
         """Updates the parameters if this micro-batch is the last of its step, else only counts it."""
         self._check_step()
-        updates, scheduler = self._updates(), self._run.lr_scheduler
+        # A script may have replaced the method: its answer counts.
+        updates, scheduler = self.is_gradient_accumulation_boundary(), self._run.lr_scheduler
         if updates and scheduler is not None:  # checked before the update, which would count
             check_arguments_of(scheduler, lr_kwargs or {})
         self._end_micro_batch(updates, scheduler, lr_kwargs or {})
@@ -167,10 +169,6 @@ class Engine(nn.Module):
             raise SystemExit(128 + signal.SIGTERM)
         if save_failed:  # raised only now, because the step was applied and training may continue
             run.core.report_failed_save()
-
-    def _updates(self) -> bool:
-        """Returns whether the current micro-batch is the last of its step."""
-        return self._run.progress.is_boundary
 
     def _take_step(self) -> bool:
         """Takes one step. Returns whether a background save has failed."""

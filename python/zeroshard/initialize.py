@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 from . import _C
-from .compat.getters import EngineWithGetters
 from .configuration import parse_config
 from .distributed import device_of_rank, init_distributed
 from .engine import Engine
@@ -38,7 +37,7 @@ def initialize(
     config: str | dict | os.PathLike | None = None,
     mesh_param: Any = None,
     config_params: str | dict | None = None,
-) -> tuple[EngineWithGetters, Any, torch.utils.data.DataLoader | None, Any]:
+) -> tuple[Engine, Any, torch.utils.data.DataLoader | None, Any]:
     """Shards ``model`` as ``config`` says. Collective: every rank calls it.
 
     The signature and the result, ``(engine, optimizer, dataloader, lr_scheduler)``, are DeepSpeed's. The model's
@@ -63,7 +62,7 @@ def initialize(
     >>> engine, optimizer, loader, scheduler = zeroshard.initialize(model=model, config="zero3.json")
     """
     engine, loader, scheduler = make_engine(
-        EngineWithGetters,
+        Engine,
         lambda setup, _: Optimizer(setup),
         args=args,
         model=model,

@@ -210,6 +210,29 @@ def test_allowed_includes_are_clean(tmp_path):
             "python/zeroshard/a.py -> python/zeroshard/sub/b.py -> python/zeroshard/a.py",
         ),
         (
+            {
+                "python/zeroshard/a.py": "def f():\n    from .compat.b import g\n",
+                "python/zeroshard/compat/b.py": "from ..c import h\n",
+                "python/zeroshard/c.py": "",
+            },
+            "python/zeroshard/a.py imports python/zeroshard/compat/b.py: zeroshard must run without compat/",
+        ),
+        (
+            {
+                "python/zeroshard/a.py": "from zeroshard import importing\n",
+                "python/zeroshard/compat/c.py": "from .. import importing\n",
+                "python/zeroshard/convert.py": "from .importing import g\n",
+                "python/zeroshard/importing/__init__.py": "from .b import g\n",
+                "python/zeroshard/importing/b.py": "",
+            },
+            "python/zeroshard/a.py imports python/zeroshard/importing/__init__.py: "
+            "zeroshard must run without importing/",
+        ),
+        (
+            {"python/zeroshard/importing/a.py": "from ..compat.b import g\n", "python/zeroshard/compat/b.py": ""},
+            "python/zeroshard/importing/a.py imports python/zeroshard/compat/b.py: zeroshard must run without compat/",
+        ),
+        (
             {"src/unit/part.h": CPP_CLASS + "  bool one_more_ = false;\n};\n"},
             "src/unit/part.h:1: Part has 13 data members, the limit is 12: split its state, or give the reason in "
             "tools/class_limits.py",

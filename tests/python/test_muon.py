@@ -59,7 +59,7 @@ def start(stage, config=None, init=False):
 
 def go_on(engine, steps):
     for _ in range(steps):
-        engine.backward(engine(batch(engine.global_steps, engine.global_rank)))
+        engine.backward(engine(batch(engine.global_steps, engine.rank())))
         engine.step()
 
 
@@ -243,7 +243,7 @@ def test_a_model_without_matrices_is_refused():
 def train_in_autocast(enabled):
     engine = start(2, configured(2, ns_method="gram"))
     for _ in range(3):
-        engine.backward(engine(batch(engine.global_steps, engine.global_rank)))
+        engine.backward(engine(batch(engine.global_steps, engine.rank())))
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             engine.step()
     return weights(engine)

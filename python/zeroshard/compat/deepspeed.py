@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .. import _C
+from ..engine import Engine
 from ..initialize import make_engine
 from ..input_dtypes import DTYPES
 from ..messages import log
@@ -22,14 +23,13 @@ from . import checkpoint, generation
 from . import zero as zero  # gives parameters ds_id, ds_status and other attributes
 from .adalora import read_adapters
 from .comm import init_distributed, start_alone
-from .getters import EngineWithGetters
 from .groups import _get_sequence_parallel_group
 from .lightning import keep_states
 from .optimizer import DeepSpeedOptimizer, make_front
 from .trl_hash import gather_for_hashes
 
 
-class DeepSpeedEngine(EngineWithGetters):
+class DeepSpeedEngine(Engine):
     """``deepspeed.DeepSpeedEngine``. Differs from zeroshard's own engine where a name means something else there.
 
     ``save_checkpoint`` returns when the checkpoint is committed, as callers delete the one before it; with
@@ -277,6 +277,31 @@ class DeepSpeedEngine(EngineWithGetters):
 
     def steps_per_print(self) -> Any:
         return self._value("steps_per_print")
+
+    @property
+    def global_rank(self) -> int:
+        return self._run.rank
+
+    def gradient_clipping(self) -> float:
+        return self._run.config.gradient_clipping
+
+    def zero_optimization_stage(self) -> int:
+        return self._run.config.stage
+
+    def zero_optimization(self) -> bool:
+        return self._run.config.stage > 0
+
+    def zero_optimization_partition_weights(self) -> bool:
+        return self._run.config.stage == 3
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        return self._run.config.gather_16bit_weights_on_save
+
+    def fp16_enabled(self) -> bool:
+        return self._run.config.compute_dtype == "fp16"
+
+    def bfloat16_enabled(self) -> bool:
+        return self._run.config.compute_dtype == "bf16"
 
     def zero_allow_untested_optimizer(self) -> bool:
         return self._run.config.allow_untested_optimizer

@@ -1,4 +1,4 @@
-"""The engine with the getters and setters that scripts for DeepSpeed call."""
+"""What the engine tells about its run, and the settings that may change between steps."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from typing import Any
 
 import torch
 
-from .. import _C
-from ..engine import Engine
-from ..schedule import set_rate
+from . import _C
+from .run import Run
+from .schedule import set_rate
 
 
-class EngineWithGetters(Engine):
-    """The engine that ``zeroshard.initialize`` returns. Names and results are those of DeepSpeed's engine."""
+class Getters:
+    """The getters and setters of ``Engine``. Names and results are those of DeepSpeed's engine."""
+
+    _run: Run
+    _is_compiled: bool
+    optimizer: Any
+    config: Any
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current micro-batch is the last of its step."""
         return self._run.progress.is_boundary
-
-    def _updates(self) -> bool:  # a script may have replaced the method: its answer counts
-        return self.is_gradient_accumulation_boundary()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Lets the caller decide from now on which micro-batch ends a step."""
@@ -92,10 +94,6 @@ class EngineWithGetters(Engine):
         return self._run.world_size
 
     @property
-    def global_rank(self) -> int:
-        return self.rank()
-
-    @property
     def local_rank(self) -> int:
         """This rank's number among the ranks of its host."""
         return _C.rank_environment().local_rank
@@ -108,24 +106,3 @@ class EngineWithGetters(Engine):
 
     def gradient_accumulation_steps(self) -> int:
         return self._run.batch.accumulation
-
-    def gradient_clipping(self) -> float:
-        return self._run.config.gradient_clipping
-
-    def zero_optimization_stage(self) -> int:
-        return self._run.config.stage
-
-    def zero_optimization(self) -> bool:
-        return self._run.config.stage > 0
-
-    def zero_optimization_partition_weights(self) -> bool:
-        return self._run.config.stage == 3
-
-    def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        return self._run.config.gather_16bit_weights_on_save
-
-    def fp16_enabled(self) -> bool:
-        return self._run.config.compute_dtype == "fp16"
-
-    def bfloat16_enabled(self) -> bool:
-        return self._run.config.compute_dtype == "bf16"
