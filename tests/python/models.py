@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 import world
+import zeroshard
 from torch import nn
 
 VOCABULARY = 61
+DTYPES = ("fp32", "bf16", "fp16")
 
 
 def tiny_llama(seed: int = 0, layers: int = 2, hidden: int = 24, tied: bool = False, **changes) -> nn.Module:
@@ -96,6 +100,42 @@ def take_step(engine, step: int, accumulation: int = 1) -> float:
     return sum(losses) / len(losses)
 
 
+def squared_error(model, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Mean-square loss in fp32, whatever the model computes in."""
+    return nn.functional.mse_loss(model(x.to(next(model.parameters()).dtype)).float(), y)
+
+
+def part_loss(model, step: int, micro: int = 0, rank: int | None = None, ranks: int = 1, width: int = 10):
+    """Of a rank's part of a batch of all ranks; without `rank`, of this rank's."""
+    rank, ranks = (world.rank(), world.size()) if rank is None else (rank, ranks)
+    return squared_error(model, *(share(each, rank, ranks) for each in vectors(step, micro, 2 * ranks, width)))
+
+
+def batch_loss(model, step: int, micro: int = 0, width: int = 10) -> torch.Tensor:
+    """Of a batch of all ranks: an engine's of this rank's part, a plain model's of the whole."""
+    if isinstance(model, zeroshard.Engine):
+        return part_loss(model, step, micro, width=width)
+    return squared_error(model, *vectors(step, micro, 2 * world.size(), width))
+
+
+def own_loss(model, step: int, micro: int = 0) -> torch.Tensor:
+    """Of samples that no other rank has."""
+    return squared_error(model, *vectors(step, 10 * world.rank() + micro, 2))
+
+
+def same_loss(model, step: int = 0) -> torch.Tensor:
+    """Of samples that every rank has."""
+    return squared_error(model, *vectors(step, 0, 2))
+
+
+def train(engine, steps: Iterable[int], loss_of: Callable = part_loss, accumulation: int = 1) -> None:
+    """`steps` are numbers of batches, `loss_of(engine, step, micro)` is the loss of one."""
+    for step in steps:
+        for micro in range(accumulation):
+            engine.backward(loss_of(engine, step, micro))
+            engine.step()
+
+
 def inner_width(width: int) -> int:
     """Of a Residual: so large that each of 2, 3, 4 or 7 ranks owns a part of one, unless `width` is large."""
     return max(3 * width, 3100 // width)
@@ -144,6 +184,31 @@ def share(batch: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
     return batch[rank * size : (rank + 1) * size]
 
 
+class Tied(nn.Module):
+    """A tied weight, a frozen layer, one without a gradient, and sizes that no number of ranks divides."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Residual(30) for _ in range(2)])
+        self.first = nn.Linear(10, 30)
+        self.last = nn.Linear(30, 10, bias=False)
+        self.again = nn.Linear(10, 30, bias=False)
+        self.again.weight = self.first.weight
+        self.frozen = nn.Linear(30, 30).requires_grad_(False)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = self.first(x) + self.again(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(self.frozen(x))[:, :5]
+
+
+def tied():
+    torch.manual_seed(0)
+    return Tied()
+
+
 class LowRank(nn.Module):
     """A frozen linear layer with a trainable low-rank addition."""
 
@@ -184,6 +249,11 @@ def configuration(stage: int = 3, dtype: str = "fp32", *, accumulation: int = 1,
     for name, value in blocks.items():
         config[name] = config.get(name, {}) | value if isinstance(value, dict) else value
     return config
+
+
+def stack_engine(stage: int, dtype: str, transport: str = "auto") -> zeroshard.Engine:
+    config = configuration(stage, dtype, optimizer=adamw(), zeroshard={"transport": transport})
+    return zeroshard.initialize(model=stack(), config=config)[0]
 
 
 def adamw(lr: float = 1e-2, **params) -> dict:

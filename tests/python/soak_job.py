@@ -9,7 +9,7 @@ import re
 import sys
 
 import zeroshard
-from test_checkpoint import Dropping, configuration, facts, seed, train
+from checkpointed import Dropping, configuration, facts, seed, train
 
 
 def make(steps, **checkpoint):

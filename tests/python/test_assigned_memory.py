@@ -6,6 +6,7 @@ import test_user_writes as writes
 import torch
 import world
 import zeroshard
+from errors import text_of
 from safetensors.torch import load_file
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -87,11 +88,11 @@ def assign_wrongly(stage, dtype):
         like = {"dtype": weight.dtype}
         if how == "shape":
             weight.data = torch.zeros(10, INNER, **like)
-            said.append([writes.message_of(engine._run.core.prepare_step)] * 2)
+            said.append([text_of(engine._run.core.prepare_step)] * 2)
             continue
         if how == "differently" or world.rank() == 0:
             weight.data = torch.full((INNER, 10), float(world.rank()), **like)
-        said.append([writes.message_of(lambda engine=engine: writes.step(engine)) for _ in range(2)])
+        said.append([text_of(lambda engine=engine: writes.step(engine)) for _ in range(2)])
     return said
 
 
@@ -136,7 +137,7 @@ def assign_inside(stage, dtype):
             weight.data = torch.zeros_like(weight)
             raise RuntimeError("my own")
 
-    said = [writes.message_of(shape), writes.message_of(read), writes.message_of(fail)]
+    said = [text_of(shape), text_of(read), text_of(fail)]
     writes.step(engine)
     assert all(torch.equal(kept[name], value) for name, value in writes.values(model).items())
     return said
@@ -294,7 +295,7 @@ def assign_to_tied(stage):
         found.append(not torch.equal(model.two.weight, torch.full((37, 37), 0.25)))
     model.one.weight.data = torch.zeros(37, 37)
     model.two.weight.data = torch.ones(37, 37)
-    return found, writes.message_of(step)
+    return found, text_of(step)
 
 
 @pytest.mark.parametrize("ranks,stage", [(1, 0), (2, 1)])

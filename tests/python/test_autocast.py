@@ -5,7 +5,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_misuse import message_of
+from errors import message_of
 from zeroshard.compat.deepspeed import initialize
 
 

@@ -14,16 +14,10 @@ def make(stage, seed=0):
     return zeroshard.initialize(model=models.stack(seed), config=config)[0]
 
 
-def train(engine, step):
-    x, y = models.vectors(step, world.rank(), 2)
-    engine.backward(torch.nn.functional.mse_loss(engine(x), y))
-    engine.step()
-
-
 def evaluate_a_copy(stage):
     """A teacher of rank 0 alone. The hooks of its original stay with the original."""
     engine = make(stage)
-    train(engine, 0)
+    models.train(engine, [0], models.own_loss)
     with zeroshard.gathered(list(engine.module.parameters())):
         copied = copy.deepcopy(engine.module)
         expected = engine.module(models.vectors(1, 0, 2)[0]).detach()
@@ -33,7 +27,7 @@ def evaluate_a_copy(stage):
         same = torch.equal(copied(x), expected)
         copied(x).sum().backward()
         same = same and all(param.grad is not None for param in copied.parameters())
-    train(engine, 1)
+    models.train(engine, [1], models.own_loss)
     again = copy.deepcopy(copied)
     engine.destroy()
     return same and torch.equal(again(models.vectors(1, 0, 2)[0]), copied(models.vectors(1, 0, 2)[0]))
@@ -49,7 +43,7 @@ def load_what_another_saves(stage, folder):
     saving, loading = make(stage), make(stage, seed=1)
     pairs = []
     for step in range(4):
-        train(saving, step)
+        models.train(saving, [step], models.own_loss)
         digest = saving.parameter_digest()
         saving.save_checkpoint(folder, tag="same")
         path, _ = loading.load_checkpoint(folder)

@@ -19,10 +19,10 @@ import torch.distributed as dist
 import world
 import zeroshard
 from built import ZEROSHARD
+from checkpointed import facts, make, seed, train
+from leftovers import nothing_left  # noqa: F401 - a fixture
 from saved import checkpoints_in
-from test_checkpoint import facts, make, seed, train
 from test_checkpoint_faults import verified
-from test_faults import nothing_left  # noqa: F401 (a fixture that is always used)
 from waiting import wait_for
 
 pytestmark = pytest.mark.fault

@@ -6,8 +6,8 @@ import pytest
 import torch
 import world
 import zeroshard
+from checkpointed import configuration, make, train
 from saved import checkpoints_in
-from test_checkpoint import configuration, make, train
 from waiting import wait_for
 
 

@@ -14,8 +14,8 @@ import pytest
 import strace
 import world
 from built import ZEROSHARD, needs
-from test_checkpoint import facts, make, seed, train
-from test_faults import nothing_left  # noqa: F401 (a fixture that is always used)
+from checkpointed import facts, make, seed, train
+from leftovers import nothing_left  # noqa: F401 - a fixture
 from waiting import wait_for
 
 pytestmark = pytest.mark.fault

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 import world
 import zeroshard
+from checkpointed import Dropping, configuration, facts, make, seed, train
 from saved import checkpoints_in
-from test_checkpoint import Dropping, configuration, facts, make, seed, train
 from zeroshard import encoding
 
 BIG = [2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 10**5000, -(10**40)]

@@ -7,7 +7,12 @@ import sys
 
 import pytest
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
-from test_train_command import command, make, tokens, write
+from train_program import (
+    command,
+    make,
+    tokens,  # noqa: F401 - a fixture
+    write,
+)
 
 assert tokens  # a fixture
 

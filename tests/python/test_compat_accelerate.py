@@ -6,7 +6,12 @@ import sys
 import pytest
 import world
 from built import ZEROSHARD, needs
-from test_compat_start import CONFIG, called, run, script  # noqa: F401 - a fixture
+from deepspeed_scripts import (
+    CONFIG,
+    called,
+    run,
+    script,  # noqa: F401 - a fixture
+)
 
 pytestmark = needs(ZEROSHARD)
 TRAINER = """
@@ -19,7 +24,7 @@ tell(arguments.process_index, state.num_processes, arguments.world_size, state.l
 """
 
 
-def test_training_arguments_count_all_ranks(script, tmp_path):  # noqa: F811
+def test_training_arguments_count_all_ranks(script, tmp_path):
     told = run("--num_gpus", "2", script(TRAINER), str(tmp_path), json.dumps(CONFIG))
     assert told == [[0, 2, 2, 0, [2, "gloo"]], [1, 2, 2, 1, [2, "gloo"]]]
 
@@ -35,13 +40,13 @@ tell(accelerator.process_index, accelerator.num_processes, accelerator.distribut
 
 
 @pytest.mark.parametrize("order", ["first", "later"])
-def test_an_accelerator_counts_all_ranks(script, order):  # noqa: F811
+def test_an_accelerator_counts_all_ranks(script, order):
     """Whoever starts torch.distributed."""
     told = run("--nproc", "2", script(ACCELERATE), order)
     assert told == [[0, 2, "DEEPSPEED", 2.0], [1, 2, "DEEPSPEED", 2.0]]
 
 
-def test_accelerate_launch(script):  # noqa: F811
+def test_accelerate_launch(script):
     command = [sys.executable, "-m", "accelerate.commands.launch", "--use_deepspeed", "--zero_stage", "2"]
     port, claim = world._reserve_port()
     command += ["--num_processes", "2", "--num_machines", "1", "--main_process_port", str(port)]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from built import ZEROSHARD, needs
-from test_compat_start import run
+from deepspeed_scripts import run
 
 pytestmark = needs(ZEROSHARD)
 SCRIPT = Path(__file__).parent / "scripts" / "accelerated.py"

@@ -10,28 +10,9 @@ import torch
 import torch.distributed as dist
 import world
 import zeroshard
-from test_misuse import message_of
+from deepspeed_engines import make
+from errors import message_of
 from zeroshard.compat.deepspeed import DeepSpeedEngine, initialize
-
-
-def make(stage=3, accumulation=1, model=None, dtype="fp32", **blocks):
-    model = models.stack() if model is None else model
-    blocks = {"optimizer": models.adamw(eps=1e-3), **blocks}
-    return initialize(
-        model=model, config_params=models.configuration(stage, dtype, accumulation=accumulation, **blocks)
-    )[0]
-
-
-def loss_of(model, step, micro=0):
-    x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, micro, 2 * world.size()))
-    return torch.nn.functional.mse_loss(model(x.to(next(model.parameters()).dtype)).float(), y)
-
-
-def train(engine, steps=1, first=0):
-    for step in range(first, first + steps):
-        engine.backward(loss_of(engine, step))
-        engine.step()
-
 
 # -- calls -------------------------------------------------------------------------------------------------------------
 
@@ -92,9 +73,9 @@ def getters(stage):
     said = [message_of(lambda: engine.offload_states(device="nvme"))]
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = engine.no_such_thing
-    returned = engine.backward(loss := loss_of(engine, 0))
+    returned = engine.backward(loss := models.part_loss(engine, 0))
     assert returned.item() == loss.item() / 2
-    assert engine.backward(loss_of(engine, 0), scale_wrt_gas=False).item() == loss.item()
+    assert engine.backward(models.part_loss(engine, 0), scale_wrt_gas=False).item() == loss.item()
     engine.step()
     assert engine.was_step_applied() is False and engine.get_global_grad_norm() is None
     engine.step()
@@ -119,7 +100,7 @@ def boundaries():
     for window, micros in enumerate([4, 4, 2]):
         for micro in range(micros):
             engine.set_gradient_accumulation_boundary(micro + 1 == micros)
-            engine.backward(loss_of(engine, window, micro) / micros, scale_wrt_gas=False)
+            engine.backward(models.part_loss(engine, window, micro) / micros, scale_wrt_gas=False)
             if micro + 1 == micros:
                 engine.step()
             x, y = models.vectors(window, micro, 2 * world.size())
@@ -142,11 +123,11 @@ def overflow():
     engine = make(1, fp16={"enabled": True, "initial_scale_power": 4, "hysteresis": 1})
     scheduler = torch.optim.lr_scheduler.StepLR(engine.optimizer, 1, 0.5)
     engine.lr_scheduler = scheduler
-    engine.backward(loss_of(engine, 0) * float("inf"))
+    engine.backward(models.part_loss(engine, 0) * float("inf"))
     engine.step()
     skipped = [engine.was_step_applied(), engine.optimizer.overflow, engine.skipped_steps, engine.get_lr()]
     scale = engine.loss_scale()
-    train(engine)
+    models.train(engine, [0])
     return skipped, scale, engine.was_step_applied(), engine.optimizer.overflow, engine.get_lr()
 
 
@@ -204,7 +185,7 @@ def failing():
         said = [isinstance(error, ValueError), str(error)]
     if world.rank() == 0:
         torch.Tensor.to = real
-    train(engine)  # goes on
+    models.train(engine, [0])  # goes on
     return said
 
 
@@ -232,15 +213,15 @@ def test_16bit_model(tmp_path, gather):
 def save_and_look(folder, background):
     blocks = {"zeroshard": {"checkpoint": {"async": True}}} if background else {}
     engine = make(3, **blocks)
-    train(engine)
+    models.train(engine, [0])
     assert engine.save_checkpoint(folder, client_state={"epoch": 3}) is True
     there = os.path.exists(os.path.join(folder, "global_step1", "manifest.json"))
     engine.wait_for_checkpoint()
-    train(engine, first=1)
+    models.train(engine, [1])
     digest = engine.parameter_digest()
     other = make(3)
     path, client = other.load_checkpoint(folder)
-    train(other, first=1)
+    models.train(other, [1])
     none = other.load_checkpoint(os.path.join(folder, "nothing"))
     return there, os.path.basename(path), client, digest == other.parameter_digest(), none
 
@@ -260,18 +241,18 @@ def evaluate_then_train(stage, wrapped):
     first, optimizer, *_ = initialize(model=model, config=config)
     assert (optimizer is None) == (stage != 3) and first.optimizer is optimizer
     with torch.no_grad():
-        before = loss_of(first.eval(), 0).item()
-    assert "has no optimizer" in message_of(lambda: train(first))
+        before = models.part_loss(first.eval(), 0).item()
+    assert "has no optimizer" in message_of(lambda: models.train(first, [0]))
     inner = torch.nn.Sequential(model) if wrapped else model
     second = make(stage, model=inner)
     refused = message_of(lambda: first(torch.ones(1, 10)))
     first.destroy()  # of an engine whose module belongs to another: nothing happens
     second.train()
-    train(second)
+    models.train(second, [0])
     second.destroy()
     second.destroy()
     third, *_ = initialize(model=model, config=config | {"optimizer": models.adamw(eps=1e-3)})
-    train(third, first=1)
+    models.train(third, [1])
     third.destroy()
     plain = torch.optim.AdamW(reference.parameters(), lr=1e-2, eps=1e-3, weight_decay=0)
     expected = None
@@ -309,19 +290,19 @@ def side_by_side():
         if together:
             for step in range(2):
                 with torch.no_grad():
-                    kept = loss_of(reference, 0).item()
-                train(first, first=step)
-                train(second, first=step)
+                    kept = models.part_loss(reference, 0).item()
+                models.train(first, [step])
+                models.train(second, [step])
         else:
-            train(first, 2)
-            train(second, 2)
+            models.train(first, range(2))
+            models.train(second, range(2))
             with torch.no_grad():
-                kept = loss_of(reference, 0).item()
+                kept = models.part_loss(reference, 0).item()
         digests.append([first.parameter_digest(), second.parameter_digest(), round(kept, 5)])
         reference.destroy()
-        train(first)
+        models.train(first, [0])
         first.destroy()
-        train(second)
+        models.train(second, [0])
         second.destroy()
     return digests
 
@@ -378,7 +359,7 @@ def test_generation_above_its_budget_gathers_for_every_token():
 
 def destroyed():
     engine = make(3)
-    optimizer, train_loss = engine.optimizer, loss_of(engine, 0)
+    optimizer, train_loss = engine.optimizer, models.part_loss(engine, 0)
     engine.backward(train_loss)
     engine.destroy()
     engine.destroy()

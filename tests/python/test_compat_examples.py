@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from built import REPOSITORY, ZEROSHARD, needs
-from test_launcher import environment
+from launched import environment
 
 pytestmark = needs(ZEROSHARD)
 EXAMPLES = REPOSITORY / "examples" / "python"

@@ -4,52 +4,22 @@ import models
 import pytest
 import torch
 import world
-from test_misuse import message_of
+from errors import message_of
 from zeroshard.compat import fragments
 from zeroshard.compat.deepspeed import initialize
 
 LR, EPS = 1e-2, 1e-3  # with a small eps, rounding errors of small gradients decide about updates
 
 
-class Tied(torch.nn.Module):
-    """A tied weight, a frozen layer, one without a gradient, and sizes that no number of ranks divides."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = torch.nn.ModuleList([models.Residual(30) for _ in range(2)])
-        self.first = torch.nn.Linear(10, 30)
-        self.last = torch.nn.Linear(30, 10, bias=False)
-        self.again = torch.nn.Linear(10, 30, bias=False)
-        self.again.weight = self.first.weight
-        self.frozen = torch.nn.Linear(30, 30).requires_grad_(False)
-        self.unused = torch.nn.Linear(3, 3)
-
-    def forward(self, x):
-        x = self.first(x) + self.again(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.last(self.frozen(x))[:, :5]
-
-
-def tied():
-    torch.manual_seed(0)
-    return Tied()
-
-
 def make(stage, dtype="fp32", accumulation=1, optimizer="AdamW", **blocks):
     blocks = {"optimizer": {"type": optimizer, "params": {"lr": LR, "eps": EPS}}, **blocks}
-    model = tied()
+    model = models.tied()
     config = models.configuration(stage, dtype, accumulation=accumulation, **blocks)
     return model, initialize(model=model, config=config)[0]
 
 
-def loss_of(model, step, rank, ranks, micro=0):
-    x, y = (models.share(each, rank, ranks) for each in models.vectors(step, micro, 2 * ranks))
-    return torch.nn.functional.mse_loss(model(x.to(next(model.parameters()).dtype)).float(), y)
-
-
 def backward(engine, step, micro=0):
-    engine.backward(loss_of(engine, step, world.rank(), world.size(), micro))
+    engine.backward(models.part_loss(engine, step, micro))
 
 
 def close(a, b, tolerance=1e-5):
@@ -59,14 +29,14 @@ def close(a, b, tolerance=1e-5):
 def all_of(stage, dtype):
     """After each phase: the names of parameters whose values differ from plain torch's."""
     model, engine = make(stage, dtype)
-    reference = tied() if dtype == "fp32" else tied().to(torch.bfloat16)
+    reference = models.tied() if dtype == "fp32" else models.tied().to(torch.bfloat16)
     masters = {n: p.detach().float().clone() for n, p in reference.named_parameters()}
     plain = torch.optim.AdamW(list(masters.values()), lr=LR, eps=EPS, weight_decay=0)
     wrong, tolerance = [], 1e-5 if dtype == "fp32" else 2e-2
     for step in range(2):
         backward(engine, step)
         for rank in range(world.size()):  # the mean over ranks of the means over their samples
-            (loss_of(reference, step, rank, world.size()) / world.size()).backward()
+            (models.part_loss(reference, step, 0, rank, world.size()) / world.size()).backward()
         grads = {n: p.grad for n, p in reference.named_parameters()}
         for moment in ("before the step", "after the step"):
             for name, param in model.named_parameters():
@@ -101,7 +71,7 @@ def all_of(stage, dtype):
     evaluated = engine.eval()(torch.zeros(1, 10, dtype=next(model.parameters()).dtype)).shape
     kept = fragments.safe_get_full_grad(model.first.weight) is not None
     engine.train()
-    loss_of(engine, 3, 0, 1)
+    models.part_loss(engine, 3, rank=0)
     gone = fragments.safe_get_full_grad(model.first.weight) is None
     return [wrong, list(evaluated), kept, gone]
 
@@ -124,12 +94,12 @@ def unscaled(accumulation):
     """Gradients in fp16 and over micro-batches: without the loss scale, averaged, before clipping."""
     blocks = {"fp16": {"enabled": True, "loss_scale": 512}, "gradient_clipping": 1e-3}
     model, engine = make(2, "fp32", accumulation, **blocks)
-    reference = tied()
+    reference = models.tied()
     for micro in range(accumulation):
         backward(engine, 0, micro)
         engine.step() if micro + 1 < accumulation else None
         for rank in range(world.size()):
-            (loss_of(reference, 0, rank, world.size(), micro) / world.size() / accumulation).backward()
+            (models.part_loss(reference, 0, micro, rank, world.size()) / world.size() / accumulation).backward()
     expected = reference.first.weight.grad
     before = fragments.safe_get_full_grad(model.first.weight)
     engine.step()
@@ -145,7 +115,7 @@ def test_gradients_have_no_loss_scale_and_are_not_clipped(accumulation):
 def one_sided():
     """A layer that only rank 1 uses, while rank 0 keeps its gradient."""
     model, engine = make(2)
-    loss = loss_of(engine, 0, world.rank(), world.size())
+    loss = models.part_loss(engine, 0)
     if world.rank() == 1:
         loss = loss + model.unused(torch.ones(1, 3)).sum()
     engine.backward(loss)
@@ -186,7 +156,7 @@ def set_and_get(stage, dtype):
         same.append(state["first.weight"] is state["again.weight"])
     x = torch.ones(2, 10, dtype=next(model.parameters()).dtype)
     before = engine(x).detach().float()
-    reference = tied()
+    reference = models.tied()
     with torch.no_grad():
         for param in (param for param in reference.parameters() if param.requires_grad):
             param.copy_(torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
@@ -249,17 +219,17 @@ def test_local_values_are_cuts_of_the_full_ones(ranks, stage):
 
 def outside():
     """An optimizer that the core does not know: its own states."""
-    model = tied()
+    model = models.tied()
     own = torch.optim.RMSprop(model.parameters(), lr=LR, momentum=0.5)
     engine = initialize(model=model, optimizer=own, config=models.configuration(3))[0]
-    reference, weight = tied(), model.first.weight
+    reference, weight = models.tied(), model.first.weight
     theirs = torch.optim.RMSprop(reference.parameters(), lr=LR, momentum=0.5)
     none = fragments.safe_get_full_optimizer_state(weight, "square_avg") is None
     early = message_of(lambda: fragments.safe_set_full_optimizer_state(model.first.bias, torch.ones(30), "square_avg"))
     backward(engine, 0)
     engine.step()
     for rank in range(world.size()):
-        (loss_of(reference, 0, rank, world.size()) / world.size()).backward()
+        (models.part_loss(reference, 0, 0, rank, world.size()) / world.size()).backward()
     theirs.step()
     states = [
         close(fragments.safe_get_full_optimizer_state(weight, key), theirs.state[reference.first.weight][key])
@@ -309,7 +279,7 @@ def mischief(stage):
     with engine.no_sync():
         backward(engine, 0)
     engine.step()
-    loss_of(engine, 0, world.rank(), world.size()).backward()
+    models.part_loss(engine, 0).backward()
     said["plain"] = float(fragments.safe_get_full_grad(weight).abs().sum()) > 0
     engine.step()
     late = message_of(lambda: fragments.safe_set_full_grad(weight, torch.ones(30, 10)))

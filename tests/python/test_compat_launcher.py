@@ -5,7 +5,11 @@ import socket
 
 import pytest
 from built import ZEROSHARD, needs
-from test_launcher import environment, run, script  # noqa: F401 - a fixture
+from launched import (
+    environment,
+    run,
+    script,  # noqa: F401 - a fixture
+)
 
 pytestmark = needs(ZEROSHARD)
 SAY = "print('SAID', os.environ['WORLD_SIZE'], os.environ.get('CUDA_VISIBLE_DEVICES'), sorted(os.sched_getaffinity(0)))"
@@ -20,7 +24,7 @@ def said(*arguments, **variables):
 
 
 @pytest.mark.skipif(any(name[6:].isdigit() for name in os.listdir("/dev") if name[:6] == "nvidia"), reason="a GPU")
-def test_gpus_on_a_host_without_any(script):  # noqa: F811
+def test_gpus_on_a_host_without_any(script):
     """N ranks on its CPUs, and one line that says so."""
     for option in ("--num_gpus", "--num_accelerators"):
         ranks, err = said(option, "2", script(SAY))
@@ -40,13 +44,13 @@ def test_gpus_on_a_host_without_any(script):  # noqa: F811
     ],
 )
 @pytest.mark.skipif(any(name[6:].isdigit() for name in os.listdir("/dev") if name[:6] == "nvidia"), reason="a GPU")
-def test_a_rank_for_each_chosen_gpu(script, visible, filter_, left):  # noqa: F811
+def test_a_rank_for_each_chosen_gpu(script, visible, filter_, left):
     ranks, _ = said(*filter_, script(SAY), CUDA_VISIBLE_DEVICES=visible)
     count = left.count(",") + 1
     assert [line.split(" [")[0] for line in ranks] == [f"{count} {left}"] * count
 
 
-def test_a_hostfile_of_this_host(script, tmp_path):  # noqa: F811
+def test_a_hostfile_of_this_host(script, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("# ours\n\nlocalhost slots=2\n")
     ranks, _ = said("--hostfile", str(hosts), script(SAY))
@@ -55,7 +59,7 @@ def test_a_hostfile_of_this_host(script, tmp_path):  # noqa: F811
     assert len(ranks) == 1
 
 
-def test_each_rank_has_its_cores(script):  # noqa: F811
+def test_each_rank_has_its_cores(script):
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("one core")
@@ -68,7 +72,7 @@ def test_each_rank_has_its_cores(script):  # noqa: F811
     assert ranks == [f"1 None [{cores[1]}]"]
 
 
-def test_logs_of_ranks(script, tmp_path):  # noqa: F811
+def test_logs_of_ranks(script, tmp_path):
     said("--nproc", "2", "--enable_each_rank_log", str(tmp_path / "logs"), script(SAY))
     assert sorted(os.listdir(tmp_path / "logs")) == ["rank-0.log", "rank-1.log"]
     said("--nproc", "1", "--enable_each_rank_log=None", script(SAY))

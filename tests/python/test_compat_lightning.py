@@ -9,7 +9,7 @@ import pytest
 import torch
 import world
 from built import ZEROSHARD, needs
-from test_compat_start import run
+from deepspeed_scripts import run
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "lightning_trainer.py")
 

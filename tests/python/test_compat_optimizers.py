@@ -7,7 +7,7 @@ import models
 import pytest
 import torch
 import world
-from test_misuse import message_of
+from errors import message_of
 from zeroshard.compat import fragments, ops
 from zeroshard.compat import optimizer as optimizers
 from zeroshard.compat.deepspeed import initialize
@@ -24,8 +24,7 @@ CASES = [(name, settings) for name, cases in KINDS.items() for settings in cases
 
 
 def loss_of(model, step, rank=0, ranks=1):
-    x, y = (models.share(each, rank, ranks) for each in models.vectors(step, 0, 2 * ranks, WIDTH))
-    return torch.nn.functional.mse_loss(model(x), y)
+    return models.part_loss(model, step, 0, rank, ranks, WIDTH)
 
 
 def train(engine, steps, first=0):

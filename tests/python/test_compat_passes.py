@@ -7,8 +7,8 @@ import models
 import pytest
 import torch
 import world
-from test_compat_engine import loss_of, make
-from test_misuse import message_of
+from deepspeed_engines import make
+from errors import message_of
 from zeroshard.compat import fragments
 
 
@@ -26,7 +26,7 @@ def coalesced(stage, dtype):
                 with engine.coalesce_grad_reduction():
                     for micro in range(3):
                         engine.set_gradient_accumulation_boundary(micro == 2)
-                        engine.backward(loss_of(engine, step, micro))
+                        engine.backward(models.part_loss(engine, step, micro))
                     said.append(message_of(engine.step))
                     said.append(message_of(engine.coalesce_grad_reduction().__enter__))
                 grad = fragments.safe_get_full_grad(engine.module.head.weight)
@@ -34,7 +34,7 @@ def coalesced(stage, dtype):
             else:
                 for micro in range(3):
                     engine.set_gradient_accumulation_boundary(micro == 2)
-                    engine.backward(loss_of(engine, step, micro))
+                    engine.backward(models.part_loss(engine, step, micro))
             engine.step()
         assert engine.global_steps == 2
         digests.append(engine.parameter_digest())
@@ -63,7 +63,7 @@ def sums(stage):
         engine = make(stage, accumulation=2)
         with engine.coalesce_grad_reduction() if together else contextlib.nullcontext():
             for micro in range(2):
-                engine.backward(loss_of(engine, 0, micro))
+                engine.backward(models.part_loss(engine, 0, micro))
             local = message_of(partial(fragments.safe_get_full_grad, engine.module.head.weight))
             assert local is None or (together and "on this rank only" in local), local
         grads.append([fragments.safe_get_full_grad(param) for param in engine.module.parameters()])

@@ -5,7 +5,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_compat_engine import make
+from deepspeed_engines import make
 
 
 def pieces(stage, dtype):

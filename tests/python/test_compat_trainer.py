@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from built import ZEROSHARD, needs
-from test_compat_start import called, run
+from deepspeed_scripts import called, run
 
 pytestmark = needs(ZEROSHARD)
 SCRIPT = str(Path(__file__).parent / "scripts" / "trainers.py")

@@ -8,7 +8,7 @@ import models
 import pytest
 import transformers
 from built import ZEROSHARD, needs
-from test_compat_start import called, run
+from deepspeed_scripts import called, run
 from zeroshard.compat.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 pytestmark = needs(ZEROSHARD)

@@ -6,7 +6,7 @@ from pathlib import Path
 import models
 import pytest
 from built import ZEROSHARD, needs
-from test_compat_start import called, run
+from deepspeed_scripts import called, run
 from test_compat_transformers import check_near
 
 pytestmark = needs(ZEROSHARD)

@@ -9,8 +9,8 @@ import test_generate
 import test_train_command
 import torch
 from built import ZEROSHARD_TORCH, needs
-from test_train_command import BATCH, LENGTH, STEPS, metrics, plain_losses
 from tokenizer_data import learnable_tokens
+from train_program import BATCH, LENGTH, STEPS, metrics, plain_losses
 
 pytestmark = [needs(ZEROSHARD_TORCH), *devices.NEEDS_GPU]
 

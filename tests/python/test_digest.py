@@ -9,7 +9,6 @@ from pathlib import Path
 import models
 import pytest
 import simulated
-import torch
 import world
 import zeroshard
 
@@ -158,20 +157,15 @@ def digests_of_summed_losses(dtype):
         engine, *_ = zeroshard.initialize(model=models.stack(), config=config)
         for step in range(3):
             with engine.no_sync():
-                engine.backward(loss_of(engine, step, 0))
-            engine.backward(loss_of(engine, step, 1) + loss_of(engine, step, 2))
+                engine.backward(models.own_loss(engine, step, 0))
+            engine.backward(models.own_loss(engine, step, 1) + models.own_loss(engine, step, 2))
             engine.step()
             with engine.no_sync():
-                engine.backward(loss_of(engine, step, 3))
-            engine.backward(loss_of(engine, step, 4))
+                engine.backward(models.own_loss(engine, step, 3))
+            engine.backward(models.own_loss(engine, step, 4))
             engine.step()
         digests.append(engine.parameter_digest())
     return digests
-
-
-def loss_of(engine, step, micro):
-    x, y = models.vectors(step, 10 * engine.rank() + micro, 2)
-    return torch.nn.functional.mse_loss(engine(x.to(next(engine.parameters()).dtype)).float(), y)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

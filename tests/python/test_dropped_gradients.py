@@ -1,6 +1,7 @@
 """What scripts do to ``param.grad`` between backward and step works as in PyTorch, or an error says how to do it."""
 
 import copy
+import functools
 import re
 
 import models
@@ -28,13 +29,7 @@ def pair(stage, **more):
     return engine, plain, torch.optim.SGD(plain.parameters(), **settings)
 
 
-def loss_of(model, step, micro=0):
-    """Of this rank's samples for an engine, of all samples for a plain model."""
-    x, y = models.vectors(step, micro, 2 * world.size(), WIDTH)
-    if isinstance(model, zeroshard.Engine):
-        x, y = (models.share(each, world.rank(), world.size()) for each in (x, y))
-        x = x.to(next(model.module.parameters()).dtype)
-    return torch.nn.functional.mse_loss(model(x).float(), y)
+loss_of = functools.partial(models.batch_loss, width=WIDTH)
 
 
 def zero_grad(module):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_misuse import message_of
+from errors import message_of
 
 RAMP = (1, 3, 2, 1)  # micro-batches of each step
 

@@ -14,25 +14,12 @@ import simulated
 import torch
 import world
 import zeroshard
+from leftovers import END_S, nothing_left  # noqa: F401 - a fixture that is always used
 from saved import manifest_of
 from torch import nn
 
 pytestmark = pytest.mark.fault
 TRANSPORTS = ["shm", "process_group"]
-END_S = 15  # by then every rank has ended
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """No file of a world stays in /dev/shm."""
-    before = set(os.listdir("/dev/shm"))
-    yield
-    left = {name for name in set(os.listdir("/dev/shm")) - before if "zeroshard" in name or "torch" in name}
-    deadline = time.monotonic() + END_S
-    while left and time.monotonic() < deadline:  # tests that run beside this one may have some for a moment
-        time.sleep(0.05)
-        left &= set(os.listdir("/dev/shm"))
-    assert not left
 
 
 def configuration(stage=3, transport="shm", timeout_s=8, **blocks):

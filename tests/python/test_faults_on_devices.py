@@ -7,8 +7,8 @@ import pytest
 import simulated
 import world
 import zeroshard
+from leftovers import END_S
 from test_faults import (
-    END_S,
     call_another_unit,
     configuration,
     disturb,

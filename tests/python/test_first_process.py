@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from built import ZEROSHARD, needs
-from test_launcher import (
+from launched import (
     DAEMON,
     NOTE,
     WAIT,
@@ -27,7 +27,7 @@ ORPHAN = "subprocess.run(['sh', '-c', 'sleep 0.1 &'])\n"
 
 
 @pytest.fixture
-def start(script, tmp_path):  # noqa: F811
+def start(script, tmp_path):
     """Starts a job of two ranks in a process namespace of its own; gives it and the number of its launcher outside."""
     if shutil.which("unshare") is None or subprocess.run([*CONTAINER, "true"], capture_output=True).returncode != 0:
         pytest.skip("no process namespaces here")

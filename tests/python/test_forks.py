@@ -12,23 +12,9 @@ import pytest
 import torch
 import world
 import zeroshard
-from models import adamw, configuration, stack, vectors
+from models import DTYPES, own_loss, stack_engine, train, vectors
 
-DTYPES = ("fp32", "bf16", "fp16")
 pytestmark = pytest.mark.fault
-
-
-def engine_for(stage, dtype, transport="auto"):
-    config = configuration(stage, dtype, optimizer=adamw(), zeroshard={"transport": transport})
-    return zeroshard.initialize(model=stack(), config=config)[0]
-
-
-def train(engine, steps):
-    for step in steps:
-        x, y = vectors(step, engine.rank(), 2)
-        loss = torch.nn.functional.mse_loss(engine(x.to(next(engine.parameters()).dtype)).float(), y)
-        engine.backward(loss)
-        engine.step()
 
 
 def in_child(body):
@@ -51,7 +37,7 @@ def in_child(body):
 
 CALLS = {
     "forward": lambda engine, folder: engine(vectors(0, 0, 2)[0].to(next(engine.parameters()).dtype)),
-    "step": lambda engine, folder: train(engine, [9]),
+    "step": lambda engine, folder: train(engine, [9], own_loss),
     "gathered": lambda engine, folder: zeroshard.gathered(list(engine.parameters())).__enter__(),
     "save": lambda engine, folder: engine.save_checkpoint(folder),
     "load": lambda engine, folder: engine.load_checkpoint(folder),
@@ -60,18 +46,18 @@ CALLS = {
 
 
 def child_calls(stage, dtype, transport, folder):
-    engine = engine_for(stage, dtype, transport)
-    train(engine, range(2))
+    engine = stack_engine(stage, dtype, transport)
+    train(engine, range(2), own_loss)
     answers = []
     for name, call in CALLS.items() if engine.rank() == engine.world_size() - 1 else ():
         answers.append([name, *in_child(lambda call=call: str(call(engine, f"{folder}/ckpt")))])
-    train(engine, range(2, 4))
+    train(engine, range(2, 4), own_loss)
     return answers, engine.parameter_digest()
 
 
 def undisturbed(stage, dtype, transport):
-    engine = engine_for(stage, dtype, transport)
-    train(engine, range(4))
+    engine = stack_engine(stage, dtype, transport)
+    train(engine, range(4), own_loss)
     return engine.parameter_digest()
 
 
@@ -95,10 +81,10 @@ def test_a_forked_child_that_calls_the_engine_is_refused(tmp_path, release):
 
 
 def child_initializes():
-    engine = engine_for(2, "fp32")
-    train(engine, range(2))
-    answer = in_child(lambda: str(engine_for(2, "fp32"))) if engine.rank() == 1 else None
-    train(engine, range(2, 4))
+    engine = stack_engine(2, "fp32")
+    train(engine, range(2), own_loss)
+    answer = in_child(lambda: str(stack_engine(2, "fp32"))) if engine.rank() == 1 else None
+    train(engine, range(2, 4), own_loss)
     return answer
 
 
@@ -112,10 +98,10 @@ SCRIPT = """
 import os, signal, sys
 sys.path.insert(0, {here!r})
 import torch, zeroshard
-from test_forks import engine_for, train
+from models import own_loss, stack_engine, train
 stage, dtype, transport, end = int(sys.argv[1]), *sys.argv[2:]
-engine = engine_for(stage, dtype, transport)
-train(engine, range(2))
+engine = stack_engine(stage, dtype, transport)
+train(engine, range(2), own_loss)
 if end == "save":
     engine.save_checkpoint(os.environ["FOLDER"])
 codes = []
@@ -129,7 +115,7 @@ for _ in range(2):
             del engine
         sys.exit(7)
     codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-train(engine, range(2, 4))
+train(engine, range(2, 4), own_loss)
 print("codes", codes, engine.parameter_digest(), flush=True)
 """
 
@@ -195,7 +181,7 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def data_loader_workers(stage):
-    engine = engine_for(stage, "fp32")
+    engine = stack_engine(stage, "fp32")
     multiprocessing.current_process()._config["daemon"] = False  # the rank's, which lets it have no children
     loader = torch.utils.data.DataLoader(
         Numbers(engine), batch_size=2, num_workers=2, multiprocessing_context=multiprocessing.get_context("fork")

@@ -7,7 +7,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_misuse import message_of
+from errors import message_of
 
 STEPS = 3  # of each of: all trained, some frozen, all trained
 # Sums over ranks are rounded in another order. Adam divides by a gradient's own size, which EPS keeps from being noise.

@@ -9,15 +9,14 @@ import torch
 import world
 import zeroshard
 from built import REPOSITORY, ZEROSHARD, needs
+from errors import message_of
+from launched import environment
 from safetensors.torch import load_file
-from test_compat_fragments import Tied, loss_of
-from test_launcher import environment
-from test_misuse import message_of
 
 
 def make(stage, dtype="fp32", accumulation=1):
     torch.manual_seed(0)
-    model = Tied()
+    model = models.Tied()
     config = models.configuration(stage, dtype, accumulation=accumulation, optimizer=models.adamw(1e-3))
     return model, zeroshard.initialize(model=model, config=config)[0]
 
@@ -27,7 +26,7 @@ def norms_and_whole(stage, dtype, accumulation):
     model, engine = make(stage, dtype, accumulation)
     found = []
     for micro in range(accumulation):
-        engine.backward(loss_of(engine, 0, world.rank(), world.size(), micro))
+        engine.backward(models.part_loss(engine, 0, micro))
         if micro + 1 == accumulation:
             found.append(zeroshard.get_gradient_norms(model))
         engine.step()

@@ -4,8 +4,8 @@ import pytest
 import torch
 import world
 import zeroshard
+from checkpointed import configuration, facts, make, seed, train
 from saved import checkpoints_in
-from test_checkpoint import configuration, facts, make, seed, train
 
 IDS = torch.zeros(4, 6, dtype=torch.long)
 

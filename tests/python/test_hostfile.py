@@ -10,9 +10,13 @@ import time
 import pytest
 from built import REPOSITORY, ZEROSHARD, needs
 from hosts import lan  # noqa: F401 - a fixture
+from launched import (
+    environment,
+    run,
+    script,  # noqa: F401 - a fixture
+)
 from sshd import needs_sshd, serve
 from test_hosts import FOR_EVER, NAMED_WITHIN_S, TRAIN, WAIT, digests, on_one_host, rank_of
-from test_launcher import environment, run, script  # noqa: F401 - a fixture
 from waiting import wait_for
 
 pytestmark = [needs(ZEROSHARD), pytest.mark.fault]
@@ -95,7 +99,7 @@ class Job:
 
 
 @pytest.fixture
-def cluster(lan, tmp_path):  # noqa: F811
+def cluster(lan, tmp_path):
     yield lambda count: Cluster(lan(count), tmp_path)
 
 
@@ -103,7 +107,7 @@ def all_of(count, slots=1):
     return [f"host{number} slots={slots}" for number in range(count)]
 
 
-def running(made, script, count, first=0):  # noqa: F811
+def running(made, script, count, first=0):
     """A job of `count` hosts from `first` on, with a rank on each that runs for ever."""
     job = made.start([f"host{first + number} slots=1" for number in range(count)], script(WAIT))
     job.wait_for(lambda: job.log().count("] here") == count, "ranks")
@@ -118,7 +122,7 @@ def process(host, what):
 @needs_sshd
 @pytest.mark.row("H4")
 @pytest.mark.parametrize(("count", "slots"), [(2, 2), (3, 1)])
-def test_one_command_trains_with_the_bits_of_one_host(cluster, script, count, slots):  # noqa: F811
+def test_one_command_trains_with_the_bits_of_one_host(cluster, script, count, slots):
     made = cluster(count)
     job = made.start(all_of(count, slots), script(TRAIN), made.folder, 5)
     assert job.code() == 0, job.log()
@@ -128,7 +132,7 @@ def test_one_command_trains_with_the_bits_of_one_host(cluster, script, count, sl
 
 @needs_sshd
 @pytest.mark.row("H4")
-def test_hostile_values_arrive_and_run_nothing(cluster, script):  # noqa: F811
+def test_hostile_values_arrive_and_run_nothing(cluster, script):
     """Started on a host that takes no part, under DeepSpeed's name for its options."""
     made = cluster(3)
     where = made.folder / "a $(touch ran) 'b\" \n ü"
@@ -162,7 +166,7 @@ def test_hostile_values_arrive_and_run_nothing(cluster, script):  # noqa: F811
 
 @needs_sshd
 @pytest.mark.row("H5")
-def test_the_code_and_one_report_of_a_rank_that_fails(cluster, script):  # noqa: F811
+def test_the_code_and_one_report_of_a_rank_that_fails(cluster, script):
     made = cluster(3)
     job = made.start(all_of(3), script("if rank == 1: raise ValueError('mine')\n" + WAIT))
     assert job.code() == 1
@@ -188,7 +192,7 @@ KILLED = {
 @needs_sshd
 @pytest.mark.row("H5")
 @pytest.mark.parametrize("victim", KILLED)
-def test_what_is_killed_ends_the_job_on_all_hosts(cluster, script, victim):  # noqa: F811
+def test_what_is_killed_ends_the_job_on_all_hosts(cluster, script, victim):
     made = cluster(3)
     job = running(made, script, 3)
     host, what, why = KILLED[victim]
@@ -205,7 +209,7 @@ def test_what_is_killed_ends_the_job_on_all_hosts(cluster, script, victim):  # n
 @pytest.mark.row("H5")
 @pytest.mark.parametrize("how", ["all its processes are killed", "it is cut off"])
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_host_that_vanishes_ends_the_job(cluster, script, how, first):  # noqa: F811
+def test_a_host_that_vanishes_ends_the_job(cluster, script, how, first):
     """Which of the hosts, and whether the command's own host takes part."""
     made = cluster(3)
     job = running(made, script, 3 - first, first)
@@ -219,7 +223,7 @@ def test_a_host_that_vanishes_ends_the_job(cluster, script, how, first):  # noqa
 @needs_sshd
 @pytest.mark.row("H5")
 @pytest.mark.parametrize("how", ["all its processes are killed", "it is cut off"])
-def test_a_job_ends_with_the_host_of_its_command(cluster, script, how):  # noqa: F811
+def test_a_job_ends_with_the_host_of_its_command(cluster, script, how):
     made = cluster(3)
     running(made, script, 2, first=1)
     began = time.monotonic()
@@ -229,7 +233,7 @@ def test_a_job_ends_with_the_host_of_its_command(cluster, script, how):  # noqa:
 
 @needs_sshd
 @pytest.mark.row("H5")
-def test_a_signal_saves_once_and_stops_all_hosts(cluster, script):  # noqa: F811
+def test_a_signal_saves_once_and_stops_all_hosts(cluster, script):
     made = cluster(2)
     job = made.start(all_of(2), script(TRAIN), made.folder, FOR_EVER)
     job.wait_for(lambda: len(list(made.folder.glob("trains.*"))) == 2, "training")
@@ -242,7 +246,7 @@ def test_a_signal_saves_once_and_stops_all_hosts(cluster, script):  # noqa: F811
 @needs_sshd
 @pytest.mark.row("H5")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_reaches_the_ranks_of_all_hosts(cluster, script, number):  # noqa: F811
+def test_a_signal_reaches_the_ranks_of_all_hosts(cluster, script, number):
     """The same one; a second one kills ranks that do not end."""
     made = cluster(2)
     job = made.start(
@@ -259,7 +263,7 @@ def test_a_signal_reaches_the_ranks_of_all_hosts(cluster, script, number):  # no
 
 @needs_sshd
 @pytest.mark.row("H5")
-def test_a_job_may_be_suspended(cluster, script):  # noqa: F811
+def test_a_job_may_be_suspended(cluster, script):
     """For longer than a connection may be silent."""
     made = cluster(2)
     path = script(WAIT.replace("1000", "3"))
@@ -276,7 +280,7 @@ def test_a_job_may_be_suspended(cluster, script):  # noqa: F811
 
 @needs_sshd
 @pytest.mark.row("H4")
-def test_two_jobs_at_once(cluster, script):  # noqa: F811
+def test_two_jobs_at_once(cluster, script):
     """At a port of its own the second one runs, too; at the first one's it ends, and harms nobody."""
     made = cluster(2)
     go = made.folder / "go"
@@ -295,7 +299,7 @@ def test_two_jobs_at_once(cluster, script):  # noqa: F811
 @needs_sshd
 @pytest.mark.row("H4")
 @pytest.mark.parametrize("fault", ["no such host", "no key", "no sshd", "no zeroshard", "no script", "no folder"])
-def test_a_host_that_cannot_start_is_named(cluster, script, fault):  # noqa: F811
+def test_a_host_that_cannot_start_is_named(cluster, script, fault):
     made = cluster(3)
     lines, options, where = all_of(3), [], made.folder
     path = script(WAIT)
@@ -333,7 +337,7 @@ def test_a_host_that_cannot_start_is_named(cluster, script, fault):  # noqa: F81
 
 @needs_sshd
 @pytest.mark.row("H4")
-def test_a_host_by_itself_may_be_another_one(cluster, script):  # noqa: F811
+def test_a_host_by_itself_may_be_another_one(cluster, script):
     made = cluster(2)
     path = script("print(os.uname().nodename, os.environ['WORLD_SIZE'], flush=True)\nprint('left', end='')\n")
     job = made.start(all_of(2), path, options=["--include", "host1"])
@@ -344,7 +348,7 @@ def test_a_host_by_itself_may_be_another_one(cluster, script):  # noqa: F811
 
 @needs_sshd
 @pytest.mark.row("H4")
-def test_deepspeed_starts_the_hosts(cluster, script):  # noqa: F811
+def test_deepspeed_starts_the_hosts(cluster, script):
     """By the program of that name, with DeepSpeed's first argument, and pdsh as what it asks for."""
     made = cluster(2)
     path = script("print('said', sys.argv[1:], os.environ['WORLD_SIZE'], flush=True)\n")

@@ -12,7 +12,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_checkpoint import Dropping, configuration, facts, seed, train
+from checkpointed import Dropping, configuration, facts, seed, train
 
 pytestmark = pytest.mark.fault
 MAGIC = struct.pack("<I", 0x3C85F7CE)  # what a client of the store sends first

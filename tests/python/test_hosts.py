@@ -10,8 +10,16 @@ import time
 import pytest
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from hosts import lan  # noqa: F401 - a fixture
-from test_launcher import environment, script  # noqa: F401 - a fixture
-from test_train_command import make, metrics, tokens, write  # noqa: F401 - a fixture
+from launched import (
+    environment,
+    script,  # noqa: F401 - a fixture
+)
+from train_program import (
+    make,
+    metrics,
+    tokens,  # noqa: F401 - a fixture
+    write,
+)
 from waiting import wait_for
 
 pytestmark = [needs(ZEROSHARD), pytest.mark.fault]
@@ -76,7 +84,7 @@ def launchers(hosts, folder, *command, nproc=1, options=()):
     return Job(hosts, folder, lambda node: ([ZEROSHARD, *of_all, "--node_rank", node, *command], {}))
 
 
-def train_on(hosts, folder, script, nproc=1):  # noqa: F811
+def train_on(hosts, folder, script, nproc=1):
     """A job in which every rank has trained some steps, and that trains until it is stopped."""
     job = launchers(hosts, folder, script(TRAIN), folder, FOR_EVER, nproc=nproc)
     ranks = len(hosts) * nproc
@@ -88,7 +96,7 @@ def digests(folder, ranks):
     return {(folder / f"digest.{rank}").read_text() for rank in range(ranks)}
 
 
-def on_one_host(folder, script, ranks):  # noqa: F811
+def on_one_host(folder, script, ranks):
     folder.mkdir()
     command = [ZEROSHARD, "run", "--nproc", str(ranks), script(TRAIN), folder, "5"]
     subprocess.run(command, env=environment(), check=True, timeout=150)
@@ -117,7 +125,7 @@ def check_nothing_left(hosts):
 
 @pytest.mark.row("H1")
 @pytest.mark.parametrize(("count", "nproc"), [(2, 2), (3, 1)])
-def test_hosts_train_with_the_bits_of_one(tmp_path, script, lan, count, nproc):  # noqa: F811
+def test_hosts_train_with_the_bits_of_one(tmp_path, script, lan, count, nproc):
     made = lan(count)
     job = launchers(made, tmp_path, script(TRAIN), tmp_path, 5, nproc=nproc)
     assert job.codes() == [0] * count, job.said()
@@ -126,7 +134,7 @@ def test_hosts_train_with_the_bits_of_one(tmp_path, script, lan, count, nproc): 
 
 
 @pytest.mark.row("H1")
-def test_ranks_of_other_launchers_train_with_the_bits_of_one_host(tmp_path, script, lan):  # noqa: F811
+def test_ranks_of_other_launchers_train_with_the_bits_of_one_host(tmp_path, script, lan):
     """As from mpirun or srun: nothing but the variables of a rank."""
 
     def command(node):
@@ -142,7 +150,7 @@ def test_ranks_of_other_launchers_train_with_the_bits_of_one_host(tmp_path, scri
 @pytest.mark.row("H1")
 @needs(ZEROSHARD_TORCH)
 @pytest.mark.parametrize("by", ["zeroshard run", "mpirun"])
-def test_zeroshard_train_has_the_losses_of_one_host(tmp_path, lan, tokens, by):  # noqa: F811
+def test_zeroshard_train_has_the_losses_of_one_host(tmp_path, lan, tokens, by):
     losses = {}
     for ranks_are_on in ("one host", "two hosts"):
         folder = tmp_path / ranks_are_on.replace(" ", "")
@@ -167,7 +175,7 @@ def test_zeroshard_train_has_the_losses_of_one_host(tmp_path, lan, tokens, by): 
 
 
 @pytest.mark.row("H1")
-def test_the_interface_is_the_one_that_leads_to_the_master(lan):  # noqa: F811
+def test_the_interface_is_the_one_that_leads_to_the_master(lan):
     first, second = lan(2)
 
     def told(host, name):
@@ -187,7 +195,7 @@ def test_the_interface_is_the_one_that_leads_to_the_master(lan):  # noqa: F811
 
 @pytest.mark.row("H2")
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_dies_is_named_on_every_host(tmp_path, script, lan, victim):  # noqa: F811
+def test_a_rank_that_dies_is_named_on_every_host(tmp_path, script, lan, victim):
     made = lan(3 if victim else 2)
     job = train_on(made, tmp_path, script)
     began = time.monotonic()
@@ -202,7 +210,7 @@ def test_a_rank_that_dies_is_named_on_every_host(tmp_path, script, lan, victim):
 @pytest.mark.row("H2")
 @pytest.mark.parametrize("how", ["all its processes are killed", "it is cut off"])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_host_that_vanishes_is_named_on_every_other(tmp_path, script, lan, how, victim):  # noqa: F811
+def test_a_host_that_vanishes_is_named_on_every_other(tmp_path, script, lan, how, victim):
     made = lan(3)
     job = train_on(made, tmp_path, script)
     living = [node for node in range(3) if node != victim]
@@ -217,7 +225,7 @@ def test_a_host_that_vanishes_is_named_on_every_other(tmp_path, script, lan, how
 
 @pytest.mark.row("H3")
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_signal_on_any_host_ends_in_one_whole_checkpoint(tmp_path, script, lan, node):  # noqa: F811
+def test_a_signal_on_any_host_ends_in_one_whole_checkpoint(tmp_path, script, lan, node):
     made = lan(2)
     job = train_on(made, tmp_path, script)
     os.kill(launcher_of(made[node]), signal.SIGTERM)
@@ -228,7 +236,7 @@ def test_a_signal_on_any_host_ends_in_one_whole_checkpoint(tmp_path, script, lan
 
 
 @pytest.mark.row("H3")
-def test_a_rank_that_was_asked_to_stop_is_no_failure(tmp_path, script, lan):  # noqa: F811
+def test_a_rank_that_was_asked_to_stop_is_no_failure(tmp_path, script, lan):
     made = lan(2)
     job = train_on(made, tmp_path, script)
     os.kill(rank_of(made[1]), signal.SIGTERM)
@@ -237,7 +245,7 @@ def test_a_rank_that_was_asked_to_stop_is_no_failure(tmp_path, script, lan):  # 
 
 
 @pytest.mark.row("H1")
-def test_a_taken_port_is_told_on_every_host(tmp_path, script, lan):  # noqa: F811
+def test_a_taken_port_is_told_on_every_host(tmp_path, script, lan):
     made = lan(2)
     listen = f"import socket, time; s = socket.create_server(('', {PORT})); print('here', flush=True); time.sleep(1000)"
     other = made[0].start(sys.executable, "-c", listen)

@@ -13,7 +13,10 @@ import time
 import pytest
 import world
 from built import ZEROSHARD, needs
-from test_launcher import environment, script  # noqa: F401 - a fixture
+from launched import (
+    environment,
+    script,  # noqa: F401 - a fixture
+)
 from waiting import wait_for
 
 pytestmark = [needs(ZEROSHARD), pytest.mark.fault]
@@ -53,7 +56,7 @@ def await_ranks(*launchers):
 
 
 @pytest.mark.row("H1")
-def test_ranks_are_told_where_they_meet(start, script):  # noqa: F811
+def test_ranks_are_told_where_they_meet(start, script):
     names = "'RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME', 'MASTER_PORT'"
     path = script(f"print('given', *[os.environ.get(name) for name in [{names}]], flush=True)\n")
     own = {"GLOO_SOCKET_IFNAME": "mine"}
@@ -72,14 +75,14 @@ def test_ranks_are_told_where_they_meet(start, script):  # noqa: F811
         (3, 1, r"has --nnodes 3, node 0 .* has 2"),
     ],
 )
-def test_hosts_that_were_started_differently_are_refused(start, script, nnodes, nproc, message):  # noqa: F811
+def test_hosts_that_were_started_differently_are_refused(start, script, nnodes, nproc, message):
     codes, said = ends(start(0, 2, script(WAIT)), start(1, nnodes, script(WAIT), nproc=nproc))
     assert 0 not in codes
     assert all(re.search(message, text) for text in said), said
 
 
 @pytest.mark.row("H1")
-def test_a_second_launcher_of_a_node_is_sent_away(start, script):  # noqa: F811
+def test_a_second_launcher_of_a_node_is_sent_away(start, script):
     first, second = start(1, 3, script(WAIT)), start(1, 3, script(WAIT))
     node_0 = start(0, 3, script(WAIT))
     ended = wait_for(lambda: [one for one in (first, second) if one.poll() is not None], "one to be sent away")
@@ -92,7 +95,7 @@ def test_a_second_launcher_of_a_node_is_sent_away(start, script):  # noqa: F811
 
 
 @pytest.mark.row("H1")
-def test_a_launcher_may_come_late_and_a_second_one_is_told_that_the_job_runs(start, script):  # noqa: F811
+def test_a_launcher_may_come_late_and_a_second_one_is_told_that_the_job_runs(start, script):
     path = script(WAIT)
     launchers = [start(node, 3, "--stall-timeout", 1, path) for node in range(2)]
     time.sleep(2.5)  # longer than --stall-timeout
@@ -105,7 +108,7 @@ def test_a_launcher_may_come_late_and_a_second_one_is_told_that_the_job_runs(sta
 
 
 @pytest.mark.row("H1")
-def test_two_launchers_of_a_node_that_come_at_once_are_one_too_many(start, script):  # noqa: F811
+def test_two_launchers_of_a_node_that_come_at_once_are_one_too_many(start, script):
     node_0 = start(0, 3, script(WAIT))
     wait_for(lambda: connected(start.port), "node 0 to listen").close()
     node_0.send_signal(signal.SIGSTOP)
@@ -122,7 +125,7 @@ def connected(port):
 
 
 @pytest.mark.row("H1")
-def test_what_is_no_launcher_is_told_or_left_alone(start, script):  # noqa: F811
+def test_what_is_no_launcher_is_told_or_left_alone(start, script):
     """Node 0 waits on when another program looks in; another program in its place is an error on node 1."""
     node_0 = start(0, 2, script("sys.exit(0)\n"))
     with wait_for(lambda: connected(start.port), "node 0 to listen") as foreign:
@@ -145,7 +148,7 @@ def test_what_is_no_launcher_is_told_or_left_alone(start, script):  # noqa: F811
 
 @pytest.mark.row("H1")
 @pytest.mark.parametrize("name", [[], ["--job", "other"]])
-def test_a_launcher_of_another_job_is_sent_away(start, script, name):  # noqa: F811
+def test_a_launcher_of_another_job_is_sent_away(start, script, name):
     """One that differs in its options would end the job without --job."""
     path = script("sys.exit(0)\n")
     node_0 = start(0, 2, "--job", "mine", path)
@@ -159,7 +162,7 @@ def test_a_launcher_of_another_job_is_sent_away(start, script, name):  # noqa: F
 
 @pytest.mark.row("H2")
 @pytest.mark.parametrize("node", [0, 1, 2])
-def test_the_exit_code_of_a_rank_is_that_of_every_host(start, script, node):  # noqa: F811
+def test_the_exit_code_of_a_rank_is_that_of_every_host(start, script, node):
     path = script(HERE + f"sys.exit(7) if rank == {node} else time.sleep(1000)\n")
     codes, said = ends(*(start(each, 3, path) for each in range(3)))
     assert codes == [7] * 3
@@ -167,7 +170,7 @@ def test_the_exit_code_of_a_rank_is_that_of_every_host(start, script, node):  # 
 
 
 @pytest.mark.row("H2")
-def test_a_rank_that_cannot_be_started_ends_the_job(start, tmp_path, script):  # noqa: F811
+def test_a_rank_that_cannot_be_started_ends_the_job(start, tmp_path, script):
     program = tmp_path / "program"
     program.write_text("no program")
     program.chmod(0o755)
@@ -176,7 +179,7 @@ def test_a_rank_that_cannot_be_started_ends_the_job(start, tmp_path, script):  #
 
 
 @pytest.mark.row("H2")
-def test_a_killed_launcher_is_named(start, script):  # noqa: F811
+def test_a_killed_launcher_is_named(start, script):
     launchers = [start(node, 2, script(WAIT)) for node in range(2)]
     await_ranks(*launchers)
     launchers[1].kill()
@@ -185,7 +188,7 @@ def test_a_killed_launcher_is_named(start, script):  # noqa: F811
 
 
 @pytest.mark.row("H3")
-def test_node_0_stays_until_all_ranks_have_ended(start, script, tmp_path):  # noqa: F811
+def test_node_0_stays_until_all_ranks_have_ended(start, script, tmp_path):
     """It passes on what the others tell: node 2 learns of the failure of node 1."""
     path = script(
         f"if rank == 1:\n    while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n    sys.exit(5)\n"
@@ -199,7 +202,7 @@ def test_node_0_stays_until_all_ranks_have_ended(start, script, tmp_path):  # no
 
 
 @pytest.mark.row("H3")
-def test_a_job_that_a_signal_ends_after_the_ranks_of_node_0(start, script):  # noqa: F811
+def test_a_job_that_a_signal_ends_after_the_ranks_of_node_0(start, script):
     launchers = [
         start(node, 2, script("if rank == 1: print('here', flush=True); time.sleep(1000)\n")) for node in (0, 1)
     ]
@@ -209,7 +212,7 @@ def test_a_job_that_a_signal_ends_after_the_ranks_of_node_0(start, script):  # n
 
 
 @pytest.mark.row("H3")
-def test_a_signal_to_all_hosts_counts_once(start, script, tmp_path):  # noqa: F811
+def test_a_signal_to_all_hosts_counts_once(start, script, tmp_path):
     """As from Slurm: the second one of each launcher, which comes later than a moment, would kill its ranks."""
     path = script(
         "def save(*_):\n    time.sleep(2)\n    print('saved', flush=True)\n    sys.exit(143)\n"
@@ -226,7 +229,7 @@ def test_a_signal_to_all_hosts_counts_once(start, script, tmp_path):  # noqa: F8
 
 
 @pytest.mark.row("H3")
-def test_a_second_signal_kills_on_every_host(start, script):  # noqa: F811
+def test_a_second_signal_kills_on_every_host(start, script):
     path = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT)
     launchers = [start(node, 2, path) for node in range(2)]
     await_ranks(*launchers)

@@ -11,7 +11,18 @@ import torch
 import transformers
 from built import BUILD, ZEROSHARD_TORCH, needs
 from test_causal_lm import CASES, ROWS, difference, make_batch, make_model, run_model
-from test_train_command import BATCH, LENGTH, OPTIMIZER, STEPS, make, metrics, perplexity, run, tokens, write
+from train_program import (
+    BATCH,
+    LENGTH,
+    OPTIMIZER,
+    STEPS,
+    make,
+    metrics,
+    perplexity,
+    run,
+    tokens,  # noqa: F401 - a fixture
+    write,
+)
 
 pytestmark = needs(ZEROSHARD_TORCH, BUILD / "tests" / "run_model")
 assert tokens  # a fixture

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 import world
 import zeroshard
+from models import DTYPES, stack_engine, train
 from soak_job import holds
-from test_forks import DTYPES, engine_for, train
 
 pytestmark = pytest.mark.fault
 WARM = 4  # engines until each allocator has what it needs
@@ -20,11 +20,11 @@ LATE_FILES = 8  # that Gloo has yet to close: fewer than the 15 that the groups 
 def make_many(stage, dtype, transport, count, fail=False):
     notes = []
     for _ in range(count):
-        engine = engine_for(stage, dtype, transport)
+        engine = stack_engine(stage, dtype, transport)
         train(engine, range(2))
         if fail:
             with pytest.raises(zeroshard.ValueError, match="the ranks disagree on the configuration"):
-                engine_for(stage if engine.rank() else 3 - stage, dtype, transport)
+                stack_engine(stage if engine.rank() else 3 - stage, dtype, transport)
         digest = engine.parameter_digest()
         del engine
         gc.collect()
@@ -66,7 +66,7 @@ def test_ranks_that_could_not_make_an_engine_leave_nothing_either():
 
 
 def shared_memory_needs_no_group():
-    engine = engine_for(3, "fp32")
+    engine = stack_engine(3, "fp32")
     groups = len(dist.distributed_c10d._world.pg_map)
     train(engine, range(2))
     torch.distributed.barrier()  # of the default group, which is the user's

@@ -7,26 +7,13 @@ import pytest
 import torch
 import world
 import zeroshard
+from errors import message_of
 from zeroshard.initialize import parse_config
-
-
-def message_of(call):
-    try:
-        call()
-    except (zeroshard.Error, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def initialize(model, groups=None, stage=1, **blocks):
     config = models.configuration(stage, **{"optimizer": models.adamw(1e-3)} | blocks)
     return zeroshard.initialize(model=model, model_parameters=groups, config=config)[0]
-
-
-def loss_of(engine, step=0):
-    x, y = models.vectors(step, 0, 2)
-    dtype = next(engine.parameters()).dtype
-    return torch.nn.functional.mse_loss(engine(x.to(dtype)).float(), y)
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------
@@ -125,7 +112,7 @@ def cast(stage, how, **blocks):
     model = models.stack()
     engine = initialize(model, stage=stage, **blocks)
     {"model": model, "engine": engine, "head": model.head}[how].to(torch.float16)
-    return [message_of(lambda: loss_of(engine)), message_of(engine.step)]
+    return [message_of(lambda: models.same_loss(engine)), message_of(engine.step)]
 
 
 @pytest.mark.parametrize("how,first", [("model", "blocks.0.norm.weight"), ("engine", "blocks.0."), ("head", "head.")])
@@ -145,7 +132,7 @@ def plain_backward():
     said = []
     for step in range(2):
         with pytest.raises(RuntimeError) as error:
-            loss_of(engine, step).backward()
+            models.same_loss(engine, step).backward()
         said.append(str(error.value))
     return said
 
@@ -153,7 +140,7 @@ def plain_backward():
 def own_backward_after_plain_steps():
     """A micro-batch without gradients is no loss.backward()."""
     engine = initialize(models.stack(), accumulation=2, fp16={"enabled": True, "initial_scale_power": 4})
-    engine.backward(loss_of(engine))
+    engine.backward(models.same_loss(engine))
     return [message_of(engine.step), message_of(engine.step), engine.was_step_applied()]
 
 

@@ -10,7 +10,7 @@ import simulated
 import torch
 import world
 import zeroshard
-from test_parity import TOLERANCE, difference
+from reference import TOLERANCE, difference
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -12,7 +12,6 @@ import simulated
 import torch
 import world
 import zeroshard
-from test_compat_fragments import loss_of, tied
 from zeroshard.compat import fragments
 from zeroshard.compat.deepspeed import initialize
 
@@ -53,7 +52,7 @@ def configuration(stage, dtype, offload, **blocks):
 
 def make(stage, dtype, offload, groups=False, optimizer=None, **blocks):
     """Ties, a frozen layer and an unused one; with ``groups``, two param groups that cut units in pieces."""
-    model = tied().to(world.device())
+    model = models.tied().to(world.device())
     parameters = None
     if groups:
         flat = [param for param in model.parameters() if param.requires_grad]
@@ -64,13 +63,6 @@ def make(stage, dtype, offload, groups=False, optimizer=None, **blocks):
     engine = initialize(model=model, model_parameters=parameters, optimizer=optimizer, config=config)[0]
     assert engine.zero_cpu_offload() == (bool(offload) and offload not in IN_FILES + ("alone",))
     return model, engine
-
-
-def train(engine, steps, accumulation=1):
-    for step in steps:
-        for micro in range(accumulation):
-            engine.backward(loss_of(engine, step, world.rank(), world.size(), micro))
-            engine.step()
 
 
 def both(run, what=True):
@@ -86,7 +78,7 @@ def see_and_set(stage, dtype, what=True):
         param, other = model.blocks[1].up.weight, model.first.weight
         seen = []
         for step in range(3):
-            engine.backward(loss_of(engine, step, world.rank(), world.size()))
+            engine.backward(models.part_loss(engine, step))
             seen.append(fragments.safe_get_full_grad(param))
             fragments.safe_set_full_grad(other, torch.ones_like(seen[-1].new_empty(30, 10)) * 0.01)
             engine.step()
@@ -133,7 +125,7 @@ def write_and_read(stage, dtype, what=True):
 
     def run(offload):
         model, engine = make(stage, dtype, offload)
-        train(engine, [0])
+        models.train(engine, [0])
         param = model.blocks[0].up.weight
         with torch.no_grad():
             param.copy_(torch.ones_like(param))
@@ -142,7 +134,7 @@ def write_and_read(stage, dtype, what=True):
         local = zeroshard.get_master_weight(param, local=True)
         state = zeroshard.get_optimizer_state(param, "exp_avg", local=True)
         assert local.device == state.device == world.device()
-        train(engine, [1])
+        models.train(engine, [1])
         digest = engine.parameter_digest()
         engine.destroy()
         return master.cpu().unique().tolist(), digest
@@ -165,12 +157,12 @@ def write_to_what_is_not_used_yet(stage, dtype, what=True):
         later, used = model.blocks[0], []
         forward = later.forward
         later.forward = lambda x: forward(x) if used else x
-        train(engine, range(2))
+        models.train(engine, range(2))
         for param in later.parameters():
             param.data.fill_(0.25)
-        train(engine, range(2, 4))
+        models.train(engine, range(2, 4))
         used.append(True)
-        train(engine, range(4, 6))
+        models.train(engine, range(4, 6))
         master = zeroshard.get_master_weight(next(later.parameters()))
         digest = engine.parameter_digest()
         engine.destroy()
@@ -193,10 +185,10 @@ def put_back(stage, dtype, folder, what=True):
     def run(how, offload):
         model, engine = make(stage, dtype, offload)
         params = [param for param in model.parameters() if param.requires_grad]
-        train(engine, range(2))
+        models.train(engine, range(2))
         engine.save_checkpoint(folder, tag=f"{how}-{bool(offload)}")
         engine.wait_for_checkpoint()
-        train(engine, range(2, 4))
+        models.train(engine, range(2, 4))
         own = [param.data.clone() for param in params]
         if how == "set":
             for param in params:
@@ -217,7 +209,7 @@ def put_back(stage, dtype, folder, what=True):
             zeroshard.get_master_weight(params[0])
         for param, values in zip(params, own, strict=True):
             param.data.copy_(values)
-        train(engine, range(5, 7))
+        models.train(engine, range(5, 7))
         digest = engine.parameter_digest()
         engine.destroy()
         return digest
@@ -248,7 +240,7 @@ def outside(stage, dtype, what=True):
     def run(name, offload):
         make_own = functools.partial(getattr(torch.optim, name), lr=1e-2)
         _, engine = make(stage, dtype, offload, optimizer=make_own)
-        train(engine, range(3))
+        models.train(engine, range(3))
         assert {part.master.is_cpu for part in engine._run.core.slices()} == {bool(offload)}
         digest = engine.parameter_digest()
         engine.destroy()
@@ -271,20 +263,20 @@ def save_and_load(folder, stage, dtype, what=True):
     results = []
     for saves in (False, what):
         _, engine = make(stage, dtype, saves)
-        train(engine, range(2))
+        models.train(engine, range(2))
         root = f"{folder}/{saves}"
         engine.save_checkpoint(root)
         engine.save_16bit_model(root, "whole.safetensors")
         saved = engine.parameter_digest()
-        train(engine, range(2, 4))
+        models.train(engine, range(2, 4))
         end = engine.parameter_digest()
         engine.destroy()
         for loads in (False, what):
             _, other = make(stage % 3 + 1, dtype, loads)
-            train(other, [7])
+            models.train(other, [7])
             other.load_checkpoint(root)
             assert other.parameter_digest() == saved, (saves, loads)
-            train(other, range(2, 4))
+            models.train(other, range(2, 4))
             assert other.parameter_digest() == end, (saves, loads)
             other.destroy()
         results.append(end)
@@ -319,12 +311,12 @@ def test_checkpoints_go_between_tiers(tmp_path, ranks, dtype, stage, on, what):
 def load_after_a_forward(folder, offload):
     """Units of a pass without a backward are still gathered, or about to be."""
     _, engine = make(3, "bf16", offload)
-    train(engine, range(1))
+    models.train(engine, range(1))
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
     saved = engine.parameter_digest()
-    train(engine, range(1, 2))
-    loss_of(engine, 5, world.rank(), world.size())
+    models.train(engine, range(1, 2))
+    models.part_loss(engine, 5)
     engine.load_checkpoint(folder)
     return engine.parameter_digest() == saved
 
@@ -340,7 +332,7 @@ def evaluate_frozen(dtype):
     """A model that nobody trains leaves the device."""
     outputs, held = [], []
     for keys in ({}, PARAMETERS):
-        model = tied().to(world.device()).requires_grad_(False)
+        model = models.tied().to(world.device()).requires_grad_(False)
         engine = initialize(model=model, config=models.configuration(3, dtype, zero_optimization=keys))[0].eval()
         lines = engine._run.core.memory()
         held.append([sum(line[2] for line in lines if line[1] == tier) for tier in ("device", "host")])
@@ -364,7 +356,7 @@ def refused(zero=None, own=None, outside=None):
     blocks = {} if outside else {"optimizer": models.adamw(1e-3)}
     config = models.configuration(2, zero_optimization=zero or {}, zeroshard=own or {}, **blocks)
     with pytest.raises(zeroshard.ConfigError) as error:
-        initialize(model=tied().to(world.device()), optimizer=outside, config=config)
+        initialize(model=models.tied().to(world.device()), optimizer=outside, config=config)
     return str(error.value)
 
 

@@ -15,7 +15,7 @@ import transformers
 import world
 import zeroshard
 from built import ZEROSHARD, needs
-from test_compat_start import run
+from deepspeed_scripts import run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from zeroshard import _C, activations

@@ -7,11 +7,6 @@ import world
 import zeroshard
 
 
-def loss_of(model, step):
-    x, y = models.vectors(step, 0, 2)
-    return torch.nn.functional.mse_loss(model(x), y)
-
-
 def make(name, params):
     options = {"Adagrad": {"initial_accumulator_value": 0.3}, "SGD": {"momentum": 0.9}}
     return getattr(torch.optim, name)(params, lr=0.05, **options.get(name.rstrip("+"), {}))
@@ -24,15 +19,15 @@ def go_on(name, stage, warm):
     for step in range(warm):
         for one, optimizer in ((reference, theirs), (model, mine)):
             optimizer.zero_grad()
-            loss_of(one, step).backward()
+            models.same_loss(one, step).backward()
             optimizer.step()
             optimizer.zero_grad()
     engine = zeroshard.initialize(model=model, optimizer=mine, config=models.configuration(stage))[0]
     for step in range(warm, warm + 3):
-        engine.backward(loss_of(engine, step))
+        engine.backward(models.same_loss(engine, step))
         engine.step()
         theirs.zero_grad()
-        loss_of(reference, step).backward()
+        models.same_loss(reference, step).backward()
         theirs.step()
     with zeroshard.gathered(model.parameters()):
         pairs = zip(model.parameters(), reference.parameters(), strict=True)
@@ -63,7 +58,7 @@ def refuse(what):
     model = models.stack()
     optimizer = Rows(model.parameters()) if what == "rows" else torch.optim.AdamW(model.parameters())
     if what == "one rank" and world.rank() == 1:
-        loss_of(model, 0).backward()
+        models.same_loss(model, 0).backward()
         optimizer.step()
     config = models.configuration(1, zero_allow_untested_optimizer=True)
     try:
@@ -89,7 +84,7 @@ def settings(kind):
     group = optimizer.param_groups[0]
     cycled = group["momentum"] if kind == "SGD" else group["betas"][0]
     for step in range(2):
-        engine.backward(loss_of(engine, step))
+        engine.backward(models.same_loss(engine, step))
         engine.step()
         scheduler.step()
     return [names, cycled]
@@ -109,9 +104,9 @@ def train_a_part(stage):
     model, reference = models.stack(), models.stack()
     config = models.configuration(stage, optimizer=models.adamw(0.1))
     engine = zeroshard.initialize(model=model, model_parameters=list(model.head.parameters()), config=config)[0]
-    engine.backward(loss_of(engine, 0))
+    engine.backward(models.same_loss(engine, 0))
     engine.step()
-    loss_of(reference, 0).backward()
+    models.same_loss(reference, 0).backward()
     expected = torch.nn.utils.get_total_norm([param.grad for param in reference.head.parameters()]).item()
     left = [param.grad is None for param in model.parameters()]
     with zeroshard.gathered(model.parameters()):

@@ -90,17 +90,12 @@ def discard_by_the_own_optimizer(name, stage):
         engine = zeroshard.initialize(model=model, optimizer=own, config=models.configuration(stage))[0]
         for step in range(3):
             if discards and step == 1:
-                engine.backward(loss_of(engine, 9))
+                engine.backward(models.own_loss(engine, 9))
                 own.zero_grad(set_to_none=True)
-            engine.backward(loss_of(engine, step))
+            engine.backward(models.own_loss(engine, step))
             engine.step()
         digests.append(engine.parameter_digest())
     return digests
-
-
-def loss_of(model, step):
-    x, y = models.vectors(step, world.rank(), 2)
-    return torch.nn.functional.mse_loss(model(x), y)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
@@ -118,7 +113,7 @@ def use_the_own_optimizer(name, end):
     called, empty = [], own.state_dict()
     config = models.configuration(0)
     engine = zeroshard.initialize(model=model, optimizer=own, config=config)[0]
-    engine.backward(loss_of(engine, 0))
+    engine.backward(models.own_loss(engine, 0))
     engine.step()
     extra = {"params": [torch.nn.Parameter(torch.ones(1))]}
     said = []

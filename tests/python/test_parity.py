@@ -10,11 +10,9 @@ import torch
 import torch.distributed as dist
 import world
 import zeroshard
+from reference import TOLERANCE, difference
 from torch.nn.parallel import DistributedDataParallel
 
-# Both sides compute the same gradients and do the same update in another order of roundings. A difference is relative
-# to the largest value of its tensor.
-TOLERANCE = 1e-6
 # Adam divides by a gradient's own size, however small: an element whose gradient is rounding noise would take steps of
 # the size of the learning rate in either direction. Where gradients of ranks are summed, this bounds such steps.
 EPS = 1e-3
@@ -62,20 +60,6 @@ def decay_groups(model, decay):
         {"params": [p for p in params if p.dim() > 1], "weight_decay": decay},
         {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0, "lr": 3e-3},
     ]
-
-
-def difference(model, reference):
-    """The largest difference of any parameter, relative to the largest value of its tensor."""
-    largest = 0.0
-    with zeroshard.gathered(model.parameters()):
-        for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
-            assert ours.shape == theirs.shape and ours.requires_grad == theirs.requires_grad, name
-            assert torch.isfinite(ours).all() and torch.isfinite(theirs).all(), name
-            if ours.numel() == 0:
-                continue
-            error = (ours.cpu().double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp_min(1e-12)
-            largest = max(largest, error.item())
-    return largest
 
 
 def replicate(model):

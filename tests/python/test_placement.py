@@ -36,21 +36,12 @@ def initialize(*arguments, model=None, **options):
     return zeroshard.initialize(model=model or models.stack(), config=config)[0]
 
 
-def train(engine, steps, accumulation=1):
-    for step in steps:
-        for micro in range(accumulation):
-            x, y = models.vectors(step, 10 * engine.rank() + micro, 2)
-            output = engine(x.to(next(engine.parameters()).dtype)).float()
-            engine.backward(torch.nn.functional.mse_loss(output, y))
-            engine.step()
-
-
 def train_all(dtype, accumulation, transport):
     results = []
     for name, rules in [("stage 0", []), *PLACEMENTS.items()]:
         stage = 0 if name == "stage 0" else 3
         engine = initialize(rules, stage, dtype, accumulation, transport=transport)
-        train(engine, range(4), accumulation)
+        models.train(engine, range(4), models.own_loss, accumulation)
         memory = engine.memory_report()
         assert memory["measured_peak"] == memory["planned"], name
         results.append([name, engine.parameter_digest(), memory["planned"]["parameters"]])
@@ -79,7 +70,7 @@ def train_alone(dtype, accumulation):
         config = configuration([], stage, dtype, accumulation)
         config["zeroshard"]["shard_one_rank"] = shards
         engine = zeroshard.initialize(model=models.stack(), config=config)[0]
-        train(engine, range(4), accumulation)
+        models.train(engine, range(4), models.own_loss, accumulation)
         memory = engine.memory_report()
         assert memory["measured_peak"] == memory["planned"], (stage, shards)
         results.append([stage, shards, engine.parameter_digest(), sorted(memory["planned"])])
@@ -109,10 +100,10 @@ def read_and_write(size):
     ]
     messages = []
     for engine in engines:
-        train(engine, range(2))
+        models.train(engine, range(2), models.own_loss)
         with torch.no_grad():
             engine.module.blocks[1].up.weight.mul_(0.5)
-        train(engine, range(2, 4))
+        models.train(engine, range(2, 4), models.own_loss)
         weight = engine.module.blocks[0].up.weight
         try:
             weight.sum().item()
@@ -130,14 +121,14 @@ def test_a_unit_that_is_whole_is_read_and_written_like_any_tensor():
 
 def save_and_load(folder):
     first = initialize(PLACEMENTS["every other one"], dtype="bf16")
-    train(first, range(2))
+    models.train(first, range(2), models.own_loss)
     first.save_checkpoint(folder)
-    train(first, range(2, 4))
+    models.train(first, range(2, 4), models.own_loss)
     digests = [first.parameter_digest()]
     for rules in PLACEMENTS.values():
         engine = initialize(rules, dtype="bf16", model=models.stack(seed=1))
         engine.load_checkpoint(folder)
-        train(engine, range(2, 4))
+        models.train(engine, range(2, 4), models.own_loss)
         digests.append(engine.parameter_digest())
     return digests
 
@@ -150,9 +141,9 @@ def test_a_checkpoint_loads_under_any_placement(tmp_path):
 def take_over():
     model = models.stack()
     first = initialize(PLACEMENTS["every other one"], model=model)
-    train(first, range(2))
+    models.train(first, range(2), models.own_loss)
     second = initialize(PLACEMENTS["the first two blocks whole"], model=model)
-    train(second, range(2))
+    models.train(second, range(2), models.own_loss)
     with zeroshard.gathered(list(model.parameters())):
         values = [float(param.sum()) for param in model.parameters()]
     second.destroy()

@@ -8,6 +8,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from errors import text_of
 from torch import nn
 
 FAMILIES = {"llama": models.tiny_llama, "gpt2": models.tiny_gpt2}  # GPT-2's head is tied to its embedding
@@ -141,23 +142,17 @@ def test_tokenizers_and_configurations_lie_beside_the_weights(tmp_path):
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
-def message_of(call):
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - the text is compared
-        call()
-    return str(caught.value)
-
-
 def save_badly(folder):
     told = []
     engine = make_engine(nn.Sequential(nn.Linear(40, 40)), 3, "fp32")
-    told.append(message_of(lambda: engine.save_pretrained(folder)))
+    told.append(text_of(lambda: engine.save_pretrained(folder)))
     engine = make_engine(models.tiny_llama(), 3)
     blocked = os.path.join(folder, f"file-of-rank-{world.rank()}")
     if world.rank() == 0:
         open(blocked, "w").close()
-    told.append(message_of(lambda: engine.save_pretrained(blocked)))
-    told.append(message_of(lambda: engine.save_pretrained(folder, state_dict={})))
-    told.append(message_of(lambda: engine.save_pretrained(folder, max_shard_size="a lot")))
+    told.append(text_of(lambda: engine.save_pretrained(blocked)))
+    told.append(text_of(lambda: engine.save_pretrained(folder, state_dict={})))
+    told.append(text_of(lambda: engine.save_pretrained(folder, max_shard_size="a lot")))
     train(engine)  # nothing stays gathered, and ranks still agree
     engine.save_pretrained(folder)
     return told

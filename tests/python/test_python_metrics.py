@@ -14,7 +14,7 @@ import models
 import pytest
 import world
 import zeroshard
-from test_misuse import message_of
+from errors import message_of
 
 
 def make(folder, blocks, dtype="fp32", accumulation=1, model=None):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_checkpoint import make, train
+from checkpointed import make, train
 from test_checkpoint_state import refused, same
 from zeroshard.compat.deepspeed import initialize
 

@@ -4,7 +4,7 @@ import re
 import subprocess
 
 from built import REPOSITORY, ZEROSHARD, needs
-from test_launcher import environment
+from launched import environment
 
 
 @needs(ZEROSHARD)

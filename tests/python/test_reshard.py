@@ -12,8 +12,8 @@ import simulated
 import torch
 import world
 import zeroshard
+from checkpointed import STAGES, WIDTH, Dropping, configuration
 from saved import contents, manifest_of
-from test_checkpoint import STAGES, WIDTH, Dropping, configuration
 from torch import nn
 
 DTYPES = ["fp32", "bf16", "fp16"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_checkpoint import Dropping, configuration, facts, seed
+from checkpointed import Dropping, configuration, facts, seed
 
 SAMPLES = 23  # no number of ranks, and no size of a batch divides them
 POWER = 19  # of the first loss scale: some steps overflow before it fits, and when it has grown again

@@ -8,8 +8,8 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_compat_engine import loss_of, make
-from test_misuse import message_of
+from deepspeed_engines import make
+from errors import message_of
 from zeroshard import checkpoint
 
 
@@ -21,7 +21,7 @@ def save_in_between(folder, stage, accumulation):
         checkpoint.log = told.append
         for step in range(3):
             for micro in range(accumulation):
-                engine.backward(loss_of(engine, step, micro))
+                engine.backward(models.part_loss(engine, step, micro))
                 if saves:
                     engine.save_checkpoint(folder, tag=f"{step}.{micro}")
                 engine.step()
@@ -33,10 +33,10 @@ def save_in_between(folder, stage, accumulation):
     assert (other.global_steps, other.micro_steps, other.global_samples) == (1, accumulation, samples)
     for step in (1, 2):
         for micro in range(accumulation):
-            other.backward(loss_of(other, step, micro))
+            other.backward(models.part_loss(other, step, micro))
             other.step()
     digests.append(other.parameter_digest())
-    refused = message_of(lambda: (other.backward(loss_of(other, 0)), other.load_checkpoint(folder)))
+    refused = message_of(lambda: (other.backward(models.part_loss(other, 0)), other.load_checkpoint(folder)))
     return digests, told, refused
 
 

@@ -9,7 +9,7 @@ import sequences
 import torch
 import world
 import zeroshard
-from test_misuse import message_of
+from errors import message_of
 from torch.nn.attention.flex_attention import create_block_mask
 from zeroshard.sequence_model import _check_call as check_call
 

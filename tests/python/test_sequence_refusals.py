@@ -6,7 +6,7 @@ import sequences
 import torch
 import world
 import zeroshard
-from test_misuse import message_of
+from errors import message_of
 
 
 def with_layer(make):

@@ -8,7 +8,11 @@ import pytest
 import sequences
 import world
 from built import ZEROSHARD, needs
-from test_compat_start import called, run, script  # noqa: F401 (a fixture)
+from deepspeed_scripts import (
+    called,
+    run,
+    script,  # noqa: F401 - a fixture
+)
 
 pytestmark = needs(ZEROSHARD)
 SCRIPT = str(Path(__file__).parent / "scripts" / "sequence_trainer.py")
@@ -171,7 +175,7 @@ tell(told)
 """
 
 
-def test_the_tutorial_of_deepspeed(script, saved):  # noqa: F811
+def test_the_tutorial_of_deepspeed(script, saved):
     ((expected,),) = called(sys.executable, script(ALONE), saved, path=False)
     told = run("--num_gpus", "2", script(TUTORIAL), saved)
     assert [rank for rank, *_ in told] == [0, 1]

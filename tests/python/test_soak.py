@@ -13,8 +13,8 @@ import pytest
 import soak_job
 import world
 from built import ZEROSHARD, needs
-from test_faults import nothing_left  # noqa: F401 (a fixture that is always used)
-from test_launcher import alive, launch, supervisor_of
+from launched import alive, launch, supervisor_of
+from leftovers import nothing_left  # noqa: F401 - a fixture
 
 pytestmark = [needs(ZEROSHARD), pytest.mark.fault]
 RANKS, KEEP = 2, 2

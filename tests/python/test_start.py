@@ -15,7 +15,10 @@ import torch.distributed as dist
 import world
 import zeroshard
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
-from test_launcher import launch, script  # noqa: F401 - a fixture
+from launched import (
+    launch,
+    script,  # noqa: F401 - a fixture
+)
 from zeroshard import _C, distributed, groups, making
 
 pytestmark = pytest.mark.fault
@@ -156,7 +159,7 @@ zeroshard.initialize(model=torch.nn.Linear(4, 4), config=config)
 
 @pytest.mark.row("K9")
 @needs(ZEROSHARD)
-def test_the_launcher_names_a_rank_that_ends_well_before_it_has_come(script):  # noqa: F811
+def test_the_launcher_names_a_rank_that_ends_well_before_it_has_come(script):
     """Of those that wait none is left after seconds; and nothing starts again without need."""
     process = launch("--nproc", "3", script("if rank == 1: sys.exit(0)\n" + INITIALIZE))
     begin = time.monotonic()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from built import ZEROSHARD, needs
-from test_launcher import (
+from launched import (
     DAEMON,
     NOTE,
     WAIT,
@@ -73,7 +73,7 @@ def no_process_left(folder):
 
 
 @pytest.mark.row("K8")
-def test_a_failed_job_starts_again(script, tmp_path):  # noqa: F811
+def test_a_failed_job_starts_again(script, tmp_path):
     """All ranks anew, on another port, with torchrun's variables; the log has both starts."""
     met = tmp_path / "met"
     met.mkdir()
@@ -92,7 +92,7 @@ def test_a_failed_job_starts_again(script, tmp_path):  # noqa: F811
     assert (tmp_path / "logs/rank-1.log").read_text().count('"RANK": "1"') >= 2
 
 
-def test_a_port_of_the_user_stays(script):  # noqa: F811
+def test_a_port_of_the_user_stays(script):
     """Rank 0 can listen on it again at once."""
     import socket
 
@@ -106,28 +106,28 @@ def test_a_port_of_the_user_stays(script):  # noqa: F811
     assert {env["MASTER_PORT"] for env in environments(out).values()} == {port}
 
 
-def test_the_last_failure_gives_the_code(script):  # noqa: F811
+def test_the_last_failure_gives_the_code(script):
     code, _, err = run("--nproc", "1", "--max-restarts", "2", script(RESTART + "sys.exit(10 + restart)"))
     assert code == 12
     assert "not started again: rank 0 ended with exit code 12 and --max-restarts 2 is used up" in err
     assert err.count("begins, with 1 rank\n") == 2
 
 
-def test_a_crash_loop_ends(script):  # noqa: F811
+def test_a_crash_loop_ends(script):
     code, _, err = run("--nproc", "1", "--max-restarts", "1000", script("sys.exit(3)"))
     assert code == 3
     assert err.count("restart 1 of 1000 begins") == err.count("begins") == 1
     assert "not started again: rank 0 ended with exit code 3 before any step, twice in a row" in err
 
 
-def test_without_max_restarts_nothing_starts_again(script):  # noqa: F811
+def test_without_max_restarts_nothing_starts_again(script):
     code, _, err = run("--nproc", "1", script("sys.exit(3)"))
     assert code == 3
     assert "begins" not in err and "again" not in err
 
 
 @pytest.mark.row("K8")
-def test_fewer_ranks(script):  # noqa: F811
+def test_fewer_ranks(script):
     """Rank 2 always fails: after its second failure the job goes on without it."""
     body = ENVIRONMENT + "if rank == 2: sys.exit(4)\nif os.environ['WORLD_SIZE'] == '3': time.sleep(60)\n"
     code, out, err = run("--nproc", "3", "--max-restarts", "5", "--min-ranks", "2", script(body))
@@ -138,7 +138,7 @@ def test_fewer_ranks(script):  # noqa: F811
 
 
 @pytest.mark.row("K8")
-def test_a_rank_that_cannot_be_started_is_left_out(script):  # noqa: F811
+def test_a_rank_that_cannot_be_started_is_left_out(script):
     """For want of file descriptors: the launcher needs some for each rank."""
     body = ENVIRONMENT
     limit = ["sh", "-c", 'ulimit -n 45; exec "$@"', "-"]
@@ -156,7 +156,7 @@ def test_a_rank_that_cannot_be_started_is_left_out(script):  # noqa: F811
 
 @pytest.mark.row("P1")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_users_signal_is_the_end(script, tmp_path, number):  # noqa: F811
+def test_the_users_signal_is_the_end(script, tmp_path, number):
     """Also when the ranks fail because of it, which shows in the exit code."""
     body = f"signal.signal({int(number)}, lambda *_: os._exit(9))\n" + NOTE + WAIT
     process = launch("--nproc", "2", "--max-restarts", "5", script(body))
@@ -168,7 +168,7 @@ def test_the_users_signal_is_the_end(script, tmp_path, number):  # noqa: F811
     assert not any(map(alive, pids))
 
 
-def test_a_signal_while_failed_ranks_end_is_the_end(script, tmp_path):  # noqa: F811
+def test_a_signal_while_failed_ranks_end_is_the_end(script, tmp_path):
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + NOTE
     body += "while rank == 1 and not os.path.exists(os.path.dirname(__file__) + '/go'): time.sleep(0.01)\n"
     path = script(body + "if rank == 1: sys.exit(6)\n" + WAIT)
@@ -184,7 +184,7 @@ def test_a_signal_while_failed_ranks_end_is_the_end(script, tmp_path):  # noqa: 
 
 
 @pytest.mark.row("K5")
-def test_a_stopped_rank_starts_again(script, tmp_path):  # noqa: F811
+def test_a_stopped_rank_starts_again(script, tmp_path):
     body = RESTART + NOTE + "if restart == 0: time.sleep(60)\n"
     process = launch("--nproc", "2", "--stall-timeout", "0.5", "--max-restarts", "1", script(body))
     os.kill(pids_in(tmp_path, 2)[0], signal.SIGSTOP)
@@ -196,7 +196,7 @@ def test_a_stopped_rank_starts_again(script, tmp_path):  # noqa: F811
 
 @pytest.mark.row("K7")
 @pytest.mark.parametrize("victim", ["launcher", "supervisor"])
-def test_kill_9_of_the_launcher_is_the_end(script, tmp_path, victim):  # noqa: F811
+def test_kill_9_of_the_launcher_is_the_end(script, tmp_path, victim):
     """After a restart too; and nobody starts again."""
     path = script(RESTART + "if restart == 0: sys.exit(1)\n" + DAEMON + NOTE + WAIT)
     for _ in range(min(RUNS, 50) or 1):
@@ -250,7 +250,7 @@ print('done')
 
 
 @pytest.mark.row("K5")
-def test_a_hung_rank_is_found_and_shown(script):  # noqa: F811
+def test_a_hung_rank_is_found_and_shown(script):
     """With where each rank waits, its Python and its native stack; then the job starts again."""
     pytest.importorskip("torch")
     pytest.importorskip("zeroshard._C")
@@ -284,7 +284,7 @@ while True:
 
 @pytest.mark.row("P1")
 @pytest.mark.parametrize("whom", ["launcher", "rank"])
-def test_a_signal_ends_in_one_whole_checkpoint(script, tmp_path, whom):  # noqa: F811
+def test_a_signal_ends_in_one_whole_checkpoint(script, tmp_path, whom):
     """Nothing starts again, whoever got the signal."""
     pytest.importorskip("torch")
     pytest.importorskip("zeroshard._C")
@@ -304,7 +304,7 @@ def test_a_signal_ends_in_one_whole_checkpoint(script, tmp_path, whom):  # noqa:
 
 
 @pytest.mark.row("P1")
-def test_a_rank_that_cannot_save_after_a_signal_shows(script, tmp_path):  # noqa: F811
+def test_a_rank_that_cannot_save_after_a_signal_shows(script, tmp_path):
     body = "def save(number, frame): sys.exit('no space left' if rank == 1 else 143)\n"
     process = launch("--nproc", "2", script(body + "signal.signal(signal.SIGTERM, save)\n" + NOTE + WAIT))
     pids_in(tmp_path, 2)
@@ -316,7 +316,7 @@ def test_a_rank_that_cannot_save_after_a_signal_shows(script, tmp_path):  # noqa
 
 
 @pytest.mark.row("P1")
-def test_a_run_under_nohup_outlives_its_terminal(script, tmp_path):  # noqa: F811
+def test_a_run_under_nohup_outlives_its_terminal(script, tmp_path):
     """SIGHUP ends nothing, whoever gets it; training goes on, and SIGTERM still ends it in a checkpoint."""
     pytest.importorskip("torch")
     pytest.importorskip("zeroshard._C")
@@ -346,7 +346,7 @@ def test_a_run_under_nohup_outlives_its_terminal(script, tmp_path):  # noqa: F81
 
 
 @pytest.mark.row("K1")
-def test_a_rank_killed_at_any_time(script, tmp_path):  # noqa: F811
+def test_a_rank_killed_at_any_time(script, tmp_path):
     """SIGKILL of a random rank at a random time: one line names it, all others end, and the restart completes."""
     body = RESTART + "print('up', rank, os.getpid(), flush=True)\n"
     body += "if restart == 0:\n    subprocess.Popen([sys.executable, '-c', 'input()', __file__], stdin=-1)\n"
@@ -379,7 +379,7 @@ def test_a_rank_killed_at_any_time(script, tmp_path):  # noqa: F811
 
 
 @pytest.mark.row("K1")
-def test_a_rank_killed_while_the_job_starts(script, tmp_path):  # noqa: F811
+def test_a_rank_killed_while_the_job_starts(script, tmp_path):
     """Before the launcher has started all others, too: whatever happens, the code is not 0 and nobody is left."""
     path = script(NOTE + WAIT)
     for seed in range(RUNS or 6):
@@ -405,7 +405,7 @@ def first_child(pid):
 
 
 @pytest.mark.row("L1")
-def test_jobs_that_restart_at_once_do_not_collide(script):  # noqa: F811
+def test_jobs_that_restart_at_once_do_not_collide(script):
     """Each rank 0 listens on its port, in both starts, and long enough for the others to come."""
     body = RESTART + ENVIRONMENT
     body += "import socket\ns = socket.create_server(('127.0.0.1', int(os.environ['MASTER_PORT'])))\ntime.sleep(0.1)\n"
@@ -419,7 +419,7 @@ def test_jobs_that_restart_at_once_do_not_collide(script):  # noqa: F811
 
 
 @pytest.mark.row("L2")
-def test_hostile_arguments_arrive_in_every_start(script, tmp_path):  # noqa: F811
+def test_hostile_arguments_arrive_in_every_start(script, tmp_path):
     body = RESTART + "open(f'{sys.argv[1]}.{restart}', 'wb').write(b'\\0'.join(map(os.fsencode, sys.argv[2:])))\n"
     path = script(body + "sys.exit(1 - restart)\n")
     rng = random.Random(2)
@@ -435,7 +435,7 @@ def test_hostile_arguments_arrive_in_every_start(script, tmp_path):  # noqa: F81
 
 
 @pytest.mark.row("L2")
-def test_hostile_variables_arrive(script):  # noqa: F811
+def test_hostile_variables_arrive(script):
     """What the launcher sets wins over what it inherits, an outer job's heartbeat included."""
     body = "print([os.environ[n] for n in ('ZEROSHARD_RESTART_COUNT', 'WORLD_SIZE', 'ODD')], flush=True)\n"
     body += "fd = int(os.environ['ZEROSHARD_HEARTBEAT_FD'])\nprint(os.readlink(f'/proc/self/fd/{fd}').split()[0])\n"
@@ -448,7 +448,7 @@ def test_hostile_variables_arrive(script):  # noqa: F811
 
 
 @pytest.mark.row("L3")
-def test_a_rank_that_reads_and_writes_no_more_stops_no_other(script, tmp_path):  # noqa: F811
+def test_a_rank_that_reads_and_writes_no_more_stops_no_other(script, tmp_path):
     """Four ranks, megabytes each: rank 0 never reads its input, rank 3 is stopped in the midst of its output, and the
     log of rank 2 cannot become longer."""
     megabytes = 100 if RUNS else 4
@@ -491,7 +491,7 @@ def test_a_rank_that_reads_and_writes_no_more_stops_no_other(script, tmp_path): 
 
 @pytest.mark.row("X3")
 @pytest.mark.parametrize("kind", ["link", "dangling", "fifo"])
-def test_a_log_is_a_regular_file(script, tmp_path, kind):  # noqa: F811
+def test_a_log_is_a_regular_file(script, tmp_path, kind):
     """A link that somebody planted would have its target cut, and a FIFO would wait for a reader for ever."""
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -505,7 +505,7 @@ def test_a_log_is_a_regular_file(script, tmp_path, kind):  # noqa: F811
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "new").exists()
 
 
-def test_logs_are_private_and_begin_anew(script, tmp_path):  # noqa: F811
+def test_logs_are_private_and_begin_anew(script, tmp_path):
     for text in ("a long line", "short"):
         code, _, err = run("--nproc", "1", "--log-dir", str(tmp_path / "logs"), script(f"print('{text}')\n"))
         assert code == 0, err
@@ -528,7 +528,7 @@ def count_lines(stream, counts):
 
 
 @pytest.mark.row("X1")
-def test_nothing_listens_beyond_loopback(script, tmp_path):  # noqa: F811
+def test_nothing_listens_beyond_loopback(script, tmp_path):
     """Neither of the launcher's processes listens at all, in a second start with heartbeats neither; rank 0 does on
     loopback."""
     body = RESTART + "if restart == 0: sys.exit(1)\n"

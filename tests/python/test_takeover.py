@@ -8,6 +8,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from errors import message_of
 from waiting import wait_for
 
 
@@ -21,25 +22,6 @@ def initialize(model, stage, dtype="fp32", trains=True, **options):
     return zeroshard.initialize(model=model, config=configuration(stage, dtype, trains), **options)[0]
 
 
-def loss_of(engine, step):
-    x, y = models.vectors(step, world.rank(), 2)
-    return torch.nn.functional.mse_loss(engine(x.to(next(engine.parameters()).dtype)).float(), y)
-
-
-def train(engine, steps):
-    for step in steps:
-        engine.backward(loss_of(engine, step))
-        engine.step()
-
-
-def message_of(call):
-    try:
-        call()
-    except (zeroshard.Error, ValueError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
 def hooks_in(model):
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
@@ -50,15 +32,15 @@ def train_evaluate_train(stages, dtype, optimizer):
     optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2) if optimizer else None
     first = initialize(model, stages[0], dtype, optimizer is None, optimizer=optimizer)
     hooks = hooks_in(model)
-    train(first, range(2))
+    models.train(first, range(2), models.own_loss)
     digests = [first.parameter_digest()]
     middle = initialize(model, stages[1], dtype, trains=False)
     digests.append(middle.parameter_digest())
     with torch.no_grad():
-        loss_of(middle.eval(), 9)
+        models.own_loss(middle.eval(), 9)
     last = initialize(model, stages[2], dtype, optimizer is None, optimizer=optimizer)
     digests.append(last.parameter_digest())
-    train(last.train(), range(2, 4))
+    models.train(last.train(), range(2, 4), models.own_loss)
     said = [message_of(lambda: first(torch.ones(1))), message_of(first.step), message_of(first.parameter_digest)]
     said += [message_of(lambda: first.save_checkpoint("/nowhere")), message_of(lambda: middle(torch.ones(1)))]
     norms = [first.get_global_grad_norm(), last.get_global_grad_norm()]
@@ -92,14 +74,14 @@ def goes_on_as_before(stage):
     for takes_over in (True, False):
         model = models.stack()
         engine = initialize(model, stage)
-        train(engine, range(2))
+        models.train(engine, range(2), models.own_loss)
         if not takes_over:
             with zeroshard.gathered(model.parameters()):
                 values = {name: value.clone() for name, value in model.state_dict().items()}
             model = models.stack(seed=5)
             model.load_state_dict(values)
         engine = initialize(model, stage)
-        train(engine, range(2, 5))
+        models.train(engine, range(2, 5), models.own_loss)
         digests.append(engine.parameter_digest())
     return digests
 
@@ -114,7 +96,7 @@ def take_over_a_part():
     """The head of a model that an engine trains goes into another model."""
     model = models.stack()
     engine = initialize(model, 3)
-    train(engine, range(1))
+    models.train(engine, range(1), models.own_loss)
     with zeroshard.gathered(model.parameters()):
         before = {name: value.clone() for name, value in model.state_dict().items()}
     other = initialize(torch.nn.Sequential(torch.nn.Linear(200, 10), model.head), 3)
@@ -131,7 +113,7 @@ def test_parameters_of_a_part_go_to_the_new_engine_and_the_rest_is_whole():
 def destroy(stage, dtype):
     model = models.stack()
     engine = initialize(model, stage, dtype)
-    train(engine, range(2))
+    models.train(engine, range(2), models.own_loss)
     old_graph = engine(models.vectors(0, 0, 2)[0].to(next(model.parameters()).dtype)).sum()
     with zeroshard.gathered(model.parameters()):
         values = [param.detach().clone() for param in model.parameters()]
@@ -185,7 +167,7 @@ def tensors_outlive_the_engine():
     for stage in (0, 3):
         model = models.stack()
         engine = initialize(model, stage)
-        train(engine, range(1))
+        models.train(engine, range(1), models.own_loss)
         weight, view = model.head.weight, model.head.weight.detach()
         del model, engine
         gc.collect()
@@ -207,7 +189,7 @@ def refuse_a_take_over(stage, optimizer, why):
         model.norm = torch.nn.BatchNorm1d(10)  # it has buffers that another dtype would change
         own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2) if optimizer else None
         engine = initialize(model, stage, "fp32", own is None, optimizer=own)
-        train(engine, range(2))
+        models.train(engine, range(2), models.own_loss)
         if refuses:
             clipping = 1.0 + (world.rank() if why == "ranks" else 0)
             options = {"config": configuration(stage, "bf16", own is None, gradient_clipping=clipping)}
@@ -217,11 +199,11 @@ def refuse_a_take_over(stage, optimizer, why):
                 options["training_data"] = object()
             said.append(failure_of(zeroshard.initialize, model=model, optimizer=own, **options))
             assert model.norm.running_mean.dtype == torch.float32
-        train(engine, range(2, 4))
+        models.train(engine, range(2, 4), models.own_loss)
         digests.append(engine.parameter_digest())
         last = initialize(model, stage, "fp32", own is None, optimizer=own)
         digests[-1] += last.parameter_digest()
-        train(last, range(4, 6))
+        models.train(last, range(4, 6), models.own_loss)
         digests[-1] += last.parameter_digest()
     return [said, digests[0] == digests[1]]
 
@@ -275,11 +257,11 @@ def train_by_one_optimizer(stage, name):
     for how in ("again", "another"):
         model = models.stack()
         own = getattr(torch.optim, name)(model.parameters(), lr=1e-2)
-        train(initialize(model, stage, trains=False, optimizer=own), range(2))
+        models.train(initialize(model, stage, trains=False, optimizer=own), range(2), models.own_loss)
         if how == "another":
             own = getattr(torch.optim, name)(model.parameters(), lr=1e-2)
         engine = initialize(model, stage, trains=False, optimizer=own)
-        train(engine, range(2, 4))
+        models.train(engine, range(2, 4), models.own_loss)
         digests.append(engine.parameter_digest())
     return digests
 
@@ -293,10 +275,10 @@ def test_an_optimizer_may_be_passed_again(ranks, stage, name):
 
 def fail_in_a_collective(engine, sign):
     """After a step rank 1 comes too late to the next one: what each rank says."""
-    train(engine, range(1))
+    models.train(engine, range(1), models.own_loss)
     if world.rank() == 1:
         wait_for(sign.exists, sign, seconds=60)
-    failed = message_of(lambda: train(engine, range(1, 2)))
+    failed = message_of(lambda: models.train(engine, range(1, 2), models.own_loss))
     sign.touch()
     return failed
 
@@ -310,7 +292,7 @@ def destroy_after_a_failed_collective(stage, rules, sign):
     said = message_of(engine.destroy)
     without_values = [name for name, param in model.named_parameters() if not has_values(param)]
     other = initialize(models.stack(), stage)
-    train(other, range(2))
+    models.train(other, range(2), models.own_loss)
     return failed, said, engine._run.has_ended, hooks_in(engine.module), without_values, other.parameter_digest()
 
 
@@ -370,7 +352,7 @@ def take_over_after_a_failed_collective(stage, rules, transport, sign):
     failed = fail_in_a_collective(engine, sign)
     said = [message_of(lambda: zeroshard.initialize(model=model, config=config)) for _ in range(2)]
     other = zeroshard.initialize(model=models.stack(), config=config)[0]
-    train(other, range(2))
+    models.train(other, range(2), models.own_loss)
     return failed, said, engine._run.has_ended, other.parameter_digest()
 
 

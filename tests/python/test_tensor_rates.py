@@ -1,10 +1,12 @@
 """Learning rates that are tensors: shared by param groups, saved, loaded, and compared among ranks."""
 
+import functools
+
 import models
 import pytest
 import torch
 import world
-from test_misuse import message_of
+from errors import message_of
 from zeroshard.compat.deepspeed import initialize
 
 SCHEDULE = {"type": "WarmupLR", "params": {"warmup_min_lr": [0.0, 0.0], "warmup_max_lr": [1.0, 0.25]}}
@@ -22,12 +24,7 @@ def make(kind, scheduler=None):
 
 
 def train(engine, steps=1):
-    for step in range(steps):
-        x, y = (
-            models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 2 * world.size(), 64)
-        )
-        engine.backward(torch.nn.functional.mse_loss(engine(x), y))
-        engine.step()
+    models.train(engine, range(steps), functools.partial(models.part_loss, width=64))
 
 
 def rates_of(own):

@@ -11,7 +11,13 @@ import subprocess
 import numpy
 import pytest
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
-from test_train_command import LENGTH, make, metrics, tokens, write
+from train_program import (
+    LENGTH,
+    make,
+    metrics,
+    tokens,  # noqa: F401 - a fixture
+    write,
+)
 
 pytestmark = needs(ZEROSHARD_TORCH)
 assert tokens  # a fixture

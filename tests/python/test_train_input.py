@@ -9,7 +9,15 @@ import subprocess
 import pytest
 import torch
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
-from test_train_command import command, make, metrics, process_of_rank, run, tokens, write
+from train_program import (
+    command,
+    make,
+    metrics,
+    process_of_rank,
+    run,
+    tokens,  # noqa: F401 - a fixture
+    write,
+)
 from waiting import wait_for
 
 pytestmark = needs(ZEROSHARD_TORCH)

@@ -7,7 +7,14 @@ import subprocess
 
 import pytest
 from built import ZEROSHARD_TORCH, needs
-from test_train_command import STEPS, command, make, run, tokens, write
+from train_program import (
+    STEPS,
+    command,
+    make,
+    run,
+    tokens,  # noqa: F401 - a fixture
+    write,
+)
 
 pytestmark = needs(ZEROSHARD_TORCH)
 assert tokens  # a fixture

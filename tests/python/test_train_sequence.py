@@ -8,8 +8,8 @@ import numpy
 import pytest
 import world
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
-from test_train_command import BATCH, LENGTH, STEPS, command, make, metrics, run, write
 from tokenizer_data import learnable_tokens
+from train_program import BATCH, LENGTH, STEPS, command, make, metrics, run, write
 
 pytestmark = needs(ZEROSHARD_TORCH)
 

@@ -7,16 +7,11 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_faults import (
+from leftovers import (
     END_S,
-    call_another_unit,
-    configuration,
-    evaluate_once_more,
-    nothing_left,  # noqa: F401 (a fixture that is always used)
-    save_alone,
-    skip_a_batch,
-    skip_backward,
+    nothing_left,  # noqa: F401 - a fixture
 )
+from test_faults import call_another_unit, configuration, evaluate_once_more, save_alone, skip_a_batch, skip_backward
 
 pytestmark = pytest.mark.fault
 BATCHES = 5

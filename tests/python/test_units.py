@@ -10,8 +10,8 @@ import pytest
 import torch
 import world
 import zeroshard
+from reference import TOLERANCE, difference
 from test_models import STAGES, WIDTH, configuration, reference_optimizer, reference_step, seeded, stack_loss
-from test_parity import TOLERANCE, difference
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint

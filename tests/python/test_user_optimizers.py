@@ -12,6 +12,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from errors import text_of
 from torch.optim import optimizer as torch_optimizer
 from world import run
 
@@ -240,26 +241,18 @@ CHANGES = {
 }
 
 
-def message_of(call, *arguments):
-    try:
-        call(*arguments)
-    except (zeroshard.Error, RuntimeError) as error:
-        return str(error)
-    return None
-
-
 def case_states(stage):
     engine, own = make(stage)
     params = list(engine.module.parameters())
-    texts = [message_of(change, who.state, params) for change in CHANGES.values() for who in (own, engine.optimizer)]
+    texts = [text_of(change, who.state, params) for change in CHANGES.values() for who in (own, engine.optimizer)]
     backward(engine)
     engine.step()
     own.state = collections.defaultdict(dict)  # only the next step can see it
     backward(engine)
-    texts.append(message_of(engine.step))
+    texts.append(text_of(engine.step))
     engine.step()
     steps = engine.global_steps
-    texts.append(message_of(lambda: setattr(engine.optimizer, "state", {})))
+    texts.append(text_of(lambda: setattr(engine.optimizer, "state", {})))
     engine.destroy()
     own.state.clear()
     engine.module(torch.ones(1, 64)).sum().backward()
@@ -298,7 +291,7 @@ def case_states_outside():
     backward(engine)
     engine.step()
     params = list(engine.module.parameters())
-    texts = [message_of(CHANGES[name], own.state, params) for name in ("set", "read", "asked for")]
+    texts = [text_of(CHANGES[name], own.state, params) for name in ("set", "read", "asked for")]
     return digests[0] == digests[1] != digests[2], texts
 
 
@@ -360,7 +353,7 @@ def test_without_managed_accumulation_every_step_updates(ranks, stage, dtype, ca
 
 def case_boundary_refused():
     engine, _ = make(2, managed_gradient_accumulation=False)
-    return message_of(engine.set_gradient_accumulation_boundary, True)
+    return text_of(engine.set_gradient_accumulation_boundary, True)
 
 
 def test_a_boundary_is_refused_where_every_step_is_one():
@@ -419,7 +412,7 @@ def case_kept():
     front = engine.optimizer
     del engine
     gc.collect()
-    return [message_of(front.step), message_of(own.step)]
+    return [text_of(front.step), text_of(own.step)]
 
 
 def test_an_optimizer_without_its_engine_says_so():
@@ -490,11 +483,11 @@ def case_pickled(stage):
 
     def told():
         return [
-            message_of(copy.deepcopy, engine),
-            message_of(pickle.dumps, engine),
-            message_of(torch.save, module, io.BytesIO()),
-            message_of(pickle.dumps, module[0]),
-            message_of(pickle.dumps, module[0].weight),
+            text_of(copy.deepcopy, engine),
+            text_of(pickle.dumps, engine),
+            text_of(torch.save, module, io.BytesIO()),
+            text_of(pickle.dumps, module[0]),
+            text_of(pickle.dumps, module[0].weight),
         ]
 
     texts = told()
@@ -526,7 +519,7 @@ def case_rates(stage, kind, name):
     if world.rank() == 1:
         group[name] = (0.9, 0.998) if name == "betas" else group[name] + 1e-9
     backward(engine)
-    said = message_of(engine.step)
+    said = text_of(engine.step)
     untouched = engine.parameter_digest() == digest
     group[name] = before
     engine.step()

@@ -7,6 +7,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from errors import text_of
 
 DTYPES = ("fp32", "bf16", "fp16")
 SMALL = [(1, 0, "bf16"), (2, 0, "fp16"), (2, 1, "fp32"), (3, 2, "bf16"), (2, 3, "bf16"), (3, 3, "fp32")]
@@ -30,14 +31,6 @@ def step(engine):
     loss = torch.nn.functional.mse_loss(engine(x.to(next(engine.parameters()).dtype)).float(), y)
     engine.backward(loss)
     engine.step()
-
-
-def message_of(call):
-    try:
-        call()
-    except (zeroshard.Error, RuntimeError) as error:
-        return str(error)
-    return None
 
 
 def values(model):
@@ -144,7 +137,7 @@ def write_on_one_rank(stage, dtype, how):
     step(engine)
     target = model.blocks[1].up.weight
     if stage == 3:
-        return [message_of(lambda: target.data.zero_())]
+        return [text_of(lambda: target.data.zero_())]
     if how == "alone" and world.rank() == 0:
         target.data.flatten()[0]  # reading is no write
         with torch.no_grad():
@@ -152,7 +145,7 @@ def write_on_one_rank(stage, dtype, how):
     elif how == "differently":
         with torch.no_grad():
             target.fill_(world.rank())
-    return [message_of(lambda: step(engine))]
+    return [text_of(lambda: step(engine))]
 
 
 @pytest.mark.row("U3")
@@ -175,7 +168,7 @@ def write_while_reading(stage, dtype, how, who):
                 weight = model.blocks[1].up.weight
                 {"in place": weight.zero_, "data": weight.data.zero_}[how]()
 
-    return message_of(context)
+    return text_of(context)
 
 
 @pytest.mark.row("U3")
@@ -205,7 +198,7 @@ def read_and_modify(stage, dtype):
     step(engine)
     with zeroshard.gathered(weight):
         step(engine)
-    said = message_of(lambda: fail_inside(weight))
+    said = text_of(lambda: fail_inside(weight))
     return [total == total, weight.shape == (models.inner_width(10), 10), said]
 
 
@@ -231,7 +224,7 @@ def fail_half_way(stage, dtype, how, around, persistent):
             before = values(model)
             outer = model.parameters() if around != "nothing" else []
             with zeroshard.gathered(outer, modify_rank=0 if around == "modifying" else None):
-                assert message_of(lambda args=(model.blocks[1], weight, how): change_and_fail(*args)) == "my own"
+                assert text_of(lambda args=(model.blocks[1], weight, how): change_and_fail(*args)) == "my own"
             same = all(torch.equal(before[name], value) for name, value in values(model).items())
         step(engine)
         digests.append(engine.parameter_digest())
@@ -290,7 +283,7 @@ def read_after_a_reading_that_failed(stage):
         raise RuntimeError("my own")
     with torch.no_grad():
         weight.fill_(0.5)  # on all ranks
-    return message_of(lambda: values(model))
+    return text_of(lambda: values(model))
 
 
 def test_a_reading_that_failed_is_over():
@@ -312,13 +305,13 @@ def write_in_forward(who):
             hook = model.blocks[1].register_forward_pre_hook(spoil) if world.rank() in who else None
             held = zeroshard.gathered(model.blocks[1].parameters())
             held.__enter__()  # so that it stays whole
-            said.append(message_of(lambda engine=engine: step(engine)))
+            said.append(text_of(lambda engine=engine: step(engine)))
             if hook is not None:
                 hook.remove()
             engine.zero_grad()
         step(engine)
         if writes:
-            said.append(message_of(lambda held=held: held.__exit__(None, None, None)))
+            said.append(text_of(lambda held=held: held.__exit__(None, None, None)))
         digests.append(engine.parameter_digest())
     return [said, digests[0] == digests[1]]
 
@@ -350,8 +343,8 @@ def update_inside_gathered(stage, dtype, directory):
     with zeroshard.gathered(weight, modify_rank=0), torch.no_grad():
         if world.rank() == 0:
             weight.fill_(7)
-        said.append(message_of(engine.step))
-        said.append(message_of(lambda: engine.load_checkpoint(directory, tag="first")))
+        said.append(text_of(engine.step))
+        said.append(text_of(lambda: engine.load_checkpoint(directory, tag="first")))
     with zeroshard.gathered(weight):
         values = (weight.min().item(), weight.max().item())
     return before, after, loaded, again, said, values

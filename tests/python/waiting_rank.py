@@ -8,7 +8,7 @@ import threading
 import time
 
 import zeroshard
-from test_forks import engine_for, train
+from models import stack_engine, train
 
 PLACE, TRANSPORT = sys.argv[1:]
 
@@ -51,7 +51,7 @@ def main():
             materialize(*args)
 
         zeroshard.making.materialize = slow
-    engine = engine_for(3, "fp32", TRANSPORT)
+    engine = stack_engine(3, "fp32", TRANSPORT)
     train(engine, range(2))
     if PLACE == "step":
         stand_still(rank)
