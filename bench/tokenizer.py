@@ -38,7 +38,7 @@ def parse_arguments():
 
 def train_unigram(folder, texts):
     """Nobody publishes one in a package: trained on the texts, with the normalizer and the splits of T5."""
-    from test_tokenizer import precompiled, t5_pre_tokenizer
+    from tokenizer_data import precompiled, t5_pre_tokenizer
     from tokenizers import Tokenizer, models, trainers
 
     tokenizer = Tokenizer(models.Unigram())

@@ -1,11 +1,12 @@
-"""Programs that the build leaves, and tests start."""
+"""Where things are: the repository, these tests, and the programs that the build leaves."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+TESTS = Path(__file__).resolve().parent
+REPOSITORY = TESTS.parents[1]
 BUILD = Path(os.environ.get("ZEROSHARD_BUILD_DIR", REPOSITORY / "build" / "release")).resolve()
 ZEROSHARD = BUILD / "cli" / "zeroshard"
 ZEROSHARD_TORCH = BUILD / "cli" / "zeroshard-torch"

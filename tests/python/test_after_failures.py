@@ -14,6 +14,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from built import TESTS
 from waiting import wait_for
 
 STAGES = pytest.mark.parametrize("stage", [0, 3])
@@ -212,7 +213,7 @@ def test_destroy_raises_the_error_of_a_save_in_the_background(tmp_path):
     for how, exit_code, told in (("destroy", 0, True), ("takeover", 1, False)):
         result = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / how), how],
-            env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
+            env=os.environ | {"PYTHONPATH": f"{os.path.dirname(__file__)}:{TESTS}"},
             capture_output=True,
             text=True,
             timeout=120,

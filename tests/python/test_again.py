@@ -5,12 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from built import REPOSITORY, TESTS
 
-HERE = Path(__file__).parent
-RUN_CTEST = HERE.parents[1] / "tools" / "run_ctest.py"
+RUN_CTEST = REPOSITORY / "tools" / "run_ctest.py"
 
 PLANTED = """
 import pathlib
@@ -57,7 +56,7 @@ WORKERS = ("-p", "xdist", "--numprocesses=2", "--dist=load", "--maxschedchunk=1"
 
 
 def run_pytest(folder, *options):
-    environment = os.environ | {"PYTHONPATH": str(HERE), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = os.environ | {"PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "again", "-p", "no:cacheprovider", *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
 

@@ -3,14 +3,13 @@
 import fcntl
 import importlib.util
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
 
 import pytest
+from built import REPOSITORY
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOG = """
   *** Building project with Ninja...
   [1/9] Building CXX object src/a.o
@@ -28,7 +27,7 @@ LOG = """
 
 
 def load_build():
-    spec = importlib.util.spec_from_file_location("zeroshard_build", ROOT / "tools" / "build.py")
+    spec = importlib.util.spec_from_file_location("zeroshard_build", REPOSITORY / "tools" / "build.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -50,7 +49,7 @@ def test_of_a_failure_of_something_else_the_end_is_shown():
 
 def test_of_two_builds_at_once_one_says_that_there_is_another(tmp_path):
     (tmp_path / "tools").mkdir()
-    shutil.copy(ROOT / "tools/build.py", tmp_path / "tools")
+    shutil.copy(REPOSITORY / "tools/build.py", tmp_path / "tools")
     (tmp_path / "build").mkdir()
     with (tmp_path / "build/build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -63,7 +62,7 @@ def test_of_two_builds_at_once_one_says_that_there_is_another(tmp_path):
 @pytest.mark.parametrize("free_gb", [7, 8])
 def test_a_disk_that_is_too_small_is_told_before_anything_is_downloaded(tmp_path, free_gb):
     (tmp_path / "clone/tools").mkdir(parents=True)
-    shutil.copy(ROOT / "tools/setup.sh", tmp_path / "clone/tools")
+    shutil.copy(REPOSITORY / "tools/setup.sh", tmp_path / "clone/tools")
     for name, line in {
         "df": f"echo Avail; echo {free_gb * 1024**2 + 5}",
         "c++": "cat >/dev/null",

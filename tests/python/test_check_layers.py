@@ -2,16 +2,14 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from built import REPOSITORY
 
 
 def check(root):
     result = subprocess.run(
-        [sys.executable, ROOT / "tools/check_layers.py", root], capture_output=True, text=True, timeout=60
+        [sys.executable, REPOSITORY / "tools/check_layers.py", root], capture_output=True, text=True, timeout=60
     )
     return result.returncode, result.stdout + result.stderr
 
@@ -59,7 +57,7 @@ CPP_CLASS = """class Part final : public Base<int> {
 
 
 def test_repository_is_clean():
-    assert check(ROOT) == (0, "layers: clean\n")
+    assert check(REPOSITORY) == (0, "layers: clean\n")
 
 
 def test_allowed_includes_are_clean(tmp_path):

@@ -1,14 +1,12 @@
 """An unmodified script for Accelerate and its DeepSpeed plugin: the losses, norms and rates of plain PyTorch."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from built import ZEROSHARD, needs
+from built import TESTS, ZEROSHARD, needs
 from deepspeed_scripts import run
 
 pytestmark = needs(ZEROSHARD)
-SCRIPT = Path(__file__).parent / "scripts" / "accelerated.py"
+SCRIPT = TESTS / "scripts" / "accelerated.py"
 
 
 def plain(seed, epochs=2):

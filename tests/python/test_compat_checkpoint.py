@@ -6,13 +6,13 @@ import random
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import models
 import pytest
 import torch
 import world
 import zeroshard
+from built import TESTS
 from data.convert.make_fixtures import STEPS, Net, batch, groups_of, loss_of
 from safetensors.torch import load_file
 from saved import checkpoints_in, manifest_of
@@ -21,7 +21,7 @@ from zeroshard.compat.checkpoint import clone_tensors_for_torch_save
 from zeroshard.convert import convert
 
 pytestmark = pytest.mark.idle_ranks("trains the model of DeepSpeed's checkpoints in data/convert")
-DATA = Path(__file__).parent / "data" / "convert"
+DATA = TESTS / "data" / "convert"
 STAGING = "checkpoint staging"
 
 

@@ -5,13 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import built
 import pytest
+from built import TESTS
 
-HERE = Path(__file__).parent
-RECORDED = json.loads((HERE / "data" / "deepspeed_defaults.json").read_text())  # what the script below prints
+RECORDED = json.loads((TESTS / "data" / "deepspeed_defaults.json").read_text())  # what the script below prints
 
 # Keys whose defaults differ on purpose: what is written here, and why.
 DIFFERENT = {
@@ -47,7 +46,7 @@ def test_defaults_are_deepspeeds():
 
 
 def test_the_recorded_defaults_are_those_of_the_installed_deepspeed():
-    script = [sys.executable, HERE / "scripts" / "deepspeed_defaults.py"]
+    script = [sys.executable, TESTS / "scripts" / "deepspeed_defaults.py"]
     ran = subprocess.run(script, capture_output=True, text=True, env=os.environ | {"DS_ACCELERATOR": "cpu"})
     if ran.returncode != 0:
         pytest.skip(f"DeepSpeed cannot be imported: {ran.stderr.strip().splitlines()[-1]}")

@@ -2,16 +2,15 @@
 
 import sys
 import types
-from pathlib import Path
 
 import models
 import pytest
 import torch
 import world
-from built import ZEROSHARD, needs
+from built import TESTS, ZEROSHARD, needs
 from deepspeed_scripts import run
 
-SCRIPT = str(Path(__file__).parent / "scripts" / "lightning_trainer.py")
+SCRIPT = str(TESTS / "scripts" / "lightning_trainer.py")
 
 
 @needs(ZEROSHARD)

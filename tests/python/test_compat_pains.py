@@ -3,17 +3,15 @@
 import ast
 import functools
 import re
-from pathlib import Path
 
 import models
 import pytest
 import torch
 import world
-from built import REPOSITORY
+from built import REPOSITORY, TESTS
 from test_compat_alias import CHECK, python
 from zeroshard.compat import deepspeed
 
-TESTS = Path(__file__).parent
 GUIDE = REPOSITORY / "docs" / "from-deepspeed.md"
 
 

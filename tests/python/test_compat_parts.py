@@ -5,17 +5,15 @@ import importlib.metadata
 import inspect
 import logging
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from built import REPOSITORY
 from zeroshard.compat import accelerator, alias, arguments, checkpointing, groups, logs, lr_schedules, runtime_utils
 from zeroshard.compat.repeating import RepeatingLoader
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def test_the_cpu_as_an_accelerator(monkeypatch):

@@ -1,17 +1,16 @@
 """Unmodified scripts for Transformers' Trainer on two and four ranks: the numbers of one process without DeepSpeed."""
 
 import sys
-from pathlib import Path
 
 import models
 import pytest
 import torch
 import transformers
-from built import ZEROSHARD, needs
+from built import TESTS, ZEROSHARD, needs
 from deepspeed_scripts import called, run
 
 pytestmark = needs(ZEROSHARD)
-SCRIPT = str(Path(__file__).parent / "scripts" / "trainers.py")
+SCRIPT = str(TESTS / "scripts" / "trainers.py")
 FOUR = [3, 2, *(pytest.param(stage, marks=pytest.mark.matrix) for stage in (0, 1))]
 
 

@@ -2,17 +2,16 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import models
 import pytest
 import transformers
-from built import ZEROSHARD, needs
+from built import TESTS, ZEROSHARD, needs
 from deepspeed_scripts import called, run
 from zeroshard.compat.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 pytestmark = needs(ZEROSHARD)
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = TESTS / "scripts"
 SEEN_THE_SAME = ["from_pretrained", "weight_norm_in_the_constructor"]  # at every stage: no random numbers
 RANDOM = [
     "from_config",

@@ -1,16 +1,15 @@
 """Unmodified scripts for TRL: supervised tuning, preferences and reinforcement, with and without LoRA, on two ranks."""
 
 import sys
-from pathlib import Path
 
 import models
 import pytest
-from built import ZEROSHARD, needs
+from built import TESTS, ZEROSHARD, needs
 from deepspeed_scripts import called, run
 from test_compat_transformers import check_near
 
 pytestmark = needs(ZEROSHARD)
-SCRIPT = str(Path(__file__).parent / "scripts" / "trl_trainers.py")
+SCRIPT = str(TESTS / "scripts" / "trl_trainers.py")
 ALONE = ["sft", "sft:lora", "dpo", "dpo:lora", "precomputed"]
 STAGE_3 = ["sft:3", "sft:3:lora", "dpo:3", "dpo:3:lora", "precomputed:3", "grpo:3", "grpo:3:lora"]
 STAGE_2 = ["sft:2", "grpo:2"]

@@ -4,20 +4,20 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import models
 import pytest
 import torch
 import world
 import zeroshard
+from built import TESTS
 from data.convert.make_fixtures import Net
 from safetensors.torch import load_file
 from saved import manifest_of
 from zeroshard.compat import checkpoint, zero_to_fp32
 
 pytestmark = pytest.mark.idle_ranks("trains the model of DeepSpeed's checkpoints in data/convert")
-DATA = Path(__file__).parent / "data" / "convert"
+DATA = TESTS / "data" / "convert"
 # The fixture, and the one whose file has what its writer reported.
 FOREIGN = {"ds1_fp16": "ds1_fp16", "ds2_groups": "ds2_groups", "ds3_fp32": "ds3_fp32"}
 FOREIGN |= {"universal2_groups": "ds2_groups", "universal3_fp32": "ds3_fp32"}

@@ -17,7 +17,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from built import ZEROSHARD, needs
+from built import TESTS, ZEROSHARD, needs
 from data.convert.make_fixtures import STEPS, Net, batch, groups_of, loss_of
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -26,7 +26,7 @@ from zeroshard.convert import convert
 from zeroshard.importing import pickles
 
 pytestmark = pytest.mark.idle_ranks("trains the model of DeepSpeed's checkpoints in data/convert")
-DATA = Path(__file__).parent / "data" / "convert"
+DATA = TESTS / "data" / "convert"
 DEEPSPEED = ["ds1_fp16", "ds2_bf16", "ds3_fp32", "ds2_groups", "ds3_groups"]  # groups: 2 of them, 3 ranks, bf16
 ALL = [*DEEPSPEED, "dcp"]
 BUFFERS = ["mean", "count"]

@@ -1,17 +1,16 @@
 """Which core a torch gets: find_core, and the command zeroshard-torch of a Python."""
 
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
+from built import REPOSITORY
 from zeroshard.core import find_core
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PYTHON = ROOT / "python"
+PYTHON = REPOSITORY / "python"
 MANY = ["torch_2_9_cpu", "torch_2_13_cpu", "torch_2_13_cu13", "torch_2_15_cu13"]
 
 

@@ -4,13 +4,13 @@ import itertools
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import models
 import pytest
 import simulated
 import world
 import zeroshard
+from built import REPOSITORY
 
 AXES = {
     "stage": [0, 1, 2, 3],
@@ -192,7 +192,7 @@ def test_digests_for_comparing_builds(tmp_path):
     """tests/matrix/digest_matrix.py: a line per run, and a checkpoint loads as the build that wrote it loads it."""
 
     def lines(*options):
-        script = Path(__file__).parents[1] / "matrix" / "digest_matrix.py"
+        script = REPOSITORY / "tests" / "matrix" / "digest_matrix.py"
         command = [sys.executable, script, "--stages", "0", "3", "--dtypes", "bf16", *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr

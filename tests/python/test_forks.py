@@ -12,6 +12,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from built import TESTS
 from models import DTYPES, own_loss, stack_engine, train, vectors
 
 pytestmark = pytest.mark.fault
@@ -122,7 +123,7 @@ print("codes", codes, engine.parameter_digest(), flush=True)
 
 def run_script(tmp_path, ranks, *arguments):
     script = tmp_path / "forking.py"
-    script.write_text(SCRIPT.format(here=os.path.dirname(os.path.abspath(__file__))))
+    script.write_text(SCRIPT.format(here=str(TESTS)))
     port, claim = world._reserve_port()
     with claim:
         ranks = [

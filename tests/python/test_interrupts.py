@@ -8,9 +8,10 @@ import sys
 
 import pytest
 import world
+from built import TESTS
 
 pytestmark = pytest.mark.fault
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "waiting_rank.py")
+SCRIPT = str(TESTS / "waiting_rank.py")
 
 
 @contextlib.contextmanager

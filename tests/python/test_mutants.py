@@ -4,23 +4,22 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from built import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/mutants"))
+sys.path.insert(0, str(REPOSITORY / "tests/mutants"))
 import run as mutants  # noqa: E402
 
 
 @pytest.mark.row("V1")
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_fits_the_sources(mutant):
-    assert (ROOT / mutant.file).read_text().count(mutant.old) == 1
+    assert (REPOSITORY / mutant.file).read_text().count(mutant.old) == 1
 
 
 def test_all_mutants_are_in_the_table():
-    table = (ROOT / "tests/mutants/README.md").read_text()
+    table = (REPOSITORY / "tests/mutants/README.md").read_text()
     rows = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
     assert sorted(rows) == sorted(mutant.name for mutant in mutants.MUTANTS)
 
@@ -28,7 +27,7 @@ def test_all_mutants_are_in_the_table():
 # Workers that wait for a program which does not end.
 INTERRUPTED = f"""
 import sys
-sys.path.insert(0, {str(ROOT / "tests/mutants")!r})
+sys.path.insert(0, {str(REPOSITORY / "tests/mutants")!r})
 import run
 
 class Tree:

@@ -14,7 +14,7 @@ import torch
 import transformers
 import world
 import zeroshard
-from built import ZEROSHARD, needs
+from built import TESTS, ZEROSHARD, needs
 from deepspeed_scripts import run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -174,7 +174,7 @@ tell(rank, where, sum(kept), steps if rank == 0 else None, digest)
 @needs(ZEROSHARD)
 @pytest.mark.parametrize("stage,use", [(2, "plain"), (3, "plain"), (3, "reentrant")])
 def test_the_key_alone_does_it_under_the_trainer(tmp_path, stage, use, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
     (tmp_path / "swap").mkdir()
     script = tmp_path / "train.py"
     tell = 'def tell(*values):\n    print("\\nTOLD " + json.dumps(values), flush=True)\n'

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import devices
 import pytest
 import simulated
+from built import REPOSITORY
 
-MATRIX = Path(__file__).parents[1] / "matrix"
+MATRIX = REPOSITORY / "tests" / "matrix"
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,16 @@
 import ast
 import functools
 import re
-from pathlib import Path
 
 import pytest
+from built import REPOSITORY, TESTS
 from conftest import ROWS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @functools.cache
 def table(heading):
     """Of the table below this heading: row -> the text of its line."""
-    text = (ROOT / "docs/reliability.md").read_text().partition(heading)[2].partition("\n## ")[0]
+    text = (REPOSITORY / "docs/reliability.md").read_text().partition(heading)[2].partition("\n## ")[0]
     lines = re.findall(r"^\| ([A-Z]\d+) \|(.*)\|$", text, re.M)
     assert len(lines) == len(dict(lines)), "a row occurs twice"
     return dict(lines)
@@ -24,7 +22,7 @@ def table(heading):
 def marked():
     """file::test -> the rows it is marked with."""
     found = {}
-    for path in Path(__file__).parent.glob("test_*.py"):
+    for path in TESTS.rglob("test_*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef):
                 calls = [call for call in node.decorator_list if isinstance(call, ast.Call)]
@@ -35,7 +33,7 @@ def marked():
 
 @functools.cache
 def gtest_names():
-    sources = (ROOT / "tests").rglob("*_test.cpp")
+    sources = (REPOSITORY / "tests").rglob("*_test.cpp")
     return {
         f"{suite}.{name}"
         for path in sources

@@ -2,16 +2,17 @@
 
 import ast
 import random
-from pathlib import Path
 
 import pytest
 import sample
+from built import TESTS
 
-HERE = Path(__file__).parent
+FILES = {path.name: path for path in TESTS.rglob("test_*.py")}
 
 
-def functions_of(path):
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+def functions_of(name):
+    assert name in FILES, f"{name} does not exist"
+    return {node.name for node in ast.parse(FILES[name].read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -39,13 +40,13 @@ def test_what_takes_long_exists():
     """A test with another name would run whole again."""
     for test in sample.known_seconds():
         file, _, name = test.partition("::")
-        assert (HERE / file).exists() and name in functions_of(HERE / file), f"{test} in seconds.json does not exist"
+        assert name in functions_of(file), f"{test} in seconds.json does not exist"
 
 
 def test_what_is_left_out_has_a_test_that_stands_in_for_it():
     for name, tests in sample.LEFT_OUT.items():
         for test, instead in tests.items():
             path, _, instead = instead.rpartition("::")
-            assert test in functions_of(HERE / name), f"{name}::{test} does not exist"
-            assert instead in functions_of(HERE / (path or name)), f"{instead} does not exist"
+            assert test in functions_of(name), f"{name}::{test} does not exist"
+            assert instead in functions_of(path or name), f"{instead} does not exist"
             assert instead not in sample.LEFT_OUT.get(path or name, ()), f"{instead} is left out, too"

@@ -2,12 +2,11 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import sequences
 import world
-from built import ZEROSHARD, needs
+from built import TESTS, ZEROSHARD, needs
 from deepspeed_scripts import (
     called,
     run,
@@ -15,7 +14,7 @@ from deepspeed_scripts import (
 )
 
 pytestmark = needs(ZEROSHARD)
-SCRIPT = str(Path(__file__).parent / "scripts" / "sequence_trainer.py")
+SCRIPT = str(TESTS / "scripts" / "sequence_trainer.py")
 CASES = ["plain", "padded", "accumulates", "checkpointed", "tuned", "resumed"]
 
 

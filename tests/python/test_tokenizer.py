@@ -177,28 +177,10 @@ def unigram(normalizer=None, pre_tokenizer=None, byte_level=False, extra=(), **m
     return tokenizer
 
 
-def precompiled():
-    """The normalizer of T5 and its kin, from a SentencePiece model."""
-    from tokenizers import normalizers
-
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a b c"]), model_writer=model, model_type="char", minloglevel=2, vocab_size=7
-    )
-    (settings,) = data.fields_of(model.getvalue(), 3)
-    return normalizers.Precompiled(*data.fields_of(settings, 2))
-
-
 def xlnet_normalizer():
     quotes = [normalizer("Replace", quote, '"') for quote in ("``", "''")]
-    plain = [normalizer("NFKD"), normalizer("StripAccents"), normalizer("Lowercase"), precompiled()]
+    plain = [normalizer("NFKD"), normalizer("StripAccents"), normalizer("Lowercase"), data.precompiled()]
     return sequence(*quotes, *plain, normalizer("Replace", tokenizers.Regex(" {2,}"), " "))
-
-
-def t5_pre_tokenizer():
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.Sequence([step("WhitespaceSplit"), step("Metaspace", prepend_scheme="always")])
 
 
 # A few scores are better than those of trained tokens, and a token or two is there twice.
@@ -290,10 +272,12 @@ SMALL = {
     "unigram_some_bytes": lambda: unigram(extra=BYTE_TOKENS[60:], byte_fallback=True),
     "unigram_twice": lambda: unigram(extra=TWICE),
     "unigram_byte_level": lambda: unigram(byte_level=True),
-    "t5": lambda: unigram(precompiled(), t5_pre_tokenizer()),
-    "xlnet": lambda: unigram(xlnet_normalizer(), t5_pre_tokenizer()),
+    "t5": lambda: unigram(data.precompiled(), data.t5_pre_tokenizer()),
+    "xlnet": lambda: unigram(xlnet_normalizer(), data.t5_pre_tokenizer()),
     "xlm_roberta": lambda: unigram(
-        sequence(precompiled(), normalizer("Strip", False, True), normalizer("Replace", tokenizers.Regex(" {2,}"), "▁"))
+        sequence(
+            data.precompiled(), normalizer("Strip", False, True), normalizer("Replace", tokenizers.Regex(" {2,}"), "▁")
+        )
     ),
     "nmt": lambda: unigram(sequence(normalizer("Nmt"), normalizer("NFKC"), normalizer("Strip"))),
     "lowercase": lambda: byte_level(normalizer("Lowercase")),
@@ -528,7 +512,7 @@ def test_shakespeare_as_unigram_of_tokenizers(tmp_path):
     from tokenizers import trainers
 
     texts = or_skip(works)
-    tokenizer = unigram(precompiled(), t5_pre_tokenizer())
+    tokenizer = unigram(data.precompiled(), data.t5_pre_tokenizer())
     special = ["<unk>", "<s>", "</s>"]
     trainer = trainers.UnigramTrainer(vocab_size=4000, unk_token="<unk>", special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(texts[::12], trainer)

@@ -1,14 +1,14 @@
 """Units are found as in C++: the cases of tests/cases/units.json."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import zeroshard
+from built import REPOSITORY
 from torch import nn
 
-CASES = json.loads((Path(__file__).parents[1] / "cases/units.json").read_text())["cases"]
+CASES = json.loads((REPOSITORY / "tests" / "cases/units.json").read_text())["cases"]
 
 
 class Maker:

@@ -3,6 +3,7 @@
 import base64
 import functools
 import importlib.util
+import io
 import json
 import random
 import struct
@@ -267,3 +268,24 @@ def learnable_tokens(count):
     for surprise in random_numbers.random(count):
         ids.append(int(follows[ids[-1]]) if surprise < 0.8 else int(surprise * 1e6) % 89)
     return numpy.array(ids, dtype=numpy.uint16)
+
+
+def precompiled():
+    """The normalizer of T5 and its kin, from a SentencePiece model."""
+    import sentencepiece
+    from tokenizers import normalizers
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b c"]), model_writer=model, model_type="char", minloglevel=2, vocab_size=7
+    )
+    (settings,) = fields_of(model.getvalue(), 3)
+    return normalizers.Precompiled(*fields_of(settings, 2))
+
+
+def t5_pre_tokenizer():
+    from tokenizers import pre_tokenizers
+
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    )
