@@ -58,10 +58,9 @@ void check_filters(const HostArguments& arguments) {
 
 void check_launcher(const std::string& launcher) {
   if (launcher == "ssh" || launcher == "pdsh") return;
-  throw ValueError(concat("--launcher is ", shown_text(launcher),
-                          ", expected ssh, or pdsh, which means the same here. ",
-                          "Under mpirun or srun no --hostfile is needed: they start the script itself, which finds its "
-                          "rank in their variables"));
+  throw ValueError(
+      concat("--launcher is ", shown_text(launcher), ", expected ssh, or pdsh, which means the same here. ",
+             "Under mpirun or srun leave --hostfile out, and let these start the script once for each rank"));
 }
 
 // All hosts need the same number of ranks.
@@ -100,8 +99,8 @@ std::string own_path() {
   };
   ZS_CHECK(path.starts_with('/') && std::all_of(path.begin(), path.end(), is_safe), "zeroshard is installed as '",
            shown_text(path, 400),
-           "', and each host starts it by this path, which goes through a shell there: install it ",
-           "at one of letters, digits, '/', '.', '_', '-', '+' and ','");
+           "', and a shell on each host starts it by this path. Install zeroshard at a path that has only letters, ",
+           "digits, '/', '.', '_', '-', '+' and ','");
   return path;
 }
 
@@ -164,7 +163,8 @@ void add_environment_file(std::vector<std::string>& variables) {
   for (const std::filesystem::path& path : places) {
     if (!std::filesystem::is_regular_file(path, error)) continue;
     std::ifstream lines(path);
-    ZS_CHECK(lines.is_open(), path.string(), ", whose variables are for all hosts, cannot be read");
+    ZS_CHECK(lines.is_open(), path.string(),
+             " cannot be read, and its variables are meant for all hosts: make the file readable, or remove it");
     has_any = true;
     log(LogLevel::kInfo, concat("variables of ", path.string(), " go to all hosts"));
     int number = 0;

@@ -131,7 +131,8 @@ double parse_device_bytes(const std::string& option, const std::string& text) {
   const double bytes = parse_bytes(text);
   const bool has_unit = text.find_first_not_of("0123456789.") != text.npos;
   if (bytes < 1e6 && !has_unit)
-    throw ValueError(option + " is '" + text + "', which are bytes: was " + text + "GB meant?");
+    throw ValueError(option + " is '" + text + "', and a number without a unit is in bytes: give a unit, such as " +
+                     text + "GB");
   return bytes;
 }
 
@@ -150,8 +151,8 @@ void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
   if (!arguments.sequence_length) {
     if (arguments.batch || arguments.checkpoint_activations || arguments.sequence_parallel || arguments.tile)
       throw ValueError(
-          "--batch, --sequence-parallel, --checkpoint-activations and --tile are of activations: give "
-          "--sequence-length, too");
+          "--batch, --sequence-parallel, --checkpoint-activations and --tile only change the activations, which are "
+          "planned for a sequence length: give --sequence-length, too");
     return;
   }
   if (!inputs.model) throw ValueError("--sequence-length needs --model: a count of parameters has no activations");

@@ -88,10 +88,11 @@ void check_meaning(const std::string& text, const Recommendation& recommended, c
   const PlanOptions read = plan_options(parse_config(text, context).config, planned.on_device);
   const MemoryNeeds needs = inputs.memory_needs(inputs.plan(read));
   if (needs.device == recommended.needs.device && needs.host == recommended.needs.host) return;
-  throw ValueError(concat("the recommended configuration is not written: as a file it needs ", int64_t(needs.device),
-                          " bytes of the device and ", int64_t(needs.host), " of the host, and planned were ",
-                          int64_t(recommended.needs.device), " and ", int64_t(recommended.needs.host),
-                          ": --dtype and --optimizer must be those of --config"));
+  throw ValueError(concat("the recommended configuration is not written, because a run of it would need ",
+                          int64_t(needs.device), " bytes of the device and ", int64_t(needs.host),
+                          " of the host instead of the planned ", int64_t(recommended.needs.device), " and ",
+                          int64_t(recommended.needs.host),
+                          ". Give --dtype and --optimizer the values that --config has"));
 }
 
 }  // namespace

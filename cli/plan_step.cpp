@@ -30,8 +30,8 @@ PlannedStep planned(const PlanInputs& inputs, const PlanOptions& at) {
   const bool on_host = !at.on_device || at.state_tier != Tier::kDevice;
   if (on_host && !rates.host)
     throw ValueError(
-        "the step's time needs --host-bandwidth: the CPU updates the states. `zeroshard doctor` measures "
-        "copies, which read and write half of it each");
+        "the step's time needs --host-bandwidth, because the CPU updates the states. Give twice the rate of copies "
+        "that `zeroshard doctor` shows, divided by the ranks of a host: a copy reads and writes each byte");
   if (at.on_device && on_host && !rates.link)
     throw ValueError("the step's time needs --link: gradients and parameters go between device and host");
   if ((bytes.file.total() > 0 || at.activations_in_files) && !rates.disk)
@@ -63,7 +63,8 @@ std::optional<MachineRates> read_rates(const RateArguments& arguments, const Pla
       throw ValueError("--host-bandwidth, --link and --disk are of a step's time: give --flops, too");
     return std::nullopt;
   }
-  if (!inputs.activations) throw ValueError("--flops needs --sequence-length and --model: a step has tokens");
+  if (!inputs.activations)
+    throw ValueError("--flops needs --sequence-length and --model, because the time of a step depends on its tokens");
   rates.flops = rate("--flops", arguments.flops, count_in(arguments.flops));
   return rates;
 }

@@ -76,7 +76,9 @@ std::vector<std::string> chosen_gpus(const std::string& include, const std::stri
   }
   if (chosen.empty()) {
     throw ValueError(concat(excludes ? "--exclude is '" + exclude : "--include is '" + include,
-                            "', which leaves no GPU of ", visible.empty() ? "none" : comma_list(visible)));
+                            "', which leaves no GPU",
+                            visible.empty() ? ": this host shows none. --nproc N starts ranks on its CPUs"
+                                            : concat(" of ", comma_list(visible), ": leave at least one")));
   }
   return chosen;
 }

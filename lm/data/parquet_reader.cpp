@@ -21,10 +21,9 @@ using Format = TokenizeOptions::Format;
 
 [[noreturn]] void throw_no_plugin(const std::string& path, const std::string& reason) {
   throw ValueError(
-      concat("cannot read ", path, ": that takes ", kParquetPluginFile,
-             ", which zeroshard has where pyarrow was there when it was built (", reason,
-             "). Install the Python package pyarrow and build zeroshard again, or convert the file to JSON "
-             "lines"));
+      concat("cannot read ", path, ", because ", kParquetPluginFile, " cannot be used (", reason,
+             "). A build of zeroshard makes this library only if it finds pyarrow. Install the Python package pyarrow "
+             "and build zeroshard again, or convert the file to JSON lines"));
 }
 
 std::string library() {

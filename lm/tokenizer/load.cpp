@@ -35,7 +35,8 @@ fs::path file_of(const fs::path& path) {
     if (entry.path().extension() == ".model") models.push_back(entry.path());
   if (models.size() == 1) return models[0];
   throw IoError(concat("'", path.string(), "' has no tokenizer.json and ", models.size(),
-                       " SentencePiece models (*.model): one tokenizer must be there, or be named"));
+                       " SentencePiece models (*.model). Keep exactly one tokenizer in the directory, or give the path "
+                       "of its file"));
 }
 
 // Hugging Face's settings of the tokenizer, from a file in the same directory; null if there are none.

@@ -65,9 +65,9 @@ class Translator {
     const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; };
     const std::string pair = {lower(peek()), lower(peek(1))};
     for (const char* folded : {"ss", "ff", "fi", "fl", "st"})
-      if (pair == folded) refuse(at_, at_ + 2, "where case is ignored is not supported");
+      if (pair == folded) refuse(at_, at_ + 2, "is not supported inside of (?i:...), where case is ignored");
     if (static_cast<unsigned char>(peek()) >= 0x80) {
-      refuse(at_, at_ + utf8_length(peek()), "where case is ignored is not supported");
+      refuse(at_, at_ + utf8_length(peek()), "is not supported inside of (?i:...), where case is ignored");
     }
   }
 

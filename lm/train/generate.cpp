@@ -167,7 +167,7 @@ struct Generator::Impl {
       }
     }
     throw Error(concat("the model in '", directory, "' gives no finite logits for token ", position, ": ", found,
-                       ". Take a model from before they came, such as an earlier checkpoint"));
+                       ". Use an earlier checkpoint, from before inf or NaN came into the weights"));
   }
 
   // Returns the logits of the next token: fp32, [vocabulary], on the host, where tokens are chosen.

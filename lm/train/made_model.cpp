@@ -37,8 +37,8 @@ LoraOptions add_adapters(CausalLM& model, const LoraOptions& options) {
 
 void check_shared_rows(int ranks, const TrainOptions& options, const CausalLM::Sizes& sizes) {
   ZS_CHECK(options.rows.length % ranks == 0, "train.data.length is ", options.rows.length, ", and the ", ranks,
-           " ranks of sequence_parallel_size have equal pieces of a row: give a multiple of ", ranks, ", such as ",
-           (options.rows.length + ranks - 1) / ranks * ranks);
+           " ranks of sequence_parallel_size have equal pieces of a row, so the length must be a multiple of ", ranks,
+           ", such as ", (options.rows.length + ranks - 1) / ranks * ranks);
   check_shared_heads("sequence_parallel_size", ranks, sizes.num_heads, sizes.num_kv_heads);
 }
 

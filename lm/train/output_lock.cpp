@@ -27,8 +27,8 @@ std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world
     if (!error) throw;
   }
   if (error) std::rethrow_exception(error);
-  throw IoError(concat("rank 0 cannot have '", options.output, "' (train.output) and '", options.checkpoints,
-                       "' (train.checkpoints.folder) for this run; its error says why"));
+  throw IoError(concat("rank 0 could not lock '", options.output, "' (train.output) and '", options.checkpoints,
+                       "' (train.checkpoints.folder) for this run. Look for the error of rank 0"));
 }
 
 }  // namespace zeroshard

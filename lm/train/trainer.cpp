@@ -372,7 +372,7 @@ class Run {
 
   void check_data(const nlohmann::json& client) const {
     ZS_CHECK(client.is_object() && client.contains("data"), "the checkpoint in '", options_.checkpoints,
-             "' is not of such a run: name another folder in train.checkpoints.folder");
+             "' was not saved by `zeroshard train`: name another folder in train.checkpoints.folder");
     const bool same_data = client.at("data") == training_->digest();
     const nlohmann::json seed = client.value("seed", nlohmann::json());  // earlier versions did not save it
     ZS_CHECK(same_data || seed.is_null() || seed == options_.seed, "the checkpoint in '", options_.checkpoints,
@@ -383,9 +383,11 @@ class Run {
              ": rows would be lost or repeated. Give the same train.data", seed.is_null() ? " and train.seed" : "",
              ", or another train.checkpoints.folder");
     const nlohmann::json scale = client.value("adapter_scale", nlohmann::json());
-    ZS_CHECK(scale == adapter_scale(), "the checkpoint in '", options_.checkpoints,
-             "' was made with adapters of scale ", scale.dump(), " (null: without adapters), this run has ",
-             adapter_scale().dump(), ". Give the same \"train.lora\", or another train.checkpoints.folder");
+    ZS_CHECK(scale == adapter_scale(), "the checkpoint in '", options_.checkpoints, "' was made ",
+             scale.is_null() ? "without adapters" : concat("with adapters of scale ", scale.dump()),
+             ", and this run has ",
+             adapter_scale().is_null() ? "none" : concat("adapters of scale ", adapter_scale().dump()),
+             ". Give the same \"train.lora\", or another train.checkpoints.folder");
     const std::string changed = changed_fields(client.value("network", nlohmann::json::object()), network_);
     ZS_CHECK(changed.empty(), "the checkpoint in '", options_.checkpoints, "' is of another network than '",
              options_.model, "/config.json' describes: ", changed,
@@ -416,8 +418,9 @@ class Run {
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop) {
   const int sharing = config.engine.config.sequence_parallel_size;
   const int connected = world.sequence() ? world.sequence()->world_size() : 1;
-  ZS_CHECK(connected == sharing, "sequence_parallel_size is ", sharing, ", and ", connected,
-           " rank(s) share rows in this World: make it with the same configuration, from the launcher's variables");
+  ZS_CHECK(connected == sharing, "sequence_parallel_size is ", sharing, ", but ", connected,
+           " rank(s) share rows in the World that train() got. Make that World with the same configuration, from the "
+           "launcher's variables");
   TrainConfig own = config;
   check_output(own.train.model, own.train.output, own.train.checkpoints);
   const std::vector<DirectoryLock> locks = lock_output(own.train, world);

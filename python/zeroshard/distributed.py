@@ -225,6 +225,7 @@ def _await_listener(host: str, port: int, rank: int, timeout: timedelta) -> None
         time.sleep(nap)
         nap = min(2 * nap, 0.05)
     raise _C.CommError(
-        f"rank {rank}: rank 0 has not come within {timeout.total_seconds():g} s (zeroshard.timeout_s): nobody serves "
-        f"the store at {host}:{port} (MASTER_ADDR, MASTER_PORT): {reason}"
+        f"rank {rank}: rank 0 has not come within {timeout.total_seconds():g} s (zeroshard.timeout_s), so nobody "
+        f"serves the store at {host}:{port}. Look for the first error of rank 0, and check MASTER_ADDR and "
+        f"MASTER_PORT. The last attempt says: {reason}"
     )

@@ -134,8 +134,8 @@ class Loader(DataLoader):
         self._runs = False
         if self._own_sampler is None and self._start > 0:
             warnings.warn(
-                "a checkpoint does not hold the position in an IterableDataset: it starts from its beginning. Keep the "
-                "position in client_state and skip to it",
+                "the IterableDataset starts from its beginning, because a checkpoint does not hold the position in it. "
+                "Save the position in client_state, and skip to it after load_checkpoint",
                 stacklevel=2,
             )
 

@@ -507,12 +507,16 @@ class Optimizer(torch.optim.Optimizer):
         raise ValueError("param groups cannot be added to a sharded optimizer: pass them all to zeroshard.initialize")
 
     def state_dict(self) -> dict[str, Any]:
-        raise ValueError("each rank has a part of the states alone: engine.save_checkpoint saves them")
+        raise ValueError(
+            "optimizer.state_dict() is not supported, because each rank has only a part of the states: "
+            "engine.save_checkpoint saves them"
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         raise ValueError(
-            "each rank has a part of the states alone: engine.load_checkpoint loads them. States of a torch optimizer "
-            "are loaded into it before zeroshard.initialize, which keeps them"
+            "optimizer.load_state_dict() is not supported, because each rank has only a part of the states: "
+            "engine.load_checkpoint loads them. Load states of a torch optimizer into it before zeroshard.initialize, "
+            "which keeps them"
         )
 
     def mark_step(self) -> None:

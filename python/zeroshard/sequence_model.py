@@ -324,7 +324,10 @@ def _check_call(
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise ValueError(f"sequence parallelism: {name} is not causal; only causal attention can be cut")
     if given := [option for option in _PER_HEAD if options.get(option) is not None]:
-        raise ValueError(f"sequence parallelism: {name} gives attention {given[0]}, which is one for each head")
+        raise ValueError(
+            f"sequence parallelism: {name} gives attention {given[0]}, which has a part for each head. That is not "
+            "supported, because each rank computes only some heads"
+        )
     if query.shape[2] != key.shape[2]:
         raise ValueError(
             f"sequence parallelism: {name} attends with {query.shape[2]} queries to {key.shape[2]} keys: use no cache, "
@@ -375,9 +378,11 @@ def _whole_rows(
     if len({tuple(numbers[:6]) for numbers in told}) > 1:
         shapes = "; ".join(f"rank {rank}: {numbers[0]} x {numbers[1]}" for rank, numbers in enumerate(told))
         raise ValueError(
-            "sequence parallelism: the ranks of a sequence group have different inputs. Rows and words of their pieces "
-            f"are {shapes}; the shapes of positions are {[tuple(numbers[3:5]) for numbers in told]}, and rank(s) "
-            f"{[rank for rank, numbers in enumerate(told) if numbers[5] >= 0]} have an attention_mask"
+            "sequence parallelism: the ranks of a sequence group have different inputs. Take batches from "
+            "zeroshard.sequence_parallel(model, loader), which gives the ranks pieces of the same rows."
+            f"\n  rows x words of the pieces: {shapes}"
+            f"\n  shapes of position_ids: {[tuple(numbers[3:5]) for numbers in told]}"
+            f"\n  rank(s) {[rank for rank, numbers in enumerate(told) if numbers[5] >= 0]} have an attention_mask"
         )
     _check_items([numbers[6] for numbers in told], sum(numbers[7] for numbers in told))
     return Forward(
@@ -472,7 +477,10 @@ def _replace_masks() -> None:
             given["position_ids"] = forward.positions
         if mask is not None:
             if forward.padding is None or mask.ndim != 2:
-                raise ValueError("sequence parallelism: the model makes an attention_mask that the rank was not given")
+                raise ValueError(
+                    "sequence parallelism: the model makes an attention_mask that the rank was not given. Only a mask "
+                    "of rows and words that is passed to forward is supported"
+                )
             given["attention_mask"] = forward.padding
         return inner(*bound.args, **bound.kwargs)
 

@@ -136,9 +136,10 @@ std::string interface_to_others(const std::string& host, const sockaddr_storage&
     if (links_hosts(one) && std::find(names.begin(), names.end(), one.name) == names.end()) names.push_back(one.name);
   if (names.size() == 1) return names.front();
   if (!names.empty())
-    throw CommError(concat("the host ", shown_text(host), " is ", address_text(address),
-                           " here, this host itself, and there is no default route: any of the interfaces ",
-                           some_of(names), " may lead to the other hosts", kWayOut));
+    throw CommError(
+        concat("the host ", shown_text(host), " has the address ", address_text(address),
+               " here, which is this host itself, and this host has no default route. Any of its interfaces ",
+               some_of(names), " may lead to the other hosts", kWayOut));
   for (const Interface& one : all)
     if (one.loopback) return one.name;
   throw CommError(concat("this host has no network interface that is up", kWayOut));

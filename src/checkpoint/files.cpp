@@ -89,8 +89,9 @@ auto with_checkpoint(const std::string& path, const auto& use) {
 Opened open_named(const Named& named) {
   const auto problems = named.listing.problems();
   if (named.tag.empty())
-    throw IoError(
-        concat("no checkpoint in ", named.path, " is whole: '", problems[0].first, "': ", problems[0].second));
+    throw IoError(concat("no checkpoint in ", named.path,
+                         " is whole. `zeroshard checkpoint list` shows what is wrong with each; the problem of '",
+                         problems[0].first, "' is: ", problems[0].second));
   for (const auto& [tag, why] : problems)
     log(LogLevel::kWarning, concat("'", tag, "' is left out, '", named.tag, "' is taken: ", why));
   return {named.path, named.tag, CheckpointReader(named.root, named.tag)};

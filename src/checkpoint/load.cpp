@@ -51,8 +51,8 @@ std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListin
       warnings.give(concat("checkpoint '", tag, "' is passed over: ", reason));
   }
   if (!not_older.empty())
-    throw IoError(concat("what may be the newest checkpoint in ", root.path(), " cannot be used (without strict ",
-                         "loading the newest whole one is taken):", not_older));
+    throw IoError(concat("what may be the newest checkpoint in ", root.path(), " cannot be used. Load without strict ",
+                         "to take the newest whole one. The reasons:", not_older));
   std::vector<FoundCheckpoint> usable;
   for (const FoundCheckpoint& found : listing.committed)
     if (found.latest) usable.push_back(found);

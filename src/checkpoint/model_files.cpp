@@ -91,7 +91,7 @@ void ModelFiles::add_indexed_files(const std::string& stem) {
   const std::string single = export_name(stem);
   ZS_CHECK(names == std::set{single} || !fs::exists(fs::path(directory_) / single), "'", directory_, "' has both ",
            single, " and ", fs::path(index_name).filename().string(),
-           ", which names other files: it does not tell which is the model, and others would read ", single,
+           ", which names other files. Either may be the model, and other programs would read ", single,
            ". Remove the one that is left over from an earlier model");
   for (const std::string& name : names) add_file(name);
   for (const auto& [tensor, file] : file_of) {

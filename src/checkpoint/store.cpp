@@ -67,8 +67,9 @@ void check_fits(const Manifest& manifest, const Directory& directory) {
   std::string header(size_t(std::min(file.header_bytes, reader.size())), '\0');
   reader.read(0, header.data(), int64_t(header.size()));
   if (hash_bytes(header.data(), int64_t(header.size())) == file.header_hash) return;
-  throw IoError(concat(directory.path(), "/", kManifestName, " is the manifest of the checkpoint '",
-                       shown(manifest.tag), "', and does not fit the files beside it"));
+  throw IoError(
+      concat(directory.path(), "/", kManifestName, " is the manifest of the checkpoint '", shown(manifest.tag),
+             "', but does not fit the files beside it. Restore the files of that checkpoint, or load another"));
 }
 
 // Returns whether `name` is still the entry that had the status `before`, because a run may replace a checkpoint while

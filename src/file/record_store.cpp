@@ -67,8 +67,8 @@ void RecordStore::note_failure(const char* message) noexcept {
 void RecordStore::check_process() const {
   if (process_.is_own()) return;
   throw StateError(
-      "this process is a fork of a rank: what that keeps in files cannot be used here "
-      "(zeroshard.offload.activations)");
+      "this process is a fork of a rank, and cannot use the activations that the rank keeps in files "
+      "(zeroshard.offload.activations). Use the engine only in the process that made it");
 }
 
 RecordStore::Id RecordStore::put(std::span<const std::byte> data) {

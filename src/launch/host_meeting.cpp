@@ -148,7 +148,8 @@ class Reception {
       hear_unknown();
       hear_those_who_came();
       if (patience.waited_s() > kMeetS)
-        throw Error(concat("the launchers of ", missing(), " have not come within ", kMeetS, " s to port ", port_));
+        throw Error(concat("the launchers of ", missing(), " have not come within ", kMeetS, " s to port ", port_,
+                           ". Start the command on these hosts too, and check that they reach this port"));
       if (int(came_.size()) < options_.nnodes - 1)
         patience.waits(concat("waiting for the launchers of ", missing(), " at port ", port_));
     }

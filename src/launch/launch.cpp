@@ -199,11 +199,13 @@ void check_launch_options(const LaunchOptions& options) {
   ZS_CHECK(options.hang_timeout_s >= 0, "hang timeout is ", options.hang_timeout_s, ", expected seconds >= 0");
   ZS_CHECK(options.max_restarts >= 0, "max_restarts is ", options.max_restarts, ", expected at least 0");
   ZS_CHECK(options.max_restarts == 0 || options.nnodes == 1, "--max-restarts is ", options.max_restarts,
-           " but the job has ", options.nnodes, " hosts: it works on one; start the command of each host again");
+           " but the job has ", options.nnodes,
+           " hosts, and restarts need a job of one host: leave --max-restarts out, and start the command on each host ",
+           "again if the job fails");
   ZS_CHECK(options.min_ranks >= 0 && options.min_ranks <= options.nproc, "--min-ranks is ", options.min_ranks,
            " but the job has ", options.nproc, " ranks (--nproc)");
   ZS_CHECK(options.min_ranks == 0 || options.nnodes == 1, "--min-ranks is ", options.min_ranks, " but the job has ",
-           options.nnodes, " hosts: it works on one");
+           options.nnodes, " hosts, and restarts need a job of one host: leave --min-ranks out");
   ZS_CHECK(options.min_ranks == 0 || options.max_restarts > 0, "--min-ranks is ", options.min_ranks,
            ": give --max-restarts too, without which nothing is started again");
   ZS_CHECK(options.stall_timeout_s >= 0, "stall timeout is ", options.stall_timeout_s, ", expected seconds >= 0");

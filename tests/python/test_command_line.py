@@ -149,7 +149,7 @@ def test_help_names_no_page_that_is_not_installed(command):
 @pytest.mark.parametrize("option", ["--device-memory", "--device-overhead"])
 def test_a_device_of_a_few_bytes_is_asked_about(option, text, meant):
     said = error_of("plan", "--params", "1e9", "--world-size", 8, option, text)
-    assert said == f"{option} is '{text}', which are bytes: was {meant} meant?"
+    assert said == f"{option} is '{text}', and a number without a unit is in bytes: give a unit, such as {meant}"
 
 
 def options_in_help(command):

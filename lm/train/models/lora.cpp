@@ -74,7 +74,8 @@ Linears chosen(const std::vector<std::string>& targets, const Linears& linears) 
 void check_head_is_its_own(const CausalLM& model, const Linear& head) {
   for (const auto& item : model.named_parameters()) {
     ZS_CHECK(!item.value().is_same(head.weight()) || item.key() == concat(kHead, ".weight"), "target_modules has ",
-             kHead, ", but its weight is that of '", item.key(), "' as well");
+             kHead, ", but its weight is that of '", item.key(), "' as well, which an adapter must not change: leave ",
+             kHead, " out");
   }
 }
 

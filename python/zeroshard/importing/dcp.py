@@ -62,7 +62,10 @@ class _Store:
         size = sum(os.path.getsize(file) for file in files if os.path.isfile(file))
         wanted = sum(length for length in lengths if isinstance(length, int) and length > 0)
         if wanted > _REPEATED * max(size, 1 << 20):
-            raise ValueError(f"{path} names {wanted} bytes of pieces, and their files have {size}: damaged or hostile")
+            raise ValueError(
+                f"{path} names {wanted} bytes of pieces, and their files have only {size}. Files are missing, or the "
+                "checkpoint is damaged or hostile"
+            )
 
     def check(self, key: str) -> None:
         """Raises ``ValueError`` unless the pieces of a tensor can cover it. Reads nothing."""
@@ -146,7 +149,9 @@ class _Store:
         place = self._place(key, offset)
         name, begin, length = (place.get(field) for field in ("relative_path", "offset", "length"))
         if not isinstance(name, str) or not _is_inside(name):
-            raise ValueError(f"{self.directory}: '{key}' is kept in {name!r}, which is outside")
+            raise ValueError(
+                f"{self.directory}: '{key}' is kept in {name!r}, which is outside of this directory and is not read"
+            )
         if not isinstance(begin, int) or not isinstance(length, int):
             raise ValueError(f"{self.directory}: nothing says where in {name} '{key}' is kept")
         if place.get("transform_descriptors"):

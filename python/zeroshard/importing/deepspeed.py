@@ -160,7 +160,10 @@ class Import:
         if self._stage == 3:
             groups = [{name: shape for group in groups for name, shape in group.items()}]
         elif len(vectors["weight"][0]) != len(groups):
-            raise ValueError(f"{self._directory} has {len(groups)} param groups, {len(vectors['weight'][0])} vectors")
+            raise ValueError(
+                f"{self._directory} has {len(groups)} param groups, but {len(vectors['weight'][0])} vectors of "
+                "weights, expected one vector for each group: the checkpoint is damaged"
+            )
         for index, group in enumerate(groups):
             at = 0
             for position, (name, shape) in enumerate(group.items()):

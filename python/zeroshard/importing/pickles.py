@@ -146,7 +146,10 @@ class Archive:
             if size == 0:
                 raise ValueError(f"{path} is empty: it is no file of torch.save")
             if begin < 0 or length <= 0 or begin + length > size:
-                raise ValueError(f"{path} has {size} bytes, not those from {begin} to {begin + length}")
+                raise ValueError(
+                    f"{path} has {size} bytes, but the checkpoint keeps a value in bytes {begin} to {begin + length}: "
+                    "the file is cut off or damaged"
+                )
             self.length = length
             # Mapped with copy on write, because torch needs writable memory, but the file must not change.
             self._bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[begin : begin + length]
