@@ -6,7 +6,7 @@
 Each round encodes all texts, whole works or single lines, with one and then the other; ratios are taken per round.
 zeroshard runs as a program of its own (run_tokenizer), `tokenizers` in this process with RAYON_NUM_THREADS=1, by the
 faster of its ways: encode, or encode_batch_fast, which leaves out offsets. As many ids must come out, or the command
-fails (that they are the same ids is what tests/python/test_tokenizer.py checks).
+fails (that they are the same ids is what tests/python/lm/test_tokenizer.py checks).
 """
 
 import argparse

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes docs/api.md from the docstrings of the package's public names: python tools/api_page.py
 
-The test tests/python/test_api_page.py holds the page equal to this output.
+The test tests/python/project/test_api_page.py holds the page equal to this output.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws docs/memory.svg, bytes per rank by stage, from `zeroshard plan`: python tools/memory_picture.py
 
-The test tests/python/test_memory_picture.py holds the picture equal to this output.
+The test tests/python/project/test_memory_picture.py holds the picture equal to this output.
 """
 
 import json

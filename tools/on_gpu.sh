@@ -142,26 +142,26 @@ python_tests() {
 
 step_digests() {
   if [ -n "$rehearse" ]; then
-    python_tests tests/python/test_cuda.py -m "$mark" -k "digest_is and simulated and fp32"
+    python_tests tests/python/train/test_cuda.py -m "$mark" -k "digest_is and simulated and fp32"
   else
-    python_tests tests/python/test_cuda.py -m "$mark" -k digest
+    python_tests tests/python/train/test_cuda.py -m "$mark" -k digest
   fi
 }
 
 step_offload() {
   if [ -n "$rehearse" ]; then
-    python_tests tests/python/test_placement_matrix.py -k cpu
+    python_tests tests/python/offload/test_placement_matrix.py -k cpu
   else
-    python_tests tests/python/test_cuda_offload.py tests/python/test_placement_matrix.py -m "$mark"
+    python_tests tests/python/offload/test_cuda_offload.py tests/python/offload/test_placement_matrix.py -m "$mark"
   fi
 }
 
 step_python() {
-  python_tests tests/python/test_cuda.py -m "$mark and not fault" -k "not digest${rehearse:+ and goes_on and cpu}"
+  python_tests tests/python/train/test_cuda.py -m "$mark and not fault" -k "not digest${rehearse:+ and goes_on and cpu}"
 }
 
 step_faults() {
-  python_tests tests/python/test_cuda.py -m "$mark and fault" ${rehearse:+-k SIGKILL}
+  python_tests tests/python/train/test_cuda.py -m "$mark and fault" ${rehearse:+-k SIGKILL}
 }
 
 sanitizer() {
@@ -194,7 +194,7 @@ step_build_lm() {
 
 step_lm() {
   local files
-  files=$(grep -lE 'mark\.cuda|devices\.(CUDA|NEEDS_GPU)' tests/python/test_*.py | grep -vE '/test_(cuda(_offload)?|placement_matrix).py')
+  files=$(grep -lE 'mark\.cuda|devices\.(CUDA|NEEDS_GPU)' tests/python/*/test_*.py | grep -vE '/test_(cuda(_offload)?|placement_matrix).py')
   if [ -z "$files" ] || [ -n "$rehearse" ]; then
     echo "no other file of tests that need a GPU is run here: ${files:-there is none}"
     return $kSkipped

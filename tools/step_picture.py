@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws docs/step.svg, the way of one unit's data through a step: python tools/step_picture.py
 
-The test tests/python/test_step_picture.py holds the picture equal to this output.
+The test tests/python/project/test_step_picture.py holds the picture equal to this output.
 """
 
 import sys

@@ -1,4 +1,4 @@
-// Records the metrics of a run that is told on standard input, for tests/python/test_metrics.py:
+// Records the metrics of a run that is told on standard input, for tests/python/train/test_metrics.py:
 //   write_metrics DIRECTORY TOTAL_STEPS [RESUME_STEP]
 // Each line is a step and pairs of a name and a number. Ends without finish() at a line "die".
 #include <cstdlib>

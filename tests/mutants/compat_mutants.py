@@ -138,7 +138,7 @@ _SCRIPTS = [
 ]
 
 MUTANTS = [
-    Mutant(name, file, old, new, "python", f"tests/python/test_compat_{test}")
+    Mutant(name, file, old, new, "python", f"tests/python/compat/test_compat_{test}")
     for name, file, old, new, test in (
         *((*others, f"zero.py::{test}") for *others, test in _TABLE),
         *_SCRIPTS,

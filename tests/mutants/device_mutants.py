@@ -264,14 +264,14 @@ _PYTHON = [
         "python/zeroshard/distributed.py",
         "    kind = torch.accelerator.current_accelerator(check_available=True)\n",
         '    kind = torch.device("cuda") if torch.cuda.is_available() else None\n',
-        "tests/python/test_models.py::test_gathered_reads_and_writes[1-late]",
+        "tests/python/units/test_models.py::test_gathered_reads_and_writes[1-late]",
     ),
     (
         "groups-of-the-first-device",
         "python/zeroshard/meeting.py",
         "                torch.accelerator.set_device_index(device)\n",
         "                pass\n",
-        "tests/python/test_models.py::test_gathered_writes_reach_the_masters[1-late]",
+        "tests/python/units/test_models.py::test_gathered_writes_reach_the_masters[1-late]",
     ),
 ]
 

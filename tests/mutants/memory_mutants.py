@@ -3,7 +3,7 @@
 from mutant import Mutant
 
 _CACHE, _HOOKS = "src/memory/block_cache.cpp", "python/zeroshard/hooks.py"
-_UNITS = "tests/python/test_units.py::test_parameters_"
+_UNITS = "tests/python/units/test_units.py::test_parameters_"
 
 _TABLE = [
     (
@@ -115,7 +115,7 @@ MUTANTS = [
         "        self.readers.remove()\n",
         "",
         "python",
-        "tests/python/test_takeover.py::test_a_second_engine_takes_the_module_over",
+        "tests/python/train/test_takeover.py::test_a_second_engine_takes_the_module_over",
     ),
     Mutant(
         "blocks-kept-for-ever",

@@ -43,7 +43,7 @@ MUTANTS = [
         "        _C.keep_forever(group)\n",
         "        pass\n",
         "python",
-        "tests/python/test_forks.py::test_a_forked_child_ends_by_itself",
+        "tests/python/faults/test_forks.py::test_a_forked_child_ends_by_itself",
     ),
     Mutant(
         "interrupt-is-not-told",
@@ -83,7 +83,7 @@ MUTANTS = [
         "        dist.destroy_process_group(group)\n",
         "        pass\n",
         "python",
-        "tests/python/test_many_engines.py::test_ranks_of_one_host_keep_no_group_of_their_own",
+        "tests/python/train/test_many_engines.py::test_ranks_of_one_host_keep_no_group_of_their_own",
     ),
 ]
 

@@ -115,12 +115,17 @@ _STATE_TABLE = [
 
 MUTANTS = [
     *(
-        Mutant(name, _CHECKPOINT, old, new, "python", f"tests/python/test_checkpoint.py::{test}")
+        Mutant(name, _CHECKPOINT, old, new, "python", f"tests/python/checkpoint/test_checkpoint.py::{test}")
         for name, old, new, test in _TABLE
     ),
     *(
         Mutant(
-            name, f"python/zeroshard/{module}.py", old, new, "python", f"tests/python/test_checkpoint_state.py::{test}"
+            name,
+            f"python/zeroshard/{module}.py",
+            old,
+            new,
+            "python",
+            f"tests/python/checkpoint/test_checkpoint_state.py::{test}",
         )
         for name, module, old, new, test in _STATE_TABLE
     ),
@@ -130,6 +135,6 @@ MUTANTS = [
         "if self._batches > 0:  #",
         "if False:  #",
         "python",
-        "tests/python/test_loader.py::test_iterating_again_begins_the_next_epoch",
+        "tests/python/train/test_loader.py::test_iterating_again_begins_the_next_epoch",
     ),
 ]

@@ -4,8 +4,8 @@ from mutant import Mutant
 
 _CORE = "src/sequence/sequence_group.cpp"
 _MODEL, _ROWS = "python/zeroshard/sequence_model.py", "python/zeroshard/sequence_rows.py"
-_LOSSES = "tests/python/test_sequence_parallel.py::test_losses_are_those_of_whole_rows[2-2]"
-_REFUSED, _CALLS = "tests/python/test_sequence_refusals.py", "tests/python/test_sequence_calls.py"
+_LOSSES = "tests/python/sequence/test_sequence_parallel.py::test_losses_are_those_of_whole_rows[2-2]"
+_REFUSED, _CALLS = "tests/python/sequence/test_sequence_refusals.py", "tests/python/sequence/test_sequence_calls.py"
 
 _TABLE = [
     (
@@ -54,7 +54,7 @@ _TABLE = [
         "_FILLED_WITH.get(key, 0)",
         "0",
         "python",
-        "tests/python/test_sequence_parallel.py::test_rows_that_the_size_does_not_divide[17]",
+        "tests/python/sequence/test_sequence_parallel.py::test_rows_that_the_size_does_not_divide[17]",
     ),
     (
         "sequence-inputs-not-compared",

@@ -88,6 +88,6 @@ _TABLE = [
 MUTANTS = [
     Mutant(name, file, old, new, "hooks", test)
     if file == _LOOP
-    else Mutant(name, file, old, new, "python", f"tests/python/test_tiles.py::{test}")
+    else Mutant(name, file, old, new, "python", f"tests/python/sequence/test_tiles.py::{test}")
     for name, file, old, new, test in _TABLE
 ]

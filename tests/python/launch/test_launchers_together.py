@@ -1,6 +1,6 @@
 """The launchers of a job's hosts keep in touch: how they meet, and how a job ends on all hosts alike.
 
-All of them run on this host, with loopback between them. tests/python/test_hosts.py has hosts of their own.
+All of them run on this host, with loopback between them. tests/python/launch/test_hosts.py has hosts of their own.
 """
 
 import contextlib
