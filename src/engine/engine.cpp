@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "base/check.h"
-#include "base/interrupt.h"
 #include "base/log.h"
 #include "device/cpu_allocator.h"
 #include "device/swap_storage.h"
@@ -36,28 +35,17 @@ NamedValues settings_of(const std::vector<ParamGroupOptions>& groups) {
 
 }  // namespace
 
-void Engine::Impl::check_caller() const {
-  if (!process.is_own()) throw StateError(process.refusal(reduce_comm.rank(), "engine"));
-  if (in_interrupt_check())
-    throw StateError(
-        "the handler of a signal called the engine while it waits for other ranks or for a checkpoint. Let the handler "
-        "note the signal, or call request_stop(), and act on it between steps");
-  if (options.device.is_cpu()) return;
-  gather_comm.check();  // the thread that watches the device may have noticed that a rank is gone
-  reduce_comm.check();
-}
-
 void Engine::Impl::renew_hooks(size_t unit) const {
   if (!in_use) return;
   for (const GradHook& hook : hooks[unit]) hook.renew();
 }
 
 void Engine::Impl::report_skip(double scale) {
-  const std::string bad = find_non_finite(reduce_comm, groups->trained(), reducer->buckets());
+  const std::string bad = find_non_finite(ranks.reduce, memory->groups->trained(), reducer->buckets());
   const std::string where = bad.empty() ? "" : concat(" in '", bad, "'");
   const std::string fp16 = options.config.fp16.enabled ? concat(", loss scale ", scale, " -> ", scaler.scale()) : "";
   const std::string message = concat("step skipped on all ranks: the gradient is not finite", where, fp16);
-  if (reduce_comm.rank() == 0) log(LogLevel::kWarning, message);
+  if (ranks.reduce.rank() == 0) log(LogLevel::kWarning, message);
   const int skipped = progress.skipped_in_a_row();
   if (skipped < options.config.max_skipped_steps) return;
   throw StateError(concat(message, "; ", skipped,
@@ -81,17 +69,17 @@ uint32_t Engine::Impl::hash_of_step(const std::vector<ParamGroupOptions>& groups
 void Engine::Impl::check_step(const std::vector<ParamGroupOptions>& groups) {
   if (!consensus.same_hash) {
     NamedValues now;
-    for (size_t u = 0; u < layouts.size(); ++u) {
-      for (size_t i = 0; i < layouts[u].params.size(); ++i) {
+    for (size_t u = 0; u < plan.layouts.size(); ++u) {
+      for (size_t i = 0; i < plan.layouts[u].params.size(); ++i) {
         const bool is_frozen = !executor->unit(u).tensors(i).front().requires_grad();
-        now.emplace_back(layouts[u].params[i].name(), is_frozen ? "frozen" : "to be trained");
+        now.emplace_back(plan.layouts[u].params[i].name(), is_frozen ? "frozen" : "to be trained");
       }
     }
-    check_agreement(reduce_comm, "parameters that require a gradient", now);
-    check_agreement(reduce_comm, "param groups of the optimizer", settings_of(groups));
+    check_agreement(ranks.reduce, "parameters that require a gradient", now);
+    check_agreement(ranks.reduce, "param groups of the optimizer", settings_of(groups));
     NamedValues without;
     for (const std::string& name : dropped) without.emplace_back(name, "dropped (param.grad = None)");
-    check_agreement(reduce_comm, "gradients that were dropped", without);
+    check_agreement(ranks.reduce, "gradients that were dropped", without);
   }
   if (consensus.signals.assigned) {
     const std::string name = assigned_gradient();
@@ -102,7 +90,7 @@ void Engine::Impl::check_step(const std::vector<ParamGroupOptions>& groups) {
   }
   if (consensus.some_have_gradients == consensus.all_have_gradients) return;
   throw StateError(concat("step(): there are gradients since the last step on some ranks alone, and rank ",
-                          reduce_comm.rank(), progress.is_unapplied() ? " has some" : " has none",
+                          ranks.reduce.rank(), progress.is_unapplied() ? " has some" : " has none",
                           ". Every rank calls backward and zero_grad as often as the others"));
 }
 
@@ -112,13 +100,13 @@ void Engine::Impl::compare_replicas() {
   if (every == 0 || ++uncompared_steps < every) return;
   uncompared_steps = 0;
   std::vector<std::pair<std::string, at::Tensor>> replicas;
-  for (size_t u = 0; u < layouts.size(); ++u) {
+  for (size_t u = 0; u < plan.layouts.size(); ++u) {
     const Unit& unit = executor->unit(u);
     if (unit.placement() != Placement::kReplicated) continue;
-    for (size_t i = 0; i < layouts[u].params.size(); ++i)
-      replicas.emplace_back(layouts[u].params[i].name(), unit.tensors(i).front());
+    for (size_t i = 0; i < plan.layouts[u].params.size(); ++i)
+      replicas.emplace_back(plan.layouts[u].params[i].name(), unit.tensors(i).front());
   }
-  check_replicas(reduce_comm, replicas,
+  check_replicas(ranks.reduce, replicas,
                  "(zeroshard.check_replicas_every) Faulty memory, or code that wrote into it on one rank alone: go on "
                  "from the last checkpoint");
 }
@@ -144,7 +132,7 @@ Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, std::un
 Engine::~Engine() {
   // A forked child has neither the threads nor the peers that the destructors of the engine need. The memory is freed
   // when the child ends.
-  if (impl_ && !impl_->process.is_own()) static_cast<void>(impl_.release());
+  if (impl_ && !impl_->ranks.process.is_own()) static_cast<void>(impl_.release());
   const auto observer = impl_ ? impl_->options.observer : nullptr;
   impl_.reset();  // may wait for a running save
   if (observer) observer->engine_ended();
@@ -156,35 +144,35 @@ void Engine::begin_forward(bool training) {
   impl_->discard_failed_pass();
   if (training) impl_->last_grad_scale.reset();
   for (size_t unit = 0; unit < impl_->hooks.size(); ++unit) impl_->renew_hooks(unit);
-  if (impl_->has_lent_shards) impl_->gathers.after_current_stream();
+  if (impl_->has_lent_shards) impl_->memory->gathers.after_current_stream();
   impl_->executor->begin_pass(training);
   impl_->ended_before_gradients.clear();
   if (!training) end_cpu_memory_step();  // an evaluation has no step that could end the memory step
 }
 
 std::shared_ptr<KeptTensor> Engine::keep(const at::Tensor& tensor) {
-  if (!impl_->activations) return nullptr;
+  if (!impl_->memory->activations) return nullptr;
   // Views of parameters stay, because updates and gathers write to them without a change of their version.
   if (is_swapped(tensor)) {
     for (size_t u = 0; u < impl_->executor->size(); ++u)
       if (impl_->executor->unit(u).owns(tensor)) return nullptr;
   }
-  return impl_->activations->keep(tensor);
+  return impl_->memory->activations->keep(tensor);
 }
 
 bool Engine::keeps_tensors() const {
-  return impl_->activations != nullptr;
+  return impl_->memory->activations != nullptr;
 }
 
 void Engine::pre_forward(size_t unit) {
-  impl_->check_caller();
+  impl_->ranks.check_caller();
   const WithoutTransforms plain_tensors;
   impl_->renew_hooks(unit);  // needed if the module was cast without the engine
   impl_->executor->pre_forward(unit, zeroshard::in_backward());
 }
 
 bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
-  impl_->check_caller();
+  impl_->ranks.check_caller();
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;  // it is a parameter: nothing was computed
     // The graph may outlive the engine.
@@ -208,7 +196,7 @@ bool Engine::is_in_backward(size_t unit) const {
 
 void Engine::end_unit(size_t unit, const std::vector<at::Tensor>& outputs) {
   if (!post_forward(unit, outputs)) return;
-  throw StateError(concat("unit '", impl_->layouts[unit].name,
+  throw StateError(concat("unit '", impl_->plan.layouts[unit].name,
                           "' returned a parameter of its own or a view of one, which is sharded from here on: return a "
                           "copy of it, or name in zeroshard.unit_classes a class of module that contains who uses it"));
 }
@@ -247,8 +235,8 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
   const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load(),
                             impl.watch->any_written() || impl.wrote_late(), !impl.assigned_gradient().empty()};
   const StepState state{impl.progress.is_unapplied(), impl.hash_of_step(groups)};
-  impl.reduce_comm.await_device("gradients of the step");
-  impl.consensus = agree_on_step(impl.reduce_comm, impl.reducer->squares(), std::move(has_grad), signals, state);
+  impl.ranks.reduce.await_device("gradients of the step");
+  impl.consensus = agree_on_step(impl.ranks.reduce, impl.reducer->squares(), std::move(has_grad), signals, state);
   impl.check_step(groups);
   if (impl.consensus.signals.wrote) impl.check_late_writes();
   impl.compare_replicas();
@@ -260,7 +248,7 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
   }
   if (!impl.options.external_optimizer.empty()) {
     impl.take_writes_to_groups();
-    impl.groups->await_copies();  // the external optimizer writes to states directly
+    impl.memory->groups->await_copies();  // the external optimizer writes to states directly
   }
   StepResult result;
   result.loss_scale = loss_scale();
@@ -279,7 +267,7 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
 StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   Impl& impl = *impl_;
   const StepResult result = prepare_step(groups);
-  if (result.applied) impl.optimizer.check(impl.groups->trained(), groups);
+  if (result.applied) impl.optimizer.check(impl.memory->groups->trained(), groups);
   GradientFetch* const fetch = impl.gradient_fetch.get();
   const auto gradients = [&](const ShardedGroup& group) {
     return UpdateGradients{impl.bucket_of(group).reduced(), fetch};
@@ -317,7 +305,7 @@ std::vector<OptimizerSlice> Engine::slices() {
   const Impl& impl = *impl_;
   std::vector<OptimizerSlice> result;
   impl.await_update();
-  for (const ShardedGroup* const group : impl.groups->trained()) {
+  for (const ShardedGroup* const group : impl.memory->groups->trained()) {
     // The external optimizer may write to the master weights.
     if (!impl.options.external_optimizer.empty()) group->forget_parameters();
     for (const ParamSlice& slice : zeroshard::slices(*group)) {
@@ -338,7 +326,7 @@ std::vector<OptimizerSlice> Engine::slices() {
 }
 
 std::pair<ShardedGroup*, size_t> Engine::Impl::find_trained(const std::string& name) const {
-  for (ShardedGroup* const group : groups->trained())
+  for (ShardedGroup* const group : memory->groups->trained())
     for (size_t i = 0; i < group->num_params(); ++i)
       if (group->param(i).name() == name) return {group, i};
   throw ValueError(concat("no parameter '", name, "' is trained"));
@@ -364,7 +352,7 @@ void Engine::set_moment(const std::string& name, size_t slot, const at::Tensor& 
 void Engine::await_readers_of_master_weights() {
   impl_->check_whole();
   impl_->executor->end_gathers_ahead();
-  for (size_t u = 0; u < impl_->layouts.size(); ++u) impl_->executor->unit(u).await_readers();
+  for (size_t u = 0; u < impl_->plan.layouts.size(); ++u) impl_->executor->unit(u).await_readers();
 }
 
 void Engine::publish_master_weights() {
@@ -373,17 +361,17 @@ void Engine::publish_master_weights() {
   impl.check_whole();
   impl.check_no_change_begun("a method of the optimizer that writes weights");
   impl.executor->end_gathers_ahead();
-  impl.gather_comm.barrier("weights that the optimizer has written");  // afterwards nobody reads parameters any more
-  for (ShardedGroup* const group : impl.groups->trained()) group->forget_parameters();
+  impl.ranks.gather.barrier("weights that the optimizer has written");  // afterwards nobody reads parameters any more
+  for (ShardedGroup* const group : impl.memory->groups->trained()) group->forget_parameters();
   impl.refresh([](ShardedGroup& group) { group.publish_master(); });
   impl.watch->forget_readings();
-  for (size_t u = 0; u < impl.layouts.size(); ++u)
-    for (size_t i = 0; i < impl.layouts[u].params.size(); ++i)
-      if (impl.layouts[u].params[i].requires_grad) impl.watch->tell_autograd(u, i);
+  for (size_t u = 0; u < impl.plan.layouts.size(); ++u)
+    for (size_t i = 0; i < impl.plan.layouts[u].params.size(); ++i)
+      if (impl.plan.layouts[u].params[i].requires_grad) impl.watch->tell_autograd(u, i);
 }
 
 void Engine::finish_step(const StepResult& result) {
-  impl_->check_caller();
+  impl_->ranks.check_caller();
   impl_->finish_step(result, [&] {
     impl_->update_all([&](ShardedGroup& group) {
       if (!impl_->options.external_optimizer.empty()) group.publish_master();
@@ -397,7 +385,7 @@ void Engine::Impl::update_all(const Update& update) {
 }
 
 void Engine::Impl::finish_step(const StepResult& result, const std::function<void()>& apply) {
-  check_caller();
+  ranks.check_caller();
   // A step without a backward says nothing about overflows.
   if (progress.is_unapplied()) scaler.update(!result.applied);
   if (result.applied) apply();
@@ -417,8 +405,8 @@ void Engine::Impl::finish_step(const StepResult& result, const std::function<voi
 
 // With delayed updates it may name more parameters than the pending update writes.
 void Engine::Impl::tell_autograd_of_update() {
-  for (size_t u = 0; u < layouts.size(); ++u) {
-    for (const ShardedGroup& group : groups->of_unit(u)) {
+  for (size_t u = 0; u < plan.layouts.size(); ++u) {
+    for (const ShardedGroup& group : memory->groups->of_unit(u)) {
       for (size_t i = 0; group.is_trained() && i < group.num_params(); ++i)
         if (group.param_group(i) >= 0 && (delayed || consensus.has_grad[group.number()][i]))
           watch->tell_autograd(u, group.flat().params[i]);
@@ -437,7 +425,7 @@ void Engine::request_stop() noexcept {
 void Engine::gather(const std::vector<size_t>& units, bool to_modify, std::optional<bool> can_drop) {
   using Purpose = HeldValues::Purpose;
   const WithoutTransforms plain_tensors;
-  impl_->check_caller();
+  impl_->ranks.check_caller();
   if (!impl_->in_use) impl_->check_whole();
   if (to_modify && impl_->in_use) publish_update();
   const bool drops = can_drop.value_or(to_modify);
@@ -453,9 +441,9 @@ void Engine::gather(const std::vector<size_t>& units, bool to_modify, std::optio
 
 void Engine::release(const std::vector<size_t>& units, int modify_rank) {
   const WithoutTransforms plain_tensors;
-  impl_->check_caller();
-  ZS_CHECK(modify_rank < impl_->gather_comm.world_size(), "modify_rank is ", modify_rank, ", but there are ",
-           impl_->gather_comm.world_size(), " ranks");
+  impl_->ranks.check_caller();
+  ZS_CHECK(modify_rank < impl_->ranks.gather.world_size(), "modify_rank is ", modify_rank, ", but there are ",
+           impl_->ranks.gather.world_size(), " ranks");
   if (!impl_->in_use) return;  // return_unit() was called in the meantime
   std::vector<std::string> written;
   const std::string refused = modify_rank >= 0 ? impl_->take_moved(units, modify_rank) : "";
@@ -490,49 +478,34 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
 
 void Engine::Impl::refresh(const Update& update) {
   const auto update_unit = [&](size_t unit) {
-    for (ShardedGroup& group : groups->of_unit(unit))
+    for (ShardedGroup& group : memory->groups->of_unit(unit))
       if (group.is_trained()) update(group);
   };
   const auto updates_all = [](const UnitPlacement& unit) {
     return std::any_of(unit.groups.begin(), unit.groups.end(),
                        [](const GroupPlacement& group) { return group.updates_whole(); });
   };
-  if (std::any_of(placements.begin(), placements.end(), updates_all)) {  // every rank takes the same branch
-    for (size_t unit = 0; unit < layouts.size(); ++unit) update_unit(unit);
+  if (std::any_of(plan.placements.begin(), plan.placements.end(), updates_all)) {  // every rank takes the same branch
+    for (size_t unit = 0; unit < plan.layouts.size(); ++unit) update_unit(unit);
     return;
   }
   executor->refresh(reducer->order_of_forward(), update_unit);
-  gathers.after_current_stream();
-  if (parameter_swap) read_parameters_ahead(reducer->order_of_forward());
+  memory->gathers.after_current_stream();
+  if (memory->parameters_in_files) memory->read_parameters_ahead(reducer->order_of_forward(), *executor);
   // After this point users may write to replicated parameters, so peers that read them directly must have finished.
   const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
-  if (options.device.is_cpu() && std::any_of(placements.begin(), placements.end(), is_replicated))
-    gather_comm.barrier("updated parameters");
-}
-
-void Engine::Impl::fail_on_all_ranks(const std::string& text) noexcept {
-  reduce_comm.abort(text);
-  gather_comm.abort(text);
+  if (options.device.is_cpu() && std::any_of(plan.placements.begin(), plan.placements.end(), is_replicated))
+    ranks.gather.barrier("updated parameters");
 }
 
 void Engine::Impl::while_a_save_reads() {
   // The thread of a delayed update cannot be interrupted.
-  if (delayed && delayed->is_on_thread()) return reduce_comm.check();
-  check_while_waiting("it waited for a checkpoint to be read");
+  if (delayed && delayed->is_on_thread()) return ranks.reduce.check();
+  ranks.check_while_waiting("it waited for a checkpoint to be read");
 }
 
 void Engine::Impl::while_an_update_goes_on() {
-  check_while_waiting("it waited for the update of the step before");
-}
-
-void Engine::Impl::check_while_waiting(std::string_view waited) {
-  reduce_comm.check();  // another rank may have failed
-  try {
-    check_interrupt();
-  } catch (const std::exception&) {  // the other ranks wait for this one
-    fail_on_all_ranks(concat("rank ", reduce_comm.rank(), " was interrupted while ", waited));
-    throw;
-  }
+  ranks.check_while_waiting("it waited for the update of the step before");
 }
 
 void Engine::Impl::retire() {
@@ -548,10 +521,7 @@ void Engine::Impl::retire() {
   delayed.reset();
   matrices.reset();
   reducer.reset();
-  groups->free_states();
-  swap.reset();
-  gradient_swap.reset();
-  activations.reset();
+  memory->free_states();
 }
 
 void Engine::return_unit(size_t unit) {
@@ -572,7 +542,7 @@ bool Engine::is_replicated(size_t unit) const {
   return impl_->executor->unit(unit).placement() == Placement::kReplicated;
 }
 size_t Engine::num_units() const {
-  return impl_->layouts.size();
+  return impl_->plan.layouts.size();
 }
 
 int64_t Engine::kept_memory() {
@@ -580,12 +550,12 @@ int64_t Engine::kept_memory() {
 }
 
 std::vector<MemoryLine> Engine::memory() const {
-  const Bytes peak = impl_->ledger.peak();
+  const Bytes peak = impl_->plan.ledger.peak();
   std::vector<MemoryLine> lines;
   for (size_t i = 0; i < kNumCategories; ++i) {
     const auto category = Category(i);
     for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kFile}) {
-      const int64_t planned = impl_->planned.at(category, tier), measured = peak.at(category, tier);
+      const int64_t planned = impl_->plan.bytes.at(category, tier), measured = peak.at(category, tier);
       if (planned != 0 || measured != 0)
         lines.push_back({std::string(name_of(category)), std::string(name_of(tier)), planned, measured});
     }

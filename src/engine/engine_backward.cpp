@@ -49,26 +49,26 @@ std::string Engine::Impl::end_reductions(const std::string& failure) {
   }
   const std::vector<int64_t> late = progress.syncs() ? reducer->late() : std::vector<int64_t>();
   const bool is_late = std::any_of(late.begin(), late.end(), [](int64_t each) { return each != 0; });
-  const int world_size = reduce_comm.world_size();
-  std::vector<int64_t> words = {failure.empty() ? 0 : world_size - reduce_comm.rank(), is_late ? 1 : 0};
-  if (world_size > 1) words = all_reduce(reduce_comm, words, ReduceOp::kMax, "end of backward");
+  const int world_size = ranks.reduce.world_size();
+  std::vector<int64_t> words = {failure.empty() ? 0 : world_size - ranks.reduce.rank(), is_late ? 1 : 0};
+  if (world_size > 1) words = all_reduce(ranks.reduce, words, ReduceOp::kMax, "end of backward");
   if (words[0] > 0) {
     const int rank = world_size - int(words[0]);
-    const std::string reason = share_reason(reduce_comm, rank, failure);
+    const std::string reason = share_reason(ranks.reduce, rank, failure);
     reducer->launch_all(true);  // also takes part in reductions that began in spite of no_sync
     executor->forget_pass();
     discard();
     return concat("rank ", rank, ": ", reason);
   }
   if (words[1] > 0) {
-    reducer->launch_again(world_size == 1 ? late : all_reduce(reduce_comm, late, ReduceOp::kMax, "late gradients"));
+    reducer->launch_again(world_size == 1 ? late : all_reduce(ranks.reduce, late, ReduceOp::kMax, "late gradients"));
   }
   reducer->end_backward(progress.syncs());
   if (progress.syncs()) has_other_pass = false;
   ++passes;
   show_gradients();
   ended_before_gradients.clear();
-  const std::array<Comm*, 2> comms = {&reduce_comm, &gather_comm};
+  const std::array<Comm*, 2> comms = {&ranks.reduce, &ranks.gather};
   compare_histories(comms, "end of backward");
   progress.end_pass();
   return "";
@@ -81,7 +81,7 @@ void Engine::Impl::end_launched() {
 void Engine::Impl::explain_backward(const CommError& error, const std::string& doing) {
   std::string text = error.what();
   if (text.find("ranks disagree") != text.npos)
-    text += concat("; rank ", gather_comm.rank(), " was about to ", doing,
+    text += concat("; rank ", ranks.gather.rank(), " was about to ", doing,
                    ". Backward passes of ranks may differ in units that some rank's needed in the pass before: where a "
                    "module enters the loss on some ranks alone, and later than that, add its output times 0 to the "
                    "loss of the others");
@@ -97,7 +97,7 @@ void Engine::Impl::in_hook(std::string_view doing, size_t unit, const Call& call
     backward_io_error = error.what();
     throw;
   } catch (const CommError& error) {
-    explain_backward(error, concat(doing, " of unit '", layouts[unit].name, "'"));
+    explain_backward(error, concat(doing, " of unit '", plan.layouts[unit].name, "'"));
   }
 }
 
@@ -126,7 +126,7 @@ void Engine::Impl::before_gradient() {
 
 void Engine::Impl::discard_failed_pass() {
   if (progress.is_in_pass() || !progress.has_open_gradients() || !plain_pass.expired()) return;
-  log(LogLevel::kWarning, concat("rank ", reduce_comm.rank(),
+  log(LogLevel::kWarning, concat("rank ", ranks.reduce.rank(),
                                  ": loss.backward() failed, and all ranks discard it and what the step had before it"));
   end_pass("a loss.backward() that failed");
 }
@@ -154,7 +154,7 @@ void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& gra
   progress.add_gradient();
   last_grad_scale.reset();
   ZS_CHECK(
-      grad.layout() == at::kStrided, "parameter '", layouts[unit].params[param].name(),
+      grad.layout() == at::kStrided, "parameter '", plan.layouts[unit].params[param].name(),
       "' got a sparse gradient, and only dense ones are reduced: build its embedding with sparse=False, or let its "
       "backward return grad.to_dense()");
   in_hook("add a gradient", unit, [&] {
@@ -164,13 +164,13 @@ void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& gra
 }
 
 std::string Engine::Impl::assigned_gradient() const {
-  for (size_t u = 0; u < layouts.size(); ++u) {
-    for (size_t i = 0; i < layouts[u].params.size(); ++i) {
+  for (size_t u = 0; u < plan.layouts.size(); ++u) {
+    for (size_t i = 0; i < plan.layouts[u].params.size(); ++i) {
       const std::vector<at::Tensor>& tensors = executor->unit(u).tensors(i);
       const auto has_one = [&](const at::Tensor& tensor) {
         return tensor.grad().defined() && !stand_ins.shows(tensor);
       };
-      if (std::ranges::any_of(tensors, has_one)) return layouts[u].params[i].name();
+      if (std::ranges::any_of(tensors, has_one)) return plan.layouts[u].params[i].name();
     }
   }
   return "";
@@ -178,15 +178,15 @@ std::string Engine::Impl::assigned_gradient() const {
 
 void Engine::Impl::drop_assigned_gradients() {
   stand_ins.end();
-  for (size_t u = 0; u < layouts.size(); ++u)
-    for (size_t i = 0; i < layouts[u].params.size(); ++i)
+  for (size_t u = 0; u < plan.layouts.size(); ++u)
+    for (size_t i = 0; i < plan.layouts[u].params.size(); ++i)
       for (const at::Tensor& tensor : executor->unit(u).tensors(i)) tensor.mutable_grad().reset();
 }
 
 void Engine::Impl::take_dropped() {
   for (const auto& [unit, param] : stand_ins.taken_away()) {
     reducer->drop(unit, param);
-    dropped.push_back(concat(layouts[unit].params[param].name(), " behind pass ", passes, " of the step"));
+    dropped.push_back(concat(plan.layouts[unit].params[param].name(), " behind pass ", passes, " of the step"));
   }
   std::ranges::sort(dropped);  // ranks that dropped the same ones in another order agree
 }
@@ -217,7 +217,7 @@ void Engine::begin_backward(bool sync) {
   if (!sync && impl_->progress.has_open_gradients()) impl_->end_launched();
   // A late update waits for a save that reads its states, and gradients wait for that update. This wait can be
   // interrupted.
-  if (impl_->swap && impl_->async_saver && impl_->async_saver->busy()) impl_->await_update();
+  if (impl_->memory->states_in_files && impl_->async_saver && impl_->async_saver->busy()) impl_->await_update();
   impl_->discard_failed_pass();
   if (!impl_->progress.has_open_gradients()) impl_->hide_gradients();
   impl_->progress.begin_pass(sync);
@@ -226,16 +226,16 @@ void Engine::begin_backward(bool sync) {
   impl_->backward_comm_error.clear();
   impl_->backward_io_error.clear();
   impl_->executor->begin_backward();
-  if (impl_->activations) impl_->activations->begin_backward();
+  if (impl_->memory->activations) impl_->memory->activations->begin_backward();
   // If gradients of an earlier loss.backward() are being reduced, the present order is kept.
   if (!impl_->progress.has_open_gradients()) {
-    impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->gather_comm);
+    impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->ranks.gather);
     if (sync) impl_->read_gradients_ahead();
   }
 }
 
 void Engine::end_backward() {
-  impl_->check_caller();
+  impl_->ranks.check_caller();
   throw_discarded(impl_->end_pass(""));
 }
 
@@ -248,16 +248,16 @@ const std::string& Engine::backward_io_error() const {
 }
 
 void Engine::fail_backward(const std::string& reason) noexcept {
-  if (impl_->reduce_comm.world_size() > 1) {
+  if (impl_->ranks.reduce.world_size() > 1) {
     log(LogLevel::kWarning,
-        concat("rank ", impl_->reduce_comm.rank(), ": backward failed, and all ranks discard it: ", reason));
+        concat("rank ", impl_->ranks.reduce.rank(), ": backward failed, and all ranks discard it: ", reason));
   }
   try {
     if (impl_->options.on_failed_backward) impl_->options.on_failed_backward(reason);
     impl_->end_pass(reason.empty() ? "an error without a text" : reason);
   } catch (const std::exception& error) {  // from now on every call fails with this text, on all ranks
     const std::string text = concat("the failed backward could not be discarded: ", error.what());
-    impl_->fail_on_all_ranks(text);
+    impl_->ranks.fail_all(text);
     log(LogLevel::kWarning, text);
   }
 }
@@ -299,7 +299,7 @@ void Engine::backward(const at::Tensor& loss) {
 
 void Engine::zero_grad() {
   Impl& impl = *impl_;
-  impl.check_caller();
+  impl.ranks.check_caller();
   const int64_t before = impl.progress.micro_batches();
   if (impl.progress.has_open_gradients() || impl.executor->is_in_backward()) {
     impl.end_pass("zero_grad() was called");
@@ -315,7 +315,7 @@ void Engine::zero_grad() {
 }
 
 void Engine::end_micro_batch() {
-  impl_->check_caller();
+  impl_->ranks.check_caller();
   impl_->progress.end_micro_batch();
 }
 

@@ -98,14 +98,14 @@ class Engine::Impl::States {
       if (group.is_trained() || frozen) add_weights(group, result);
       if (group.is_trained() && optimizer) add_moments(group, result);
     };
-    if ((!impl_.swap && !impl_.parameter_swap) || purpose_ == Purpose::kLoad) {
-      for (const ShardedGroup& group : impl_.groups->all()) add_all(group);
+    if (!impl_.memory->has_files() || purpose_ == Purpose::kLoad) {
+      for (const ShardedGroup& group : impl_.memory->groups->all()) add_all(group);
       return result;
     }
     // The state that the next update changes first is written first, so that the update waits as little as possible.
     for (const bool is_trained : {true, false}) {
       for (const size_t unit : impl_.reducer->order_of_forward())
-        for (const ShardedGroup& group : impl_.groups->of_unit(unit))
+        for (const ShardedGroup& group : impl_.memory->groups->of_unit(unit))
           if (group.is_trained() == is_trained) add_all(group);
     }
     return result;
@@ -138,7 +138,7 @@ class Engine::Impl::States {
         slice.elements = {range.begin - start, range.end - start};
         slice.data = state.data;
         slice.offset = (range.begin - state.positions.begin) * element_size(state.dtype);
-      } else if (saves() && (impl_.gather_comm.rank() != 0 || param.numel() > 0)) {
+      } else if (saves() && (impl_.ranks.gather.rank() != 0 || param.numel() > 0)) {
         continue;  // another rank saves it
       }
       to.push_back(std::move(slice));
@@ -148,7 +148,7 @@ class Engine::Impl::States {
   // The layout knows the dtype of floating-point weights, but only the width of others.
   at::ScalarType type_of(const ShardedGroup& group, size_t index, DType dtype) const {
     if (is_floating_point(dtype)) return to_scalar_type(dtype);
-    const auto unit = size_t(&group.unit() - impl_.layouts.data());
+    const auto unit = size_t(&group.unit() - impl_.plan.layouts.data());
     return impl_.executor->unit(unit).tensors(group.flat().params[index]).front().scalar_type();
   }
 
@@ -169,7 +169,7 @@ class Engine::Impl::States {
 
   void add_moments(const ShardedGroup& group, std::vector<StateSlice>& to) const {
     const std::vector<std::string> names = moment_names(impl_.options.optimizer, group.flat().is_matrix);
-    const int slots = std::min(impl_.plan.optimizer_slots, int(names.size()));
+    const int slots = std::min(impl_.plan.options.optimizer_slots, int(names.size()));
     for (int slot = 0; slot < slots; ++slot)
       add(group, {names.at(size_t(slot)), DType::kFloat32, data_of(group, slot), group.updated()}, to);
   }
@@ -191,13 +191,9 @@ class Engine::Impl::States {
   Purpose purpose_;
 };
 
-Comm& Engine::Impl::checkpoint_comm() const {
-  if (checkpoint == nullptr) throw StateError("this engine was made without a communicator for checkpoints");
-  return *checkpoint;
-}
-
 AsyncSaver& Engine::Impl::saver() {
-  if (!async_saver) async_saver = std::make_unique<AsyncSaver>(checkpoint_comm(), posix_io(), ledger, device_copies());
+  if (!async_saver)
+    async_saver = std::make_unique<AsyncSaver>(ranks.checkpoint(), posix_io(), plan.ledger, device_copies());
   return *async_saver;
 }
 
@@ -210,13 +206,13 @@ DeviceCopies* Engine::Impl::device_copies() {
 bool Engine::Impl::has_room_for_staging(int64_t bytes) {
   const OffloadConfig& limits = options.config.offload;
   if (must_stage() || (!limits.device_memory && !limits.host_memory)) return true;
-  const int64_t more = bytes - ledger.current().at(Category::kCheckpointStaging, Tier::kHost);
-  const int64_t no_room = ledger.has_room(Tier::kHost, more) ? 0 : 1;
-  return agree_on_flags(reduce_comm, {no_room})[0] == 0;  // a running save may be using the checkpoint communicator
+  const int64_t more = bytes - plan.ledger.current().at(Category::kCheckpointStaging, Tier::kHost);
+  const int64_t no_room = plan.ledger.has_room(Tier::kHost, more) ? 0 : 1;
+  return agree_on_flags(ranks.reduce, {no_room})[0] == 0;  // a running save may be using the checkpoint communicator
 }
 
 void Engine::Impl::plan_staging(int64_t bytes) {
-  int64_t& all = planned.at(Category::kCheckpointStaging, Tier::kHost);
+  int64_t& all = plan.bytes.at(Category::kCheckpointStaging, Tier::kHost);
   all = std::max(all, bytes);
 }
 
@@ -227,7 +223,7 @@ void Engine::Impl::wait_for_turn(std::string_view call) {
   const auto start = std::chrono::steady_clock::now();
   report_failed_save();
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
-  if (waited < kNoticeable || reduce_comm.rank() != 0) return;
+  if (waited < kNoticeable || ranks.reduce.rank() != 0) return;
   const std::string told = concat(call, " waited ", waited.count(), " ms for the checkpoint before to be written");
   if (call != kSave) return log(LogLevel::kInfo, told);
   log(LogLevel::kWarning, told + ". If every save waits like this, save less often, or to a faster disk");
@@ -247,12 +243,12 @@ bool Engine::Impl::report_failed_save() {
 }
 
 void Engine::Impl::tell_failed_save(const std::exception& error) const {
-  if (reduce_comm.rank() == 0)
+  if (ranks.reduce.rank() == 0)
     log(LogLevel::kError, concat("a checkpoint was not saved, training goes on: ", error.what()));
 }
 
 void Engine::Impl::check_whole() const {
-  check_caller();
+  ranks.check_caller();
   if (!in_use)
     throw StateError("this engine has returned its parameters, and cannot be used any more: make another one");
   if (half_loaded.empty()) return;
@@ -274,7 +270,7 @@ NamedValues Engine::half_loaded() const {
 // If every rank's optimizer has a whole state, each rank saves only its share.
 std::vector<StateSlice> Engine::Impl::own_share(const std::vector<TensorState>& states) const {
   std::map<std::string_view, std::pair<const ShardedGroup*, size_t>> places;
-  for (const ShardedGroup& group : groups->all())
+  for (const ShardedGroup& group : memory->groups->all())
     for (size_t i = 0; i < group.num_params(); ++i) places[group.param(i).name()] = {&group, i};
   std::vector<StateSlice> slices;
   for (const TensorState& state : states) {
@@ -284,7 +280,7 @@ std::vector<StateSlice> Engine::Impl::own_share(const std::vector<TensorState>& 
     const auto& [group, index] = at->second;
     slice.trainable = true;
     if (group->place().updates_whole()) {
-      const Range owned = group->layout().owned(index, gather_comm.rank());
+      const Range owned = group->layout().owned(index, ranks.gather.rank());
       const int64_t start = group->layout().param(index).begin;
       const Range mine = intersect(slice.elements, {owned.begin - start, owned.end - start});
       if (mine.size() == 0) continue;
@@ -308,7 +304,7 @@ SaveRequest Engine::Impl::make_request(const std::string& root, const std::strin
   request.config_digest = concat(options.config.digest());
   request.versions = {{"zeroshard", kVersion}, {"torch", TORCH_VERSION}};
   const LossScalerState& scale = scaler.state();
-  const bool trains = !groups->trained().empty();
+  const bool trains = !memory->groups->trained().empty();
   const int skipped = progress.skipped_in_a_row();
   const SavedOptimizer kind{options.optimizer, options.external_optimizer};
   const Json core{{"optimizer", trains ? to_json(kind) : Json()},
@@ -335,7 +331,7 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
                                              std::set<StateKey>& chosen) {
   const Json state = Json::parse(manifest.state);
   if (load.accept) load.accept(state.at("front").dump());
-  if (load.optimizer && !groups->trained().empty())
+  if (load.optimizer && !memory->groups->trained().empty())
     check_optimizer(manifest, {options.optimizer, options.external_optimizer});
   const bool excludes_frozen = state.at("core").at("excludes_frozen").get<bool>();
   std::vector<StateSlice> wanted;
@@ -380,14 +376,14 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
     ZS_CHECK(fitting > 0 || missing.empty() || unexpected.empty(),
              "the checkpoint has no parameter of this model, so that nothing would be loaded: the model has ",
              some_of(missing), ", the checkpoint ", some_of(unexpected));
-    if (reduce_comm.rank() == 0)
+    if (ranks.reduce.rank() == 0)
       log(LogLevel::kWarning,
           concat("load_module_strict=False: the checkpoint has ", fitting, " of ",
                  fitting + missing.size() + kept.size(), " parameters of the model. ",
                  missing.empty() ? "" : concat("As they are stay ", some_of(missing), ". "),
                  unexpected.empty() ? "" : concat("Only the checkpoint has ", some_of(unexpected), ".")));
   }
-  if (!kept.empty() && reduce_comm.rank() == 0)
+  if (!kept.empty() && ranks.reduce.rank() == 0)
     log(LogLevel::kInfo,
         concat("the checkpoint was saved without frozen parameters: ", some_of(kept), " stay as they are"));
   for (const TensorState& state : others(rest)) {
@@ -403,15 +399,15 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
 
 void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load) {
   const Json core = Json::parse(manifest.state).at("core");
-  for (ShardedGroup* const group : groups->trained()) {
+  for (ShardedGroup* const group : memory->groups->trained()) {
     for (size_t i = 0; load.optimizer && i < group->num_params(); ++i) {
       const TensorRecord* const saved = index.find(group->param(i).name(), kWeight);
       if (saved) group->updates()[i] = saved->updates;
     }
   }
   refresh([](ShardedGroup& group) { group.publish_master(); });
-  for (size_t u = 0; u < layouts.size(); ++u)
-    for (size_t i = 0; i < layouts[u].params.size(); ++i) watch->tell_autograd(u, i);
+  for (size_t u = 0; u < plan.layouts.size(); ++u)
+    for (size_t i = 0; i < plan.layouts[u].params.size(); ++i) watch->tell_autograd(u, i);
   watch->accept_all();
   watch->forget_readings();
   if (!load.optimizer) return;
@@ -430,8 +426,8 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
                              const CheckpointContents& contents, const SaveOptions& save) {
   Impl& impl = *impl_;
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
-  const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
-  const bool at_once = std::ranges::any_of(impl.groups->trained(), [&](const ShardedGroup* group) {
+  const int64_t staging = checkpoint_staging_bytes(impl.plan.layouts, impl.plan.options) + bytes_of(contents);
+  const bool at_once = std::ranges::any_of(impl.memory->groups->trained(), [&](const ShardedGroup* group) {
     return are_split_beside_device(*group, impl.options.device);
   });
   const bool async = wants_async && !at_once && impl.has_room_for_staging(staging);
@@ -453,7 +449,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   });
   if (!staged) {
     try {
-      return tell_saved(request, zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io()));
+      return tell_saved(request, zeroshard::save_checkpoint(request, impl.ranks.checkpoint(), posix_io()));
     } catch (const IoError& error) {  // handled like an error of a save in the background
       if (!wants_async || impl.options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;
       return impl.tell_failed_save(error);
@@ -467,7 +463,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
 }
 
 bool Engine::wait_for_checkpoint() {
-  impl_->check_caller();
+  impl_->ranks.check_caller();
   return !impl_->async_saver || impl_->report_failed_save();
 }
 
@@ -476,12 +472,12 @@ void Engine::report_failed_save() {
 }
 
 void Engine::run_together(std::string_view call, const std::function<void()>& step) {
-  impl_->check_caller();
+  impl_->ranks.check_caller();
   // The ranks wait in the communicator that also serves steps. If a rank comes here alone, the error then names this
   // rank and the calls of the other ranks.
-  impl_->reduce_comm.barrier(call);
+  impl_->ranks.reduce.barrier(call);
   impl_->wait_for_turn(call);  // until then the saver uses the checkpoint communicator
-  zeroshard::together(impl_->checkpoint_comm(), "checkpoint", step);
+  zeroshard::together(impl_->ranks.checkpoint(), "checkpoint", step);
 }
 
 std::vector<bool> Engine::differ_among_ranks(const std::vector<at::Tensor>& tensors) {
@@ -493,7 +489,7 @@ std::vector<bool> Engine::differ_among_ranks(const std::vector<at::Tensor>& tens
       extremes.insert(extremes.end(), {hash, ~hash});
     }
   });
-  Comm& comm = impl_->checkpoint_comm();
+  Comm& comm = impl_->ranks.checkpoint();
   if (!extremes.empty())
     comm.all_reduce({extremes.data(), int64_t(extremes.size()), DType::kOther8}, ReduceOp::kMax, "buffers")->wait();
   std::vector<bool> result;
@@ -515,11 +511,11 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
           "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
           "those of the loaded ones. Load after step() has applied them, or into a new engine");
     // A pass without a backward may have left gathers.
-    for (size_t unit = 0; unit < impl.layouts.size(); ++unit) impl.executor->end_gather(unit);
-    impl.groups->await_copies();  // files are read into states on the host
-    for (const ShardedGroup* const group : impl.groups->trained()) group->forget_parameters();
+    for (size_t unit = 0; unit < impl.plan.layouts.size(); ++unit) impl.executor->end_gather(unit);
+    impl.memory->groups->await_copies();  // files are read into states on the host
+    for (const ShardedGroup* const group : impl.memory->groups->trained()) group->forget_parameters();
   });
-  Uploads uploads(impl.ledger, impl.device_copies());
+  Uploads uploads(impl.plan.ledger, impl.device_copies());
   std::set<StateKey> chosen;                    // states of the current checkpoint
   std::map<StateKey, std::string> overwritten;  // states overwritten by this call
   const auto begin_overwriting = [&](const std::string& tag) {
@@ -545,17 +541,17 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
                             &uploads,
                             load.may_be_first};
   const auto start = std::chrono::steady_clock::now();
-  const auto loaded = zeroshard::load_checkpoint(request, impl.checkpoint_comm(), posix_io());
+  const auto loaded = zeroshard::load_checkpoint(request, impl.ranks.checkpoint(), posix_io());
   if (!loaded) return std::nullopt;
   for (const std::string& part : load.takes) chosen.insert({part, "of the caller"});
   begin_overwriting(loaded->tag);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  if (impl.reduce_comm.rank() == 0) tell_loaded(root, loaded->manifest, taken.count());
+  if (impl.ranks.reduce.rank() == 0) tell_loaded(root, loaded->manifest, taken.count());
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
   if (load.optimizer) impl.progress.restore({}, loaded->manifest.step);
   LoadedState state{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
                     loaded->manifest.rank_states, load.optimizer};
-  if (load.finish) together(impl.checkpoint_comm(), "checkpoint", [&] { load.finish(state); });
+  if (load.finish) together(impl.ranks.checkpoint(), "checkpoint", [&] { load.finish(state); });
   for (const StateKey& each : chosen) impl.half_loaded.erase(each);
   return state;
 }

@@ -13,7 +13,7 @@ void Engine::Impl::begin_delayed(const std::vector<ParamGroupOptions>& options_o
   // Updates in the order in which backward makes the next gradients, because these wait for the updates.
   const std::vector<size_t>& order = reducer->order_of_forward();
   for (auto unit = order.rbegin(); unit != order.rend(); ++unit) {
-    for (ShardedGroup& group : groups->of_unit(*unit)) {
+    for (ShardedGroup& group : memory->groups->of_unit(*unit)) {
       if (!group.is_trained()) continue;
       const GradBucket& bucket = bucket_of(group);
       step.parts.push_back({&group, bucket.grads(), bucket.read(), consensus.has_grad[group.number()]});
@@ -24,13 +24,13 @@ void Engine::Impl::begin_delayed(const std::vector<ParamGroupOptions>& options_o
 
 void Engine::Impl::await_update() const {
   if (!delayed) return;
-  check_caller();
+  ranks.check_caller();
   delayed->await();
 }
 
 void Engine::Impl::remember_open_parameters() {
   has_lost_sums = false;
-  for (ShardedGroup* const group : groups->trained()) remember_open_parameters(*group);
+  for (ShardedGroup* const group : memory->groups->trained()) remember_open_parameters(*group);
 }
 
 void Engine::Impl::remember_open_parameters(ShardedGroup& group) {
@@ -54,7 +54,7 @@ void Engine::publish_update(bool ends) {
   Impl& impl = *impl_;
   if (!impl.has_pending_update()) return;
   impl.check_whole();
-  if (!ends && agree_on_flags(impl.reduce_comm, {has_pending_gradients() ? 1 : 0}).front() != 0)
+  if (!ends && agree_on_flags(impl.ranks.reduce, {has_pending_gradients() ? 1 : 0}).front() != 0)
     throw StateError(
         "zeroshard.offload.delayed_update: the last step's update cannot come to the parameters between the "
         "micro-batches of a step, whose gradients would be of two sets of weights. Save, export and call "
@@ -65,14 +65,14 @@ void Engine::publish_update(bool ends) {
 
 // Gathers that a forward without a backward has left must end first.
 void Engine::Impl::publish_outside_of_steps() {
-  for (size_t unit = 0; unit < layouts.size(); ++unit) executor->end_gather(unit);
+  for (size_t unit = 0; unit < plan.layouts.size(); ++unit) executor->end_gather(unit);
   publish_update();
   ++publishes;
 }
 
 void Engine::Impl::publish_before_load(bool has_gradients) {
   if (!has_pending_update()) return;
-  if (agree_on_flags(reduce_comm, {has_gradients ? 1 : 0}).front() != 0) return;  // the load will be refused
+  if (agree_on_flags(ranks.reduce, {has_gradients ? 1 : 0}).front() != 0) return;  // the load will be refused
   publish_outside_of_steps();
 }
 
@@ -91,20 +91,20 @@ bool Engine::Impl::wrote_late() {
     Unit& unit = executor->unit(u);
     unit.take_written();
     if (unit.placement() == Placement::kSharded) continue;  // no parameter of it is whole between steps
-    for (size_t i = 0; i < layouts[u].params.size(); ++i)
-      if (layouts[u].params[i].requires_grad && watch->is_written(u, i)) return true;
+    for (size_t i = 0; i < plan.layouts[u].params.size(); ++i)
+      if (plan.layouts[u].params[i].requires_grad && watch->is_written(u, i)) return true;
   }
-  return std::ranges::any_of(groups->trained(), [](const ShardedGroup* group) { return group->was_written(); });
+  return std::ranges::any_of(memory->groups->trained(), [](const ShardedGroup* group) { return group->was_written(); });
 }
 
 void Engine::Impl::check_late_writes() {
   if (!has_pending_update()) return;
-  if (agree_on_flags(reduce_comm, {wrote_late() ? 1 : 0}).front() == 0) return;
+  if (agree_on_flags(ranks.reduce, {wrote_late() ? 1 : 0}).front() == 0) return;
   for (size_t u = 0; u < executor->size(); ++u) {
     Unit& unit = executor->unit(u);
     if (unit.placement() == Placement::kSharded) continue;
-    for (size_t i = 0; i < layouts[u].params.size(); ++i)
-      if (unit.is_moved(i) && layouts[u].params[i].requires_grad) unit.point_back(i);
+    for (size_t i = 0; i < plan.layouts[u].params.size(); ++i)
+      if (unit.is_moved(i) && plan.layouts[u].params[i].requires_grad) unit.point_back(i);
     watch->accept(u);
   }
   remember_open_parameters();

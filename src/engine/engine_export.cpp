@@ -93,12 +93,12 @@ class Gathered {
 void Engine::save_weights(const std::string& directory, const std::string& name, bool exclude_frozen,
                           const std::vector<TensorState>& buffers) {
   Impl& impl = *impl_;
-  const bool leads = impl.checkpoint_comm().rank() == 0;
+  const bool leads = impl.ranks.checkpoint().rank() == 0;
   const auto exported = [&](const ParamSpec& param) { return param.requires_grad || !exclude_frozen; };
   run_together(kExport, [&] {
     impl.check_whole();
     // Between micro-batches it does not publish, because the step's gradients belong to the present parameters.
-    if (impl.has_pending_update() && agree_on_flags(impl.reduce_comm, {has_pending_gradients() ? 1 : 0}).front() == 0)
+    if (impl.has_pending_update() && agree_on_flags(impl.ranks.reduce, {has_pending_gradients() ? 1 : 0}).front() == 0)
       publish_update();
     impl.take_all_writes(Impl::OfMaster::kNone);  // the export only reads the parameters
   });
@@ -109,8 +109,8 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
     });
   };
   phase([&] {
-    for (size_t u = 0; u < impl.layouts.size(); ++u) {
-      const std::vector<ParamSpec>& params = impl.layouts[u].params;
+    for (size_t u = 0; u < impl.plan.layouts.size(); ++u) {
+      const std::vector<ParamSpec>& params = impl.plan.layouts[u].params;
       for (size_t i = 0; i < params.size(); ++i)
         if (exported(params[i]))
           file.declare(params[i].name(), params[i].shape, impl.executor->unit(u).tensors(i).front().scalar_type());
@@ -118,8 +118,8 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
     for (const TensorState& buffer : buffers) file.declare(buffer.name, buffer.shape, buffer.tensor.scalar_type());
     file.open(directory, name);
   });
-  for (size_t u = 0; u < impl.layouts.size(); ++u) {
-    const UnitLayout& layout = impl.layouts[u];
+  for (size_t u = 0; u < impl.plan.layouts.size(); ++u) {
+    const UnitLayout& layout = impl.plan.layouts[u];
     const Gathered gathered(*this, {u});
     phase([&] {
       for (size_t i = 0; i < layout.params.size(); ++i)

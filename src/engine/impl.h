@@ -7,30 +7,25 @@
 #include <string_view>
 #include <vector>
 
-#include "base/process_mark.h"
 #include "checkpoint/async_saver.h"
 #include "checkpoint/device_copies.h"
 #include "checkpoint/manifest.h"
-#include "comm/comm.h"
-#include "device/flat_buffer.h"
-#include "engine/activation_keeper.h"
 #include "engine/consensus.h"
+#include "engine/engine_plan.h"
 #include "engine/executor.h"
 #include "engine/gradient_stand_ins.h"
 #include "engine/held_values.h"
+#include "engine/memory.h"
+#include "engine/ranks.h"
 #include "engine/step_progress.h"
 #include "engine/write_watch.h"
 #include "group/gradient_fetch.h"
-#include "group/groups.h"
 #include "hooks/autograd_hooks.h"
-#include "memory/ledger.h"
 #include "optim/delayed_update.h"
 #include "optim/matrix_update.h"
 #include "optim/sharded_optimizer.h"
-#include "plan/plan_ledger.h"
 #include "precision/loss_scaler.h"
 #include "reduce/reducer.h"
-#include "store/swap_space.h"
 #include "zeroshard/engine.h"
 #include "zeroshard/error.h"
 
@@ -46,14 +41,11 @@ struct StateKey {
 struct Engine::Impl {
   Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce, Comm* checkpoint);
 
-  void make_groups(const std::vector<UnitDefinition>& units, const PlanReport& report);
   void make_units(const std::vector<UnitDefinition>& units);
-  void make_reducer(const PlanReport& report);
+  void make_reducer();
   void install_hooks(const std::vector<UnitDefinition>& units);
   void renew_hooks(size_t unit) const;
   const GradBucket& bucket_of(const ShardedGroup& group) const { return reducer->buckets()[group.number()]; }
-  // Throws StateError in a forked child of the rank, and in a signal handler that runs while the engine waits.
-  void check_caller() const;
   void report_skip(double scale);
   uint32_t hash_of_step(const std::vector<ParamGroupOptions>& groups) const;
   void check_step(const std::vector<ParamGroupOptions>& groups);
@@ -138,21 +130,15 @@ struct Engine::Impl {
   void announce_gradients();
   // Starts to read the earlier gradients of the step from files, because this backward adds to them.
   void read_gradients_ahead();
-  // Starts to read the parameters of the units that are gathered next from files, as far as there are buffers.
-  void read_parameters_ahead(std::span<const size_t> units);
-  // The states of this rank are lost, so collectives of the engine fail on every rank with this reason.
-  void fail_on_all_ranks(const std::string& text) noexcept;
   // Called while an update waits for a save that still reads the states. Throws if the update must stop waiting.
   void while_a_save_reads();
   // Called while something waits for the thread of a delayed update.
   void while_an_update_goes_on();
-  void check_while_waiting(std::string_view waited);
   // Frees everything that only training needs. After that, the engine can only return units.
   void retire();
 
   // engine_checkpoint.cpp
   class States;
-  Comm& checkpoint_comm() const;
   AsyncSaver& saver();
   // Returns null on the CPU.
   DeviceCopies* device_copies();
@@ -160,7 +146,7 @@ struct Engine::Impl {
   void plan_staging(int64_t bytes);
   bool has_room_for_staging(int64_t bytes);
   // Returns whether saves need staging memory. Without it they write the state directly from its place.
-  bool must_stage() const { return !options.device.is_cpu() && !swap && !parameter_swap; }
+  bool must_stage() const { return !options.device.is_cpu() && !memory->has_files(); }
   void wait_for_turn(std::string_view call);
   bool report_failed_save();
   void tell_failed_save(const std::exception& error) const;
@@ -179,22 +165,10 @@ struct Engine::Impl {
                                  const ChooseTensors& others, std::set<StateKey>& chosen);
   void take_loaded(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load);
 
-  ProcessMark process;
   EngineOptions options;
-  Comm& gather_comm;
-  Comm& reduce_comm;
-  Comm* checkpoint;  // null: no checkpoints
-  Ledger ledger;
-  PlanOptions plan;
-  Bytes planned;
-  std::vector<UnitPlacement> placements;  // index: unit
-  std::vector<UnitLayout> layouts;
-  std::unique_ptr<SwapSpace> swap;                // files of the groups' states; null if none are in files
-  std::unique_ptr<SwapSpace> parameter_swap;      // files of their parameters; may be null
-  std::unique_ptr<SwapSpace> gradient_swap;       // files of their reduced gradients; may be null
-  std::unique_ptr<ActivationKeeper> activations;  // null if activations stay on the device
-  std::unique_ptr<Groups> groups;
-  std::unique_ptr<SlotRing> gather_ring;
+  Ranks ranks;
+  EnginePlan plan;
+  std::unique_ptr<Memory> memory;
   ShardedOptimizer optimizer;
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<GradientFetch> gradient_fetch;  // null if the update finds gradients in its own memory
@@ -241,7 +215,6 @@ struct Engine::Impl {
   std::unique_ptr<DeviceCopies> copies;     // copies for checkpoints; null on the CPU and before the first one
   int64_t staging_planned = 0;              // bytes that the last save planned for async_saver
   std::unique_ptr<AsyncSaver> async_saver;  // null before the first save; declared after the members that it uses
-  GatherStream gathers;  // last member that uses memory of the device: joined before that memory is freed
   // The states that a failed load has begun to overwrite, each with the checkpoint, until a load of them succeeds.
   std::map<StateKey, std::string> half_loaded;
 };

@@ -74,7 +74,7 @@ Range owned_part(const TrainedParam& param, int rank) {
 std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   const Impl& impl = *impl_;
   impl.check_whole();
-  const auto found = find_trained(*impl.groups, unit, param);
+  const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return std::nullopt;
   ShardedGroup& group = *found->group;
   impl.await_update();
@@ -97,12 +97,12 @@ std::optional<at::Tensor> Engine::local_param(size_t unit, size_t param) {
   impl_->check_whole();
   impl_->executor->unit(unit).await_readers();  // because the caller may write
   impl_->has_lent_shards = true;
-  for (const ShardedGroup& group : impl_->groups->of_unit(unit)) {
+  for (const ShardedGroup& group : impl_->memory->groups->of_unit(unit)) {
     ZS_CHECK(param < group.unit().params.size(), "unit ", group.unit().name, " has no parameter ", param);
     for (size_t i = 0; i < group.num_params(); ++i) {
       if (group.flat().params[i] != param) continue;
       if (!group.parameters().in_memory()) return std::nullopt;
-      const Range owned = group.layout().owned(i, impl_->reduce_comm.rank());
+      const Range owned = group.layout().owned(i, impl_->ranks.reduce.rank());
       const int64_t first = group.mine().begin;
       return owned.size() == 0 ? group.my_shard().slice(0, 0, 0)
                                : group.my_shard().slice(0, owned.begin - first, owned.end - first);
@@ -115,10 +115,10 @@ std::optional<at::Tensor> Engine::full_state(size_t unit, size_t param, const st
                                              const std::string& kind) {
   Impl& impl = *impl_;
   impl.check_whole();
-  const auto found = find_trained(*impl.groups, unit, param);
+  const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return std::nullopt;
   if (!found->group->place().updates_whole())
-    return assemble(impl.reduce_comm, impl.options.device, *found, mine.has_value(), mine, concat("full ", kind));
+    return assemble(impl.ranks.reduce, impl.options.device, *found, mine.has_value(), mine, concat("full ", kind));
   if (!mine) return std::nullopt;
   return mine->to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).view(found->spec().shape);
 }
@@ -137,7 +137,7 @@ void Engine::Impl::check_reduced(const ParamSpec& param) const {
 std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
   Impl& impl = *impl_;
   impl.check_whole();
-  const auto found = find_trained(*impl.groups, unit, param);
+  const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return std::nullopt;
   impl.check_reduced(found->spec());
   impl.take_dropped();
@@ -147,7 +147,7 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
     if (!impl.last_grad_scale || !impl.consensus.has_grad[found->group->number()][found->index]) return std::nullopt;
     scale = *impl.last_grad_scale;
   }
-  const Range mine = found->group->mine(), owned = owned_part(*found, impl.reduce_comm.rank());
+  const Range mine = found->group->mine(), owned = owned_part(*found, impl.ranks.reduce.rank());
   // If the bucket has whole gradients, this rank's shard is a part of them.
   const int64_t first = owned.begin - (found->group->place().updates_whole() ? 0 : mine.begin);
   return bucket.part({first, first + owned.size()})
@@ -158,10 +158,10 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
 std::optional<at::Tensor> Engine::full_grad(size_t unit, size_t param) {
   Impl& impl = *impl_;
   const auto mine = local_grad(unit, param);
-  const auto found = find_trained(*impl.groups, unit, param);
+  const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return std::nullopt;
   const GradBucket& bucket = impl.bucket_of(*found->group);
-  return assemble(impl.reduce_comm, impl.options.device, *found, mine && has_own_grad(bucket, found->index), mine,
+  return assemble(impl.ranks.reduce, impl.options.device, *found, mine && has_own_grad(bucket, found->index), mine,
                   "full gradient");
 }
 
@@ -172,7 +172,7 @@ std::vector<std::pair<std::string, double>> Engine::grad_norms() {
   std::vector<int64_t> has_grad;  // gradients of this rank
   std::vector<double> squares;    // sums over this rank's elements
   for (size_t unit = 0; unit < num_units(); ++unit) {
-    for (ShardedGroup& group : impl.groups->of_unit(unit)) {
+    for (ShardedGroup& group : impl.memory->groups->of_unit(unit)) {
       for (size_t i = 0; i < group.num_params(); ++i) {
         if (!group.is_trained() || group.param_group(i) < 0) continue;
         const auto mine = local_grad(unit, group.flat().params[i]);
@@ -184,10 +184,10 @@ std::vector<std::pair<std::string, double>> Engine::grad_norms() {
       }
     }
   }
-  if (impl.reduce_comm.world_size() > 1 && !names.empty()) {
+  if (impl.ranks.reduce.world_size() > 1 && !names.empty()) {
     constexpr std::string_view kTag = "norms of gradients";
-    has_grad = all_reduce(impl.reduce_comm, has_grad, ReduceOp::kMax, kTag);
-    impl.reduce_comm.host()
+    has_grad = all_reduce(impl.ranks.reduce, has_grad, ReduceOp::kMax, kTag);
+    impl.ranks.reduce.host()
         .all_reduce({squares.data(), std::ssize(squares), DType::kFloat64}, ReduceOp::kSum, kTag)
         ->wait();
   }
@@ -200,7 +200,7 @@ std::vector<std::pair<std::string, double>> Engine::grad_norms() {
 void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor& values) {
   Impl& impl = *impl_;
   impl.check_whole();
-  const auto found = find_trained(*impl.groups, unit, param);
+  const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return;
   impl.check_reduced(found->spec());
   impl.take_dropped();
@@ -210,7 +210,7 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
                             "' cannot be set now: set it between backward() and the step() that uses it"));
   const int64_t first = found->group->layout().param(found->index).begin + begin;
   const at::Tensor scaled = values.detach().to(impl.options.device, at::kFloat).reshape({-1}).mul(loss_scale());
-  const Range owned = owned_part(*found, impl.reduce_comm.rank());
+  const Range owned = owned_part(*found, impl.ranks.reduce.rank());
   const Range both = intersect(owned, {first, first + scaled.numel()});
   ZS_CHECK(both == owned, "values are for elements [", begin, ", ", begin + scaled.numel(), ") of '",
            found->spec().name(), "', this rank keeps ", owned.size());
@@ -222,7 +222,7 @@ void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Ten
   const at::NoGradGuard no_grad;
   Impl& impl = *impl_;
   impl.check_whole();
-  const auto found = find_trained(*impl.groups, unit, param);
+  const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return;
   ShardedGroup& group = *found->group;
   impl.executor->end_gather(unit);
@@ -243,7 +243,7 @@ void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Ten
   };
   group.write_parameters(positions, flat);
   if (impl.has_pending_update()) impl.remember_open_parameters(group);
-  impl.gathers.after_current_stream();
+  impl.memory->gathers.after_current_stream();
   Unit& whole = impl.executor->unit(unit);
   if (whole.placement() == Placement::kReplicated || !whole.is_unsharded()) return;
   for (size_t g = 0; g < whole.layout().groups.size(); ++g)
@@ -252,7 +252,7 @@ void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Ten
 
 NamedCounts Engine::updates() const {
   NamedCounts result;
-  for (const ShardedGroup* const group : impl_->groups->trained())
+  for (const ShardedGroup* const group : impl_->memory->groups->trained())
     for (size_t i = 0; i < group->num_params(); ++i)
       if (group->param_group(i) >= 0) result.emplace_back(group->param(i).name(), group->updates()[i]);
   return result;

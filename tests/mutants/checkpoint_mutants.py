@@ -550,7 +550,7 @@ ENGINE = [
     (
         "engine-callers-part-not-waited-for",
         _ENGINE,
-        '  if (load.finish) together(impl.checkpoint_comm(), "checkpoint", [&] { load.finish(state); });\n  for',
+        '  if (load.finish) together(impl.ranks.checkpoint(), "checkpoint", [&] { load.finish(state); });\n  for',
         "  impl.half_loaded.clear();\n  if (load.finish) load.finish(state);\n  for",
         "ModuleCheckpoint.ALoadThatFailsInItsCallerIsHalfALoad",
     ),

@@ -118,8 +118,8 @@ _TABLE = [
     (
         "all-states-made-before-the-model-is-freed",
         "src/engine/engine_build.cpp",
-        "    if (!options.device.is_cpu()) groups->add_unit();\n",
-        "    for (size_t v = 0; !options.device.is_cpu() && u == 0 && v < layouts.size(); ++v) groups->add_unit();\n",
+        "    if (!options.device.is_cpu()) memory->groups->add_unit();\n",
+        "    for (size_t v = 0; !options.device.is_cpu() && u == 0 && v < plan.layouts.size(); ++v) memory->groups->add_unit();\n",
         "*DeviceMemory.BuildingAnEngine*",
     ),
     (
@@ -131,7 +131,7 @@ _TABLE = [
     ),
     (
         "device-without-an-index",
-        "src/engine/engine_build.cpp",
+        "src/engine/engine_plan.cpp",
         "  options.device = with_index(options.device);\n",
         "",
         "DeviceBuffers.AnEngineTakes*",
@@ -146,14 +146,14 @@ _TABLE = [
     (
         "gather-before-the-last-update",
         "src/engine/engine.cpp",
-        "  gathers.after_current_stream();\n",
+        "  memory->gathers.after_current_stream();\n",
         "",
         "*DeviceTraining.AnUpdateComes*",
     ),
     (
         "gather-before-weights-are-set",
         "src/engine/param_states.cpp",
-        "  impl.gathers.after_current_stream();\n",
+        "  impl.memory->gathers.after_current_stream();\n",
         "",
         "*DeviceTraining.WeightsThatAreSet*",
     ),

@@ -104,8 +104,8 @@ _TABLE = [
     ),
     (
         "nobody-hears-of-an-interruption",
-        "src/engine/engine.cpp",
-        "  reduce_comm.check();  // another rank may have failed\n",
+        "src/engine/ranks.cpp",
+        "  reduce.check();  // another rank may have failed\n",
         "",
         "engine",
         "SwapSave.AnInterruptionEndsTheWaitOnEveryRank",

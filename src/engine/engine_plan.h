@@ -1,0 +1,37 @@
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "engine/ranks.h"
+#include "layout/unit_layout.h"
+#include "memory/ledger.h"
+#include "plan/plan_ledger.h"
+#include "zeroshard/engine.h"
+
+namespace zeroshard {
+
+// Completes the options by what the configuration and the model say. Without param groups, uses the optimizer of the
+// configuration. Muon has one group for the matrices of `units` and one for the other parameters. A device without an
+// index becomes the current one.
+EngineOptions completed(EngineOptions options, std::vector<UnitDefinition>& units);
+
+// What an engine will keep where, and the ledger that counts what it keeps.
+struct EnginePlan : PlanReport {
+  // Compares the model and the options of the ranks, replaces "auto" places in the configuration, and checks that the
+  // plan fits. Allocates nothing. Collective.
+  EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& engine_options, Ranks& ranks);
+
+  // Returns whether `condition` is true for the placement of some group.
+  template <typename Condition>
+  bool holds_for_some_group(const Condition& condition) const {
+    return std::ranges::any_of(placements,
+                               [&](const UnitPlacement& unit) { return std::ranges::any_of(unit.groups, condition); });
+  }
+
+  std::vector<UnitLayout> layouts;
+  PlanOptions options;
+  int64_t init_peak = 0;  // bytes of the device while the engine is built; 0 on the CPU
+  Ledger ledger;
+};
+
+}  // namespace zeroshard
