@@ -18,7 +18,6 @@ OVER_THE_LIMIT = {
     "executor.h:Executor": "how far each unit is in forward and backward: one order of events changes all of it",
     "file_writer.cpp:FileWriter::Impl": "the buffer being filled, the one being written, and how far both are",
     "grad_bucket.h:GradBucket": "the gradients of one group, and which of them have come",
-    "impl.h:Engine::Impl": "the parts of an engine, wired by engine/",
     "meeting_state.h:Meeting::State": "what is known of one meeting: Meeting's own functions alone see it",
     "model_shapes.cpp:Family": "constants of a family of models",
     "plan_output.h:PlanInputs": "the parsed command line of one command, which its output shows",

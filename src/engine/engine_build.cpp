@@ -7,9 +7,9 @@
 #include "device/cpu_allocator.h"
 #include "device/missing_memory.h"
 #include "device/swap_storage.h"
+#include "engine/consensus.h"
 #include "engine/impl.h"
 #include "engine/memory_needs.h"
-#include "layout/matrix_owners.h"
 
 namespace zeroshard {
 namespace {
@@ -68,20 +68,25 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
     : options(completed(std::move(engine_options), units)),
       ranks{gather, reduce, checkpoint, options.device},
       plan(units, options, ranks),
-      optimizer(options.optimizer, options.device, &plan.ledger),
-      scaler(options.config.fp16),
-      progress(options.config, reduce.world_size()) {
+      optimizer(options.optimizer, options.device, &plan.ledger) {
   const auto build = [&] {
-    memory = std::make_unique<Memory>(units, options, plan, ranks, [this] { while_a_save_reads(); });
+    memory = std::make_unique<Memory>(units, options, plan, ranks, [this] {
+      // The thread of a delayed update cannot be interrupted.
+      if (update && update->is_on_thread()) return ranks.reduce.check();
+      ranks.check_while_waiting("it waited for a checkpoint to be read");
+    });
     make_units(units);
     share_buffers(gather, options.buffers);
     options.buffers.clear();  // the model owns them
     make_reducer();
-    watch = std::make_unique<WriteWatch>(*executor);
-    held = std::make_unique<HeldValues>(*executor);
+    pass = std::make_unique<Pass>(options.config, ranks, *executor, *reducer);
+    writes = std::make_unique<UserWrites>(ranks, *memory, *executor, optimizer);
+    update = std::make_unique<Update>(options, plan, ranks, *memory, *executor, *reducer, *writes, optimizer);
+    step = std::make_unique<Step>(options, ranks, *memory, *executor, *reducer, *pass, *writes, *update);
+    saves = std::make_unique<Saves>(options, plan, ranks, *memory, *executor, *reducer, *pass);
   };
   tell_missing_memory(build, [this] { return memory_needs(plan.layouts, plan.bytes, plan.init_peak); });
-  install_hooks(units);
+  pass->install_hooks(units);
   trim_cpu_memory();
 }
 
@@ -109,7 +114,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   }
   memory->gather_ring->add(slots_by_size(plan.gather_ring));
   Executor::Callbacks callbacks;
-  callbacks.on_unit_done = [this](size_t unit) { end_unit_of_backward(unit); };
+  callbacks.on_unit_done = [this](size_t unit) { pass->end_unit(unit); };
   if (memory->parameters_in_files)
     callbacks.on_upcoming = [this](std::span<const size_t> next) { memory->read_parameters_ahead(next, *executor); };
   const auto is_sharded = [](const auto& unit) { return unit->placement() == Placement::kSharded; };
@@ -129,45 +134,10 @@ void Engine::Impl::make_reducer() {
   reduce.ring = plan.reduce_ring;
   reduce.exit_buffers = plan.gradient_exit;
   reduce.pin = options.config.offload_optimizer.pin_memory;
-  reduce.while_read = [this] { while_an_update_goes_on(); };
+  reduce.while_read = [this] { ranks.check_while_waiting("it waited for the update of the step before"); };
   reduce.scratch = exchange_scratch(plan.layouts, plan.placements, plan.options);
   reduce.files = memory->gradients_in_files.get();
   reducer = std::make_unique<Reducer>(plan.layouts, plan.placements, reduce, ranks.reduce, plan.ledger);
-  if (plan.options.matrix_dtype && plan.matrix_ring.slots > 0) {
-    std::vector<ShardedGroup*> of_matrices;
-    for (ShardedGroup* const group : memory->groups->trained())
-      if (group->flat().is_matrix) of_matrices.push_back(group);
-    matrices = std::make_unique<MatrixUpdate>(
-        matrix_batches(plan.layouts, plan.placements, ranks.reduce.world_size()), std::move(of_matrices), optimizer,
-        MatrixUpdate::Options{options.optimizer, options.device, *plan.options.matrix_dtype, plan.matrix_ring},
-        ranks.reduce, plan.ledger);
-  }
-  if (plan.options.delayed_update)
-    delayed = std::make_unique<DelayedUpdate>(memory->groups->trained(), optimizer, options.device, reduce.pin,
-                                              plan.ledger, [this] { while_an_update_goes_on(); });
-  const RingClass& fetch = plan.gradient_fetch;
-  if (fetch.units == 0) return;
-  const Mover::Slots slots{
-      .bytes = fetch.slot_bytes, .count = fetch.slots, .piece_numel = kFetchedNumel, .pin = reduce.pin};
-  gradient_fetch = std::make_unique<GradientFetch>(options.device, slots, plan.ledger);
-}
-
-void Engine::Impl::install_hooks(const std::vector<UnitDefinition>& units) {
-  hooks.resize(plan.layouts.size());
-  for (size_t u = 0; u < plan.layouts.size(); ++u) {
-    for (size_t i = 0; i < plan.layouts[u].params.size(); ++i) {
-      if (!units[u].params[i].requires_grad) continue;
-      for (const at::Tensor& tensor : executor->unit(u).tensors(i)) {
-        if (!plan.layouts[u].params[i].requires_grad) {
-          hooks[u].push_back({tensor, {[] {}, [](const at::Tensor&) {}}});  // frozen, so its gradient is dropped
-          continue;
-        }
-        stand_ins.add(tensor, {u, i}, plan.layouts[u].params[i].name());
-        const auto take = [this, u, i](const at::Tensor& grad) { add_gradient(u, i, grad); };
-        hooks[u].push_back({tensor, {[this] { before_gradient(); }, take}});
-      }
-    }
-  }
 }
 
 }  // namespace zeroshard

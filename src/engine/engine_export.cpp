@@ -98,9 +98,9 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
   run_together(kExport, [&] {
     impl.check_whole();
     // Between micro-batches it does not publish, because the step's gradients belong to the present parameters.
-    if (impl.has_pending_update() && agree_on_flags(impl.ranks.reduce, {has_pending_gradients() ? 1 : 0}).front() == 0)
+    if (impl.update->is_pending() && agree_on_flags(impl.ranks.reduce, {has_pending_gradients() ? 1 : 0}).front() == 0)
       publish_update();
-    impl.take_all_writes(Impl::OfMaster::kNone);  // the export only reads the parameters
+    impl.writes->take_all(UserWrites::OfMaster::kNone);  // the export only reads the parameters
   });
   WeightFile file;
   const auto phase = [&](const std::function<void()>& step) {

@@ -77,9 +77,9 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return std::nullopt;
   ShardedGroup& group = *found->group;
-  impl.await_update();
+  impl.update->await();
   // If fp32 parameters are on a device and their master weights on the host, users may have written to the parameters.
-  if (!impl.has_pending_update() && group.has_states_on_host() && group.is_open() &&
+  if (!impl.update->is_pending() && group.has_states_on_host() && group.is_open() &&
       group.flat().dtype == DType::kFloat32)
     group.take_parameters();
   if (const auto slice = zeroshard::slice(group, found->index)) {
@@ -96,7 +96,7 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
 std::optional<at::Tensor> Engine::local_param(size_t unit, size_t param) {
   impl_->check_whole();
   impl_->executor->unit(unit).await_readers();  // because the caller may write
-  impl_->has_lent_shards = true;
+  impl_->writes->lend_shards();
   for (const ShardedGroup& group : impl_->memory->groups->of_unit(unit)) {
     ZS_CHECK(param < group.unit().params.size(), "unit ", group.unit().name, " has no parameter ", param);
     for (size_t i = 0; i < group.num_params(); ++i) {
@@ -123,29 +123,19 @@ std::optional<at::Tensor> Engine::full_state(size_t unit, size_t param, const st
   return mine->to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).view(found->spec().shape);
 }
 
-void Engine::Impl::check_reduced(const ParamSpec& param) const {
-  if (progress.is_unsynced())
-    throw StateError(concat("the gradient of '", param.name(),
-                            "' is on this rank only: the last backward was within no_sync(), or within "
-                            "coalesce_grad_reduction() that has not ended. Ask for it after one that is reduced"));
-  if (!progress.is_in_pass() && !progress.has_open_gradients() && !has_other_pass) return;
-  throw StateError(concat("the gradient of '", param.name(),
-                          "' is not reduced yet: ask for it after engine.backward(loss), not within it and not after a "
-                          "loss.backward(), or, at stage 3, a torch.autograd.grad(), which end with the step"));
-}
-
 std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
   Impl& impl = *impl_;
   impl.check_whole();
   const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return std::nullopt;
-  impl.check_reduced(found->spec());
-  impl.take_dropped();
+  impl.pass->check_reduced(found->spec());
+  impl.pass->gradients().take_dropped();
   const GradBucket& bucket = impl.bucket_of(*found->group);
   double scale = loss_scale();
   if (!bucket.is_reduced()) {  // see Note [Gradients after the step]
-    if (!impl.last_grad_scale || !impl.consensus.has_grad[found->group->number()][found->index]) return std::nullopt;
-    scale = *impl.last_grad_scale;
+    const std::optional<double>& last = impl.pass->last_grad_scale();
+    if (!last || !impl.step->has_grad(*found->group, found->index)) return std::nullopt;
+    scale = *last;
   }
   const Range mine = found->group->mine(), owned = owned_part(*found, impl.ranks.reduce.rank());
   // If the bucket has whole gradients, this rank's shard is a part of them.
@@ -202,8 +192,8 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
   impl.check_whole();
   const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return;
-  impl.check_reduced(found->spec());
-  impl.take_dropped();
+  impl.pass->check_reduced(found->spec());
+  impl.pass->gradients().take_dropped();
   const GradBucket& bucket = impl.bucket_of(*found->group);
   if (!bucket.is_reduced())
     throw StateError(concat("the gradient of '", found->spec().name(),
@@ -215,7 +205,7 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
   ZS_CHECK(both == owned, "values are for elements [", begin, ", ", begin + scaled.numel(), ") of '",
            found->spec().name(), "', this rank keeps ", owned.size());
   impl.reducer->replace(found->group->number(), found->index, scaled.slice(0, both.begin - first, both.end - first));
-  impl.show_gradients();
+  impl.pass->gradients().show();
 }
 
 void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Tensor& values) {
@@ -232,17 +222,17 @@ void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Ten
   if (positions.size() == 0) return;
   ZS_CHECK(intersect(positions, group.layout().param(found->index)) == positions, "values are for elements [", begin,
            ", ", begin + flat.numel(), ") of '", found->spec().name(), "', which has ", found->spec().numel());
-  impl.await_update();
-  if (impl.has_pending_update() && group.was_written()) impl.has_lost_sums = true;
+  impl.update->await();
+  if (impl.update->is_pending() && group.was_written()) impl.writes->lose_sums();
   group.write_master(positions, flat);
-  if (impl.delayed) impl.delayed->replace(group, positions, flat);
+  impl.update->replace(group, positions, flat);
   const auto copy_to = [&](const at::Tensor& memory, Range held) {
     const Range both = intersect(positions, held);
     memory.slice(0, both.begin - held.begin, both.end - held.begin)
         .copy_(flat.slice(0, both.begin - first, both.end - first));
   };
   group.write_parameters(positions, flat);
-  if (impl.has_pending_update()) impl.remember_open_parameters(group);
+  if (impl.update->is_pending()) UserWrites::remember_open_parameters(group);
   impl.memory->gathers.after_current_stream();
   Unit& whole = impl.executor->unit(unit);
   if (whole.placement() == Placement::kReplicated || !whole.is_unsharded()) return;

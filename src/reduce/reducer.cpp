@@ -146,6 +146,19 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& ga
   basis_ = Basis::kForward;
 }
 
+void Reducer::read_ahead() {
+  if (options_.files == nullptr) return;
+  std::vector<ChunkStore::Announced> next;
+  for (auto unit = order_of_forward_.rbegin(); unit != order_of_forward_.rend(); ++unit) {
+    for (size_t bucket = first_of_[*unit]; bucket < first_of_[*unit + 1]; ++bucket) {
+      if (!buckets_[bucket].is_reduced()) continue;
+      const Array& grads = buckets_[bucket].reduced();
+      if (const auto place = grads.place_in_files({0, grads.numel()})) next.push_back(*place);
+    }
+  }
+  options_.files->will_need_next(next);
+}
+
 void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) {
   const Place place = place_of_.at(unit).at(param);
   ZS_ASSERT(place.bucket >= 0, "a frozen parameter got a gradient");

@@ -52,6 +52,8 @@ class Reducer {
   // between the ranks' forward passes is detected. If all ranks leave the call out, the first pass goes from the last
   // unit to the first.
   void begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm);
+  // Starts to read the earlier gradients of the step from files, because this backward adds to them.
+  void read_ahead();
   // Takes a dense gradient from autograd. `param` is an index into UnitLayout::params. If `sync` is false, the gradient
   // is only added to this rank's own sum.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);

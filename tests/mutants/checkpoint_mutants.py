@@ -5,8 +5,9 @@ from mutant import Mutant
 _WRITER, _DURABLE, _POSIX = "src/file/file_writer.cpp", "src/file/durable.cpp", "src/file/posix_io.cpp"
 _SAVE, _STORE = "src/checkpoint/save.cpp", "src/checkpoint/store.cpp"
 _PROCESS, _FILES = "src/base/process_name.cpp", "src/checkpoint/files.cpp"
-_ENGINE, _EXPORT, _MODULE = (
+_ENGINE, _SAVES, _EXPORT, _MODULE = (
     "src/engine/engine_checkpoint.cpp",
+    "src/engine/saves.cpp",
     "src/engine/engine_export.cpp",
     "src/engine/module_checkpoint.cpp",
 )
@@ -441,10 +442,10 @@ CHECKPOINT = [
 _GOES_ON = "EngineCheckpoint.TrainingGoesOnBitByBitAtAnyStage"
 
 ENGINE = [
-    ("engine-no-moments", _ENGINE, "for (int slot = 0; slot <", "for (int slot = 1; slot <", _GOES_ON),
+    ("engine-no-moments", _SAVES, "for (int slot = 0; slot <", "for (int slot = 1; slot <", _GOES_ON),
     (
         "engine-no-update-counts",
-        _ENGINE,
+        _SAVES,
         "if (saved) group->updates()[i] = saved->updates;",
         "(void)saved;",
         _GOES_ON,
@@ -459,20 +460,20 @@ ENGINE = [
     (
         "engine-not-refreshed",
         _ENGINE,
-        "  refresh([](ShardedGroup& group) { group.publish_master(); });\n",
-        "  for (ShardedGroup* const group : groups->trained()) group->publish_master();\n",
+        "  impl.update->refresh([](ShardedGroup& group) { group.publish_master(); });\n",
+        "  for (ShardedGroup* const group : impl.memory->groups->trained()) group->publish_master();\n",
         _GOES_ON,
     ),
     (
         "engine-parameters-without-masters",
-        _ENGINE,
+        _SAVES,
         "if (group.has_master() && !is_copied)",
         "if (false)",
         _GOES_ON,
     ),
     (
         "engine-stage-0-loads-its-share",
-        _ENGINE,
+        _SAVES,
         "saves() ? group.mine() : state.positions",
         "group.mine()",
         _GOES_ON,
@@ -486,43 +487,43 @@ ENGINE = [
     ),
     (
         "engine-any-loss-scale",
-        _ENGINE,
+        _SAVES,
         'if (!core.value("loss_scale_dynamic", iteration > 0)) return;',
         "",
         "EngineCheckpoint.ALossScaleGoesFromDynamicToDynamic",
     ),
     (
         "engine-no-loss-scale",
-        _ENGINE,
+        _SAVES,
         'if (!core.value("loss_scale_dynamic", iteration > 0)) return;',
         "if (iteration >= 0) return;",
         "EngineCheckpoint.ALossScaleGoesFromDynamicToDynamic",
     ),
     (
         "engine-on-error-ignored",
-        _ENGINE,
-        "if (options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;",
+        _SAVES,
+        "if (options_.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;",
         "throw;",
         "EngineCheckpoint.OnErrorHoldsWhereverASaveIsWaitedFor",
     ),
     (
         "engine-failed-save-swallowed",
-        _ENGINE,
-        "if (options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;",
+        _SAVES,
+        "if (options_.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;",
         "",
         "EngineCheckpoint.OnErrorHoldsWhereverASaveIsWaitedFor",
     ),
     (
         "engine-half-loaded-is-used",
-        _ENGINE,
-        "  if (half_loaded.empty()) return;\n",
+        _SAVES,
+        "  if (half_loaded_.empty()) return;\n",
         "  return;\n",
         "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
     ),
     (
         "engine-half-loaded-for-ever",
         _ENGINE,
-        "impl.half_loaded.erase(each);",
+        "saves.end_overwriting(each);",
         "static_cast<void>(each);",
         "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
     ),
@@ -536,8 +537,8 @@ ENGINE = [
     (
         "engine-half-loaded-whatever-is-read",
         _ENGINE,
-        "for (const StateKey& each : chosen) impl.half_loaded.erase(each);",
-        "impl.half_loaded.clear();",
+        "for (const StateKey& each : chosen) saves.end_overwriting(each);",
+        'for (const auto& [name, tag] : saves.half_loaded()) saves.end_overwriting({name, "weight"});',
         "EngineCheckpoint.AnOlderOneReplacesAllThatADamagedOneHasOverwritten",
     ),
     (
@@ -551,7 +552,7 @@ ENGINE = [
         "engine-callers-part-not-waited-for",
         _ENGINE,
         '  if (load.finish) together(impl.ranks.checkpoint(), "checkpoint", [&] { load.finish(state); });\n  for',
-        "  impl.half_loaded.clear();\n  if (load.finish) load.finish(state);\n  for",
+        "  for (const auto& each : chosen) saves.end_overwriting(each);\n  if (load.finish) load.finish(state);\n  for",
         "ModuleCheckpoint.ALoadThatFailsInItsCallerIsHalfALoad",
     ),
     (

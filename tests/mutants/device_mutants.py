@@ -67,9 +67,9 @@ _TABLE = [
     ),
     (
         "step-writes-what-is-gathered-ahead",
-        "src/engine/engine.cpp",
-        "  impl.executor->end_gathers_ahead();\n  impl.reducer->gather_reduced();\n",
-        "  impl.reducer->gather_reduced();\n",
+        "src/engine/step.cpp",
+        "  executor_.end_gathers_ahead();\n  reducer_.gather_reduced();\n",
+        "  reducer_.gather_reduced();\n",
         "*DeviceTraining.AForwardWithout*",
     ),
     ("streams-never-wait", "src/device/streams.cpp", "      use.event.block(current);\n", "", _TRAINING),
@@ -82,9 +82,9 @@ _TABLE = [
     ),
     (
         "host-waits-for-the-pass",
-        "src/engine/engine_backward.cpp",
+        "src/engine/pass.cpp",
         '  compare_histories(comms, "end of backward");\n',
-        '  compare_histories(comms, "end of backward");\n  reducer->squares();\n',
+        '  compare_histories(comms, "end of backward");\n  reducer_.squares();\n',
         _ONCE,
     ),
     (
@@ -119,7 +119,8 @@ _TABLE = [
         "all-states-made-before-the-model-is-freed",
         "src/engine/engine_build.cpp",
         "    if (!options.device.is_cpu()) memory->groups->add_unit();\n",
-        "    for (size_t v = 0; !options.device.is_cpu() && u == 0 && v < plan.layouts.size(); ++v) memory->groups->add_unit();\n",
+        "    for (size_t v = 0; u == 0 && v < plan.layouts.size(); ++v)\n"
+        "      if (!options.device.is_cpu()) memory->groups->add_unit();\n",
         "*DeviceMemory.BuildingAnEngine*",
     ),
     (
@@ -145,8 +146,8 @@ _TABLE = [
     ),
     (
         "gather-before-the-last-update",
-        "src/engine/engine.cpp",
-        "  memory->gathers.after_current_stream();\n",
+        "src/engine/update.cpp",
+        "  memory_.gathers.after_current_stream();\n",
         "",
         "*DeviceTraining.AnUpdateComes*",
     ),

@@ -3,7 +3,7 @@
 from mutant import Mutant
 
 _BACKWARD, _EXECUTOR, _BUCKET = (
-    "src/engine/engine_backward.cpp",
+    "src/engine/pass.cpp",
     "src/engine/executor.cpp",
     "src/reduce/grad_bucket.cpp",
 )

@@ -65,8 +65,8 @@ _TABLE = [
     (
         "writes-of-users-are-not-taken",
         _SAVE,
-        "staged ? Impl::OfMaster::kAllButSaved : Impl::OfMaster::kInMemory",
-        "Impl::OfMaster::kInMemory",
+        "staged ? UserWrites::OfMaster::kAllButSaved : UserWrites::OfMaster::kInMemory",
+        "UserWrites::OfMaster::kInMemory",
         "engine",
         "SwapSave.HasWhatUsersWroteBeforeItAlone",
     ),
@@ -80,7 +80,7 @@ _TABLE = [
     ),
     (
         "whole-parameters-are-not-copied",
-        _SAVE,
+        "src/engine/saves.cpp",
         "is_held(group) && group.is_open() && group.flat().dtype == DType::kFloat32",
         "false",
         "engine",

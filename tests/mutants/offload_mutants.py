@@ -10,7 +10,7 @@ _GRADIENT_FILES = "*GradientFileOffload.*"
 
 _LATE, _ENGINE_LATE, _LATE_BITS = (
     "src/optim/delayed_update.cpp",
-    "src/engine/engine_delayed.cpp",
+    "src/engine/engine.cpp",
     "*DelayedUpdates.AreThoseOfTheDefinition*",
 )
 
@@ -39,15 +39,15 @@ _TABLE = [
     ),
     (
         "late-update-over-a-write",
-        "src/engine/engine.cpp",
-        "any_written() || impl.wrote_late()",
+        "src/engine/step.cpp",
+        "any_written() || (update_.is_pending() && writes_.wrote_late())",
         "any_written()",
         "*DelayedUpdates.RefuseWritesThatWouldBeLost*",
     ),
     (
         "late-update-within-a-pass",
         _ENGINE_LATE,
-        "  ++publishes;\n",
+        "  pass->end_forwards();\n",
         "",
         "*DelayedUpdates.DoNotComeBetweenForwardAndBackward*",
     ),
@@ -61,7 +61,7 @@ _TABLE = [
     (
         "late-update-over-weights-that-are-set",
         "src/engine/param_states.cpp",
-        "  if (impl.delayed) impl.delayed->replace(group, positions, flat);\n",
+        "  impl.update->replace(group, positions, flat);\n",
         "",
         "*DelayedUpdates.WeightsThatAreSetStay*",
     ),
@@ -113,7 +113,7 @@ _TABLE = [
     ("squares-before-the-sums", "src/reduce/reducer.cpp", "  stream_.join();\n", "", _BITS),
     (
         "update-in-spite-of-the-norm",
-        "src/engine/engine.cpp",
+        "src/engine/step.cpp",
         "  if (result.applied) apply();\n",
         "  apply();\n",
         "*Offload.SkipsSteps*",
@@ -277,7 +277,7 @@ _TABLE += [
     ),
     (
         "users-write-while-a-rest-is-saved",
-        "src/engine/engine_checkpoint.cpp",
+        "src/engine/saves.cpp",
         "are_parameters = state == kMasterWeights &&",
         "are_parameters = state < kMasterWeights &&",
         "*ShareOffload.SavesHaveWhatTheStateWas*",

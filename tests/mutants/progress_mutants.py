@@ -40,8 +40,8 @@ MUTANTS = [
     Mutant(
         "unsynced-gradients-stay",
         "src/engine/engine.cpp",
-        "ends_pass = is_unsynced || impl.progress.has_open_gradients();",
-        "ends_pass = impl.progress.has_open_gradients();",
+        "ends_pass = is_unsynced || pass.progress().has_open_gradients();",
+        "ends_pass = pass.progress().has_open_gradients();",
         "world",
         "Accumulation.AStepTakesWhatNoSyncHasLeft",
     ),

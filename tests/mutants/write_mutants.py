@@ -2,7 +2,7 @@
 
 from mutant import Mutant
 
-_WATCH = "src/engine/write_watch.cpp"
+_WATCH, _WRITES = "src/engine/write_watch.cpp", "src/engine/user_writes.cpp"
 _COUNTS, _NAMED = "UserWrites.WhatAllRanksWriteCounts", "UserWrites.WhatOneRankWritesIsNamedOnAllUntilItIsMended"
 
 MUTANTS = [
@@ -22,10 +22,10 @@ MUTANTS = [
             " != versions_[unit][param];",
             _COUNTS,
         ),
-        ("write-error-once", _WATCH, "      watch->reject(u, i);\n", "", _NAMED),
+        ("write-error-once", _WRITES, "      watch_.reject(u, i);\n", "", _NAMED),
         (
             "write-other-shape-taken",
-            _WATCH,
+            _WRITES,
             "written[next] = WriteWatch::kRefused;",
             "written[next] = 0;",
             "UserWrites.MemoryOfAnotherShapeIsRefusedOnAllRanks",

@@ -1,0 +1,99 @@
+#pragma once
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/async_saver.h"
+#include "checkpoint/device_copies.h"
+#include "checkpoint/manifest.h"
+#include "engine/engine_plan.h"
+#include "engine/memory.h"
+#include "engine/pass.h"
+#include "engine/ranks.h"
+#include "zeroshard/engine.h"
+
+namespace zeroshard {
+
+// Identifies the weights of a parameter or a state of its optimizer by the names that checkpoints use.
+struct StateKey {
+  std::string name, kind;
+  auto operator<=>(const StateKey&) const = default;
+};
+
+// What an engine saves and loads: its states, the save that runs in the background, and what a load has left half done.
+class Saves {
+ public:
+  static constexpr std::string_view kSaveCall = "save_checkpoint";  // the name of users' call, in messages
+
+  // All must outlive it.
+  Saves(const EngineOptions& options, EnginePlan& plan, const Ranks& ranks, Memory& memory, Executor& executor,
+        Reducer& reducer, Pass& pass)
+      : options_(options),
+        plan_(plan),
+        ranks_(ranks),
+        memory_(memory),
+        executor_(executor),
+        reducer_(reducer),
+        pass_(pass) {}
+
+  AsyncSaver& saver();
+  // Returns null on the CPU.
+  DeviceCopies* device_copies();
+  bool has_saved() const { return async_saver_ != nullptr; }
+  bool busy() const { return async_saver_ && async_saver_->busy(); }
+  bool failed() const { return async_saver_ && async_saver_->failed(); }
+  // Waits for a running save and frees its memory and locks.
+  void retire();
+
+  // Returns whether saves need staging memory. Without it they write the state directly from its place.
+  bool must_stage() const { return !options_.device.is_cpu() && !memory_.has_files(); }
+  bool has_room_for_staging(int64_t bytes);
+  // Plans this many bytes of host memory for copies of checkpoints.
+  void plan_staging(int64_t bytes);
+  // Starts a save in the background, which a call of its saver's prepare() has prepared.
+  void start(SaveRequest request, int64_t staging_bytes);
+  // Plans memory for states that a load uploads to a device, beside that of the last save.
+  void plan_uploads(int64_t bytes) { plan_staging(staging_planned_ + bytes); }
+  void wait_for_turn(std::string_view call);
+  bool report_failed();
+  void tell_failed(const std::exception& error) const;
+
+  // `held`: the save reads states in files while training continues, and updates wait for these reads.
+  SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
+                           const CheckpointContents& contents, const SaveOptions& save, bool held);
+  std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
+                                 const ChooseTensors& others, std::set<StateKey>& chosen);
+  // Take the number of updates of each parameter, and the loss scale with the steps that it has skipped, from a
+  // checkpoint whose states were read.
+  void take_updates(const TensorIndex& index);
+  void take_scale(const Manifest& manifest);
+
+  // A load overwrites this state from `checkpoint`; until end_overwriting() the engine is a mixture of two states.
+  void begin_overwriting(const StateKey& state, const std::string& checkpoint) { half_loaded_[state] = checkpoint; }
+  void end_overwriting(const StateKey& state) { half_loaded_.erase(state); }
+  // Throws StateError after a load that failed half way and left a mixture of two states.
+  void check_not_half_loaded() const;
+  NamedValues half_loaded() const;
+
+ private:
+  class States;
+  std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;
+
+  const EngineOptions& options_;
+  EnginePlan& plan_;
+  const Ranks& ranks_;
+  Memory& memory_;
+  Executor& executor_;
+  Reducer& reducer_;
+  Pass& pass_;
+  DirectoryLocks locks_;                         // locks of directories that this engine has saved to
+  std::unique_ptr<DeviceCopies> copies_;         // copies for checkpoints; null on the CPU and before the first one
+  int64_t staging_planned_ = 0;                  // bytes that the last save planned for async_saver_
+  std::map<StateKey, std::string> half_loaded_;  // overwritten states, each with the checkpoint
+  std::unique_ptr<AsyncSaver> async_saver_;      // null before the first save; the last member, because it uses others
+};
+
+}  // namespace zeroshard

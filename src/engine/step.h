@@ -1,0 +1,66 @@
+#pragma once
+#include <atomic>
+#include <functional>
+#include <vector>
+
+#include "engine/consensus.h"
+#include "engine/pass.h"
+#include "engine/update.h"
+#include "engine/user_writes.h"
+#include "zeroshard/engine.h"
+
+namespace zeroshard {
+
+// One step after its passes: the ranks agree on it, then it is applied or skipped.
+class Step {
+ public:
+  // All must outlive it.
+  Step(const EngineOptions& options, const Ranks& ranks, Memory& memory, Executor& executor, Reducer& reducer,
+       Pass& pass, UserWrites& writes, Update& update)
+      : options_(options),
+        ranks_(ranks),
+        memory_(memory),
+        executor_(executor),
+        reducer_(reducer),
+        pass_(pass),
+        writes_(writes),
+        update_(update) {}
+
+  // See Engine::prepare_step(). `save_failed`: a background save of this rank has failed.
+  StepResult prepare(const std::vector<ParamGroupOptions>& groups, bool save_failed);
+  // Ends a step. `apply` writes the new parameters, unless the step is skipped.
+  void finish(const StepResult& result, const std::function<void()>& apply);
+  // Ranks agree on it at the next step. Any thread may call it.
+  void request_stop() { stop_requested_ = true; }
+
+  // The values of the step that is being applied, or else of the last one.
+  Update::Step values(const std::vector<ParamGroupOptions>& groups) const {
+    return {groups, consensus_.has_grad, grad_scale_};
+  }
+  float grad_scale() const { return grad_scale_; }
+  // Returns whether some rank had a gradient of the parameter.
+  bool has_grad(const ShardedGroup& group, size_t index) const {
+    return !consensus_.has_grad.empty() && consensus_.has_grad[group.number()][index];
+  }
+
+ private:
+  uint32_t hash(const std::vector<ParamGroupOptions>& groups) const;
+  void check(const std::vector<ParamGroupOptions>& groups) const;
+  void compare_replicas();
+  void report_skip(double scale);
+
+  const EngineOptions& options_;
+  const Ranks& ranks_;
+  Memory& memory_;
+  Executor& executor_;
+  Reducer& reducer_;
+  Pass& pass_;
+  UserWrites& writes_;
+  Update& update_;
+  Consensus consensus_;  // result for the step that is being applied
+  float grad_scale_ = 1;
+  int64_t uncompared_steps_ = 0;  // steps since replicas were last compared; scripts may set Progress::global_steps
+  std::atomic<bool> stop_requested_ = false;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,162 @@
+#include "engine/update.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "layout/matrix_owners.h"
+
+namespace zeroshard {
+
+Update::Update(const EngineOptions& options, EnginePlan& plan, const Ranks& ranks, Memory& memory, Executor& executor,
+               Reducer& reducer, UserWrites& writes, const ShardedOptimizer& optimizer)
+    : plan_(plan),
+      ranks_(ranks),
+      memory_(memory),
+      executor_(executor),
+      reducer_(reducer),
+      writes_(writes),
+      optimizer_(optimizer) {
+  const bool pin = options.config.offload_optimizer.pin_memory;
+  if (plan.options.matrix_dtype && plan.matrix_ring.slots > 0) {
+    std::vector<ShardedGroup*> of_matrices;
+    for (ShardedGroup* const group : memory.groups->trained())
+      if (group->flat().is_matrix) of_matrices.push_back(group);
+    matrices_ = std::make_unique<MatrixUpdate>(
+        matrix_batches(plan.layouts, plan.placements, ranks.reduce.world_size()), std::move(of_matrices), optimizer,
+        MatrixUpdate::Options{options.optimizer, options.device, *plan.options.matrix_dtype, plan.matrix_ring},
+        ranks.reduce, plan.ledger);
+  }
+  if (plan.options.delayed_update)
+    delayed_ = std::make_unique<DelayedUpdate>(
+        memory.groups->trained(), optimizer, options.device, pin, plan.ledger,
+        [&ranks] { ranks.check_while_waiting("it waited for the update of the step before"); });
+  const RingClass& fetch = plan.gradient_fetch;
+  if (fetch.units == 0) return;
+  const Mover::Slots slots{.bytes = fetch.slot_bytes, .count = fetch.slots, .piece_numel = kFetchedNumel, .pin = pin};
+  gradient_fetch_ = std::make_unique<GradientFetch>(options.device, slots, plan.ledger);
+}
+
+void Update::announce(const Step& step) {
+  if (!memory_.has_files()) return;
+  std::vector<ChunkStore::Announced> parameters;
+  for (const size_t unit : reducer_.order_of_forward()) {
+    for (ShardedGroup& group : memory_.groups->of_unit(unit)) {
+      if (!group.is_trained()) continue;
+      for (const Range range : ShardedOptimizer::updated_ranges(group, step.of(group))) {
+        group.states().will_need(range);
+        if (group.has_master()) continue;  // master weights overwrite the parameters, so these are not read
+        if (const auto place = group.parameters().place_in_files(range)) parameters.push_back(*place);
+      }
+    }
+  }
+  if (memory_.parameters_in_files) memory_.parameters_in_files->will_need_next(parameters);
+}
+
+void Update::announce_gradients(const Step& step) {
+  if (!gradient_fetch_ && !memory_.gradients_in_files) return;
+  std::vector<ChunkStore::Announced> in_files;
+  for (const size_t unit : reducer_.order_of_forward()) {
+    for (const ShardedGroup& group : memory_.groups->of_unit(unit)) {
+      if (!group.is_trained()) continue;
+      const GradBucket& bucket = reducer_.buckets()[group.number()];
+      const int64_t end = group.place().numel_of_host(group.layout());
+      for (const Range range : ShardedOptimizer::updated_ranges(group, step.of(group))) {
+        if (const auto place = bucket.reduced().place_in_files(range)) in_files.push_back(*place);
+        if (group.place().fetches_gradients()) gradient_fetch_->will_need(bucket.grads(), intersect(range, {0, end}));
+      }
+    }
+  }
+  if (memory_.gradients_in_files) memory_.gradients_in_files->will_need_next(in_files);
+}
+
+void Update::apply(const Step& step) {
+  if (delayed_) return begin_delayed(step);
+  GradientFetch* const fetch = gradient_fetch_.get();
+  const auto gradients = [&](const ShardedGroup& group) {
+    return UpdateGradients{reducer_.buckets()[group.number()].reduced(), fetch};
+  };
+  const auto has_grad = [&](const ShardedGroup& group) -> const std::vector<bool>& { return step.of(group); };
+  if (matrices_) matrices_->update({gradients, step.options, has_grad, step.grad_scale});
+  refresh_with_states(step, [&](ShardedGroup& group) {
+    if (group.flat().is_matrix) return;  // already updated
+    optimizer_.update(group, gradients(group), step.options, step.of(group), step.grad_scale);
+  });
+}
+
+void Update::end_gradients() {
+  if (gradient_fetch_) gradient_fetch_->end();
+}
+
+void Update::refresh_with_states(const Step& step, const UpdateGroup& update) {
+  announce(step);
+  refresh(update);
+}
+
+void Update::refresh(const UpdateGroup& update) {
+  const auto update_unit = [&](size_t unit) {
+    for (ShardedGroup& group : memory_.groups->of_unit(unit))
+      if (group.is_trained()) update(group);
+  };
+  const auto updates_all = [](const UnitPlacement& unit) {
+    return std::any_of(unit.groups.begin(), unit.groups.end(),
+                       [](const GroupPlacement& group) { return group.updates_whole(); });
+  };
+  if (std::any_of(plan_.placements.begin(), plan_.placements.end(), updates_all)) {  // every rank takes the same branch
+    for (size_t unit = 0; unit < plan_.layouts.size(); ++unit) update_unit(unit);
+    return;
+  }
+  executor_.refresh(reducer_.order_of_forward(), update_unit);
+  memory_.gathers.after_current_stream();
+  if (memory_.parameters_in_files) memory_.read_parameters_ahead(reducer_.order_of_forward(), executor_);
+  // After this point users may write to replicated parameters, so peers that read them directly must have finished.
+  const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
+  if (ranks_.device.is_cpu() && std::any_of(plan_.placements.begin(), plan_.placements.end(), is_replicated))
+    ranks_.gather.barrier("updated parameters");
+}
+
+void Update::tell_autograd(const std::vector<std::vector<bool>>* has_grad) {
+  for (size_t u = 0; u < executor_.size(); ++u) {
+    for (const ShardedGroup& group : memory_.groups->of_unit(u)) {
+      for (size_t i = 0; group.is_trained() && i < group.num_params(); ++i)
+        if (group.param_group(i) >= 0 && (has_grad == nullptr || (*has_grad)[group.number()][i]))
+          writes_.tell_autograd(u, group.flat().params[i]);
+    }
+  }
+}
+
+void Update::begin_delayed(const Step& step) {
+  DelayedUpdate::Step late{{}, step.options, step.grad_scale};
+  // Updates in the order in which backward makes the next gradients, because these wait for the updates.
+  const std::vector<size_t>& order = reducer_.order_of_forward();
+  for (auto unit = order.rbegin(); unit != order.rend(); ++unit) {
+    for (ShardedGroup& group : memory_.groups->of_unit(*unit)) {
+      if (!group.is_trained()) continue;
+      const GradBucket& bucket = reducer_.buckets()[group.number()];
+      late.parts.push_back({&group, bucket.grads(), bucket.read(), step.of(group)});
+    }
+  }
+  delayed_->begin(std::move(late));
+}
+
+void Update::await() const {
+  if (!delayed_) return;
+  ranks_.check_caller();
+  delayed_->await();
+}
+
+void Update::publish() {
+  if (!is_pending()) return;
+  delayed_->await();
+  refresh([this](ShardedGroup& group) { delayed_->publish(group); });
+  writes_.remember_open_parameters();
+  tell_autograd();
+  writes_.forget_readings();
+  delayed_->end();
+}
+
+void Update::retire() {
+  delayed_.reset();
+  matrices_.reset();
+}
+
+}  // namespace zeroshard

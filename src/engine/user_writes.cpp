@@ -1,0 +1,231 @@
+#include "engine/user_writes.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/shape_text.h"
+#include "engine/consensus.h"
+#include "engine/replica_check.h"
+#include "zeroshard/engine.h"
+
+namespace zeroshard {
+
+void UserWrites::gather(const std::vector<size_t>& units, HeldValues::Purpose purpose) {
+  for (const size_t unit : units) {
+    executor_.hold(unit);
+    held_.begin(unit, purpose);
+    if (purpose == HeldValues::Purpose::kRead) watch_.begin_reading(unit);
+  }
+}
+
+void UserWrites::release(const std::vector<size_t>& units, int modify_rank) {
+  std::vector<std::string> written;
+  const std::string refused = modify_rank >= 0 ? take_moved(units, modify_rank) : "";
+  for (const size_t u : units) {
+    Unit& unit = executor_.unit(u);
+    const auto purpose = modify_rank == Engine::kDropWrites ? held_.end_and_restore(u) : held_.end(u);
+    if (modify_rank == Engine::kDropWrites && purpose == HeldValues::Purpose::kRead) watch_.abandon_reading(u);
+    if (modify_rank == Engine::kReadOnly) {
+      for (std::string& name : watch_.end_reading(u)) written.push_back(std::move(name));
+    }
+    if (modify_rank >= 0) {
+      unit.write_back(modify_rank);
+      for (ShardedGroup& group : unit.groups()) group.take_parameters();
+    }
+    if (modify_rank >= 0) {
+      watch_.forget_reading(u);
+      held_.accept(u);
+    }
+    const bool dropped = modify_rank == Engine::kDropWrites && unit.placement() == Placement::kSharded;
+    for (size_t i = 0; dropped && i < unit.layout().params.size(); ++i) unit.point_back(i);
+    if (modify_rank >= 0 || dropped) watch_.accept(u);
+    executor_.release(u);
+  }
+  if (!refused.empty()) throw StateError(refused);
+  if (written.empty()) return;
+  throw StateError(concat("parameter '", written.front(),
+                          "' was written inside zeroshard.gathered(...) without "
+                          "modify_rank, which is for reading",
+                          written.size() > 1 ? concat(" (and ", written.size() - 1, " more)") : "",
+                          ": pass modify_rank=0 on every rank, and what rank 0 writes is taken on all"));
+}
+
+void UserWrites::check_no_change_begun(const char* call) const {
+  if (!held_.may_change()) return;
+  throw StateError(concat(call,
+                          " inside zeroshard.gathered(..., modify_rank=...) would mix its values with those that "
+                          "are written there: leave the context first, on every rank"));
+}
+
+void UserWrites::take(bool written_somewhere) {
+  if (written_somewhere) check();
+  for (size_t u = 0; u < executor_.size(); ++u) executor_.unit(u).take_written();
+}
+
+void UserWrites::take_all(OfMaster of_master) {
+  take(agree_on_flags(ranks_.reduce, {watch_.any_written() ? 1 : 0}).front() != 0);
+  take_to_groups(of_master);
+}
+
+void UserWrites::take_to_groups(OfMaster of_master) {
+  if (of_master == OfMaster::kNone) return;
+  const auto is_taken = [&](const ShardedGroup& group) {
+    if (of_master == OfMaster::kAll || group.states().in_memory() != nullptr) return true;
+    // See States::add_weights().
+    const bool are_saved = group.flat().dtype == DType::kFloat32 && group.states().hold() != nullptr;
+    return of_master == OfMaster::kAllButSaved && !are_saved;
+  };
+  for (ShardedGroup* const group : memory_.groups->trained())
+    if (is_taken(*group)) optimizer_.take_writes(*group);
+}
+
+void UserWrites::check() {
+  std::vector<int64_t> written = watch_.written();
+  size_t next = 0;
+  for (size_t u = 0; u < executor_.size(); ++u)
+    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i, ++next)
+      if (written[next] == WriteWatch::kMoved && !executor_.unit(u).prepare_take_back(i))
+        written[next] = WriteWatch::kRefused;
+  written = agree_on_flags(ranks_.reduce, written);
+  drop_writes_to_shards(written);
+  next = 0;
+  for (size_t u = 0; u < executor_.size(); ++u)
+    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i) check_write(u, i, written[next++]);
+  std::vector<std::pair<std::string, at::Tensor>> replicas;
+  next = 0;
+  for (size_t u = 0; u < executor_.size(); ++u) {
+    Unit& unit = executor_.unit(u);
+    bool taken_back = false;
+    for (size_t i = 0; i < unit.layout().params.size(); ++i) {
+      const int64_t how = written[next++];
+      if (how == 0) continue;
+      unit.unshard();
+      unit.wait();
+      if (how == WriteWatch::kMoved && !std::exchange(taken_back, true)) unit.take_back(/*values=*/true);
+      watch_.reject(u, i);
+      replicas.emplace_back(unit.layout().params[i].name(), unit.tensors(i).front());
+    }
+  }
+  check_replicas(ranks_.reduce, replicas,
+                 "It was written, and not the same on every rank: write the same everywhere, or inside "
+                 "zeroshard.gathered(..., modify_rank=0), which takes what that rank writes");
+  watch_.accept_all();
+}
+
+// Drops the writes that check_write() refuses. The error is thrown once, and every rank has the values of the shards
+// again. Collective.
+void UserWrites::drop_writes_to_shards(const std::vector<int64_t>& written) {
+  size_t next = 0;
+  for (size_t u = 0; u < executor_.size(); ++u) {
+    bool lost = false;
+    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i)
+      lost |= written[next++] == WriteWatch::kWritten;
+    if (!lost || executor_.unit(u).placement() != Placement::kSharded) continue;
+    executor_.unit(u).take_part();
+    watch_.accept(u);
+  }
+}
+
+// `how` is the worst kind of write on any rank.
+void UserWrites::check_write(size_t unit, size_t param, int64_t how) const {
+  const std::string& name = executor_.unit(unit).layout().params[param].name();
+  if (how != 0 && executor_.unit(unit).placement() == Placement::kSharded) {
+    if (how == WriteWatch::kWritten)
+      throw StateError(concat("parameter '", name,
+                              "' was written outside of zeroshard.gathered(..., modify_rank=...), while it was whole "
+                              "for a forward: each rank keeps a shard of it alone, and what was written is lost. "
+                              "Write it inside of that"));
+    throw StateError(concat("parameter '", name,
+                            "' was given other memory (param.data = ...) outside of zeroshard.gathered(..., "
+                            "modify_rank=...): each rank keeps a shard of it alone, and would train that. Assign to it "
+                            "inside of that"));
+  }
+  if (how == WriteWatch::kRefused) throw StateError(refused_memory(unit, param));
+}
+
+std::string UserWrites::refused_memory(size_t unit, size_t param) const {
+  const ParamSpec& spec = executor_.unit(unit).layout().params[param];
+  return concat(
+      "parameter '", spec.name(),
+      "' was given other memory (param.data = ...) whose values cannot be taken: they have another shape than ",
+      shape_text(spec.shape), ", cannot be read, or differ between tensors that are tied");
+}
+
+// Takes the memory that rank `root` gave to parameters of units, before its writes are taken. Returns on all ranks why
+// that is not possible, or "". Collective.
+std::string UserWrites::take_moved(const std::vector<size_t>& units, int root) {
+  const bool is_root = ranks_.gather.rank() == root;
+  std::vector<std::pair<size_t, size_t>> params;
+  int64_t refused = 0;  // 1 + index of the refused parameter
+  for (const size_t u : units) {
+    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i) {
+      params.emplace_back(u, i);
+      if (is_root && !executor_.unit(u).prepare_take_back(i)) refused = int64_t(params.size());
+    }
+  }
+  if (ranks_.gather.world_size() > 1)
+    refused = all_reduce(ranks_.gather, {refused}, ReduceOp::kMax, "memory of parameters")[0];
+  for (const size_t u : units) executor_.unit(u).take_back(is_root && refused == 0);
+  if (refused == 0) return "";
+  const auto [unit, param] = params.at(size_t(refused - 1));
+  return refused_memory(unit, param);
+}
+
+void UserWrites::accept_loaded() {
+  for (size_t u = 0; u < executor_.size(); ++u)
+    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i) watch_.tell_autograd(u, i);
+  watch_.accept_all();
+  watch_.forget_readings();
+}
+
+void UserWrites::end_step() {
+  watch_.forget_readings();
+  held_.forget();
+}
+
+void UserWrites::publish_lent_shards() {
+  if (has_lent_shards_) memory_.gathers.after_current_stream();
+}
+
+void UserWrites::remember_open_parameters() {
+  has_lost_sums_ = false;
+  for (ShardedGroup* const group : memory_.groups->trained()) remember_open_parameters(*group);
+}
+
+void UserWrites::remember_open_parameters(ShardedGroup& group) {
+  if (!group.is_open()) return;
+  group.await_copies();
+  group.remember_parameters();
+  group.await_copies();  // after this, users may write
+}
+
+bool UserWrites::wrote_late() {
+  if (has_lost_sums_) return true;
+  for (size_t u = 0; u < executor_.size(); ++u) {
+    Unit& unit = executor_.unit(u);
+    unit.take_written();
+    if (unit.placement() == Placement::kSharded) continue;  // no parameter of it is whole between steps
+    for (size_t i = 0; i < unit.layout().params.size(); ++i)
+      if (unit.layout().params[i].requires_grad && watch_.is_written(u, i)) return true;
+  }
+  return std::ranges::any_of(memory_.groups->trained(), [](const ShardedGroup* group) { return group->was_written(); });
+}
+
+void UserWrites::check_late() {
+  if (agree_on_flags(ranks_.reduce, {wrote_late() ? 1 : 0}).front() == 0) return;
+  for (size_t u = 0; u < executor_.size(); ++u) {
+    Unit& unit = executor_.unit(u);
+    if (unit.placement() == Placement::kSharded) continue;
+    for (size_t i = 0; i < unit.layout().params.size(); ++i)
+      if (unit.is_moved(i) && unit.layout().params[i].requires_grad) unit.point_back(i);
+    watch_.accept(u);
+  }
+  remember_open_parameters();
+  throw StateError(
+      "parameters were written between two steps, on this rank or another, with zeroshard.offload.delayed_update: the "
+      "update of the step before overwrites them, and what was written is lost. Write inside of "
+      "zeroshard.gathered(..., modify_rank=0), which brings that update to the parameters first");
+}
+
+}  // namespace zeroshard
