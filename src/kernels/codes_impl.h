@@ -193,7 +193,8 @@ class CodedMoment {
   void encode(int64_t index, int64_t numel) {
     if (codes_ == nullptr) return;
     std::fill(values_ + numel, values_ + kScaledNumel, 0.0f);
-    const float scale = max_abs<V, float>(values_, kScaledNumel);
+    // A moment that has overflowed becomes the largest float, because an infinite scale would make the block NaN.
+    const float scale = std::min(max_abs<V, float>(values_, kScaledNumel), std::numeric_limits<float>::max());
     scales_[index / kScaledNumel] = scale;
     void* const to = at(codes_, index);
     encode_block<V, kSigned>(values_, scale, numel < kScaledNumel ? last_ : to);

@@ -124,6 +124,7 @@ float encode_block(const KernelTable& table, const float* values, bool is_signed
     most = std::max(most, std::fabs(values[i]));
     lowest = std::min(lowest, values[i]);
   }
+  most = std::min(most, std::numeric_limits<float>::max());
   const auto gives_values = [&](float scale) {
     float decoded[kScaledNumel];
     table.encode(values, scale, is_signed, codes);
@@ -217,7 +218,8 @@ void decode(const KernelTable& table, CodedValues from, int64_t begin, int64_t e
     const int64_t count = std::min(kScaledNumel - first, end - at);
     std::memcpy(codes + first, static_cast<const uint8_t*>(from.codes) + at, size_t(count));
     table.decode(codes, from.scales[block], from.is_signed, values);
-    std::copy_n(values + first, count, to + (at - begin));
+    // The first codes, 0 with a scale of 0, are -0 in the signed map. Adding 0 makes that 0.
+    std::transform(values + first, values + first + count, to + (at - begin), [](float value) { return value + 0.0f; });
     at += count;
   }
 }

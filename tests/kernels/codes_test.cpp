@@ -273,5 +273,28 @@ TEST_P(Codes, OfAdagradHaveTheBitsOfTheReference) {
   expect_right_codes(table(), AdagradArgs{.lr_decay = 0.1});
 }
 
+// The square of 1e25 is infinite in fp32. Its block has a finite scale, so the other elements stay numbers.
+TEST_P(Codes, OfAMomentThatOverflowsStayFinite) {
+  SeededRandom random(3);
+  CodedState state(3 * kScaledNumel, DType::kFloat32, nullptr, random);
+  for (int64_t step = 1; step <= 3; ++step) {
+    fill(state.grad, random);
+    state.grad.set(300, step == 1 ? 1e25f : 0.5f);
+    apply(table(), state.buffers(0, 3 * kScaledNumel), state.codes[0].data(), state.codes[1].data(),
+          AdamArgs{.lr = 1e-2, .step = step});
+    for (int64_t i = 0; i < 3 * kScaledNumel; ++i) {
+      ASSERT_TRUE(std::isfinite(state.master.get(i))) << i << ", step " << step;
+      ASSERT_TRUE(std::isfinite(state.moment(1)[size_t(i)])) << i;
+    }
+  }
+  EXPECT_GT(state.moment(1)[300], 1e38f);
+}
+
+TEST_P(Codes, OfMomentsThatAreUnusedAreZeroWithoutASign) {
+  for (const bool is_signed : {true, false})
+    for (const float value : decoded(table(), std::vector<uint8_t>(300, 0), {0, 0}, is_signed))
+      EXPECT_EQ(std::bit_cast<uint32_t>(value), 0U);
+}
+
 }  // namespace
 }  // namespace zeroshard::kernels::test
