@@ -118,6 +118,9 @@ def read_state(param: torch.Tensor, key: str | None, local: bool, who: str) -> t
     return _local(place, own, key) if local else _full(place, own, key)
 
 
+_SUMS_OF_SQUARES = ("exp_avg_sq", "sum")  # states of the core that have no sign
+
+
 def write_state(param: torch.Tensor, key: str | None, value: torch.Tensor, local: bool, who: str) -> None:
     """Sets master weights if there is no ``key``, else a state of the optimizer."""
     place = place_of(param, who)
@@ -131,6 +134,11 @@ def write_state(param: torch.Tensor, key: str | None, value: torch.Tensor, local
     if key is None:
         place.run.core.set_weights(place.unit, place.position, own.begin if local else 0, value)
         return
+    if key in _SUMS_OF_SQUARES and place.run.external is None and bool((value < 0).any()):
+        raise ValueError(
+            f"{who}: the state '{key}' of '{own.param}' sums squares, and the least of its values is "
+            f"{value.min().item():g}: set values of at least 0"
+        )
     stretch = value.reshape(-1)
     if not local:
         stretch = stretch[own.begin : own.begin + own.master.numel()]
