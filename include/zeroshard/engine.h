@@ -32,6 +32,7 @@ struct ParamDefinition {
   // true: the elements are not numbers, for example 4-bit weights packed into a floating-point dtype. Training in 16
   // bits leaves such a parameter in its dtype.
   bool packed = false;
+  bool keeps_fp32_moments = false;  // even if the moments of other parameters are stored in 8 bits
 };
 
 // Writes elements [begin, end) of a floating-point parameter, in row-major order, to `out` on the host as fp32. Each

@@ -99,12 +99,12 @@ void bind_param_groups(py::module_& m) {
 void bind_definitions(py::module_& m) {
   py::class_<ParamDefinition>(m, "ParamDefinition")
       .def(py::init([](std::vector<std::string> names, std::vector<int64_t> shape, const py::object& dtype,
-                       bool requires_grad, int param_group, bool packed) {
-             return ParamDefinition{std::move(names), std::move(shape), scalar_type(dtype),
-                                    requires_grad,    param_group,      packed};
+                       bool requires_grad, int param_group, bool packed, bool keeps_fp32_moments) {
+             return ParamDefinition{std::move(names), std::move(shape), scalar_type(dtype), requires_grad,
+                                    param_group,      packed,           keeps_fp32_moments};
            }),
            py::arg("names"), py::arg("shape"), py::arg("dtype"), py::arg("requires_grad"), py::arg("param_group"),
-           py::arg("packed"));
+           py::arg("packed"), py::arg("keeps_fp32_moments") = false);
   py::class_<UnitDefinition>(m, "UnitDefinition")
       .def(py::init([](std::string name, std::vector<ParamDefinition> params, int parent,
                        std::function<std::vector<std::vector<at::Tensor>>()> tensors) {
@@ -114,6 +114,7 @@ void bind_definitions(py::module_& m) {
   py::class_<EngineOptions>(m, "EngineOptions")
       .def(py::init<>())
       .def_readwrite("config", &EngineOptions::config)
+      .def("store_moments_as_codes", [](EngineOptions& o) { o.config.moment_dtype = kCodes; })
       .def_readwrite("device", &EngineOptions::device)
       .def_readwrite("param_groups", &EngineOptions::param_groups)
       .def_readwrite("optimizer", &EngineOptions::optimizer)

@@ -115,7 +115,7 @@ def make_engine(
     parsed = parse_config(settings, world_size=world_size, model=model, sequence_parallel_size=sequence_size)
     sequence_group = group_of_engine(model, parsed.config, device, mesh)
 
-    setup = make_optimizer(model, optimizer, model_parameters, parsed.config)
+    setup = make_optimizer(model, optimizer, model_parameters, parsed)
     front = make_front(setup, parsed)
     # Steps that can fail on one rank come first, because later the engine takes parameters and states from another
     # engine.

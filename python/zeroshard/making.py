@@ -17,6 +17,7 @@ from .group_life import end_groups_with
 from .groups import connect
 from .half_load import half_loaded, refuse_half_loaded
 from .hooks import Readers, install_hooks
+from .low_bit import LowBit
 from .materialize import materialize
 from .messages import log
 from .optimizer import Optimizer, OptimizerSetup
@@ -55,6 +56,8 @@ def make_run(
         run.at_end.append(run.keeper.end)
     if lacking and run.rank == 0:  # not an error, because a configuration may serve several models
         log(f"zero_optimization.leaf_module: {type(module).__name__} has no module {', '.join(lacking)}")
+    if setup.low_bit is not None and run.rank == 0:
+        _tell(setup.low_bit)
     readers = install_hooks(module, units, core)
     readers.handles += take_loaded_state_dicts(module)
     ownership = Ownership(run, readers)
@@ -64,6 +67,13 @@ def make_run(
     optimizer.hold_states()
     end_groups_with(core)
     return run, readers, ownership
+
+
+def _tell(low_bit: LowBit) -> None:
+    """Says where a user's optimizer runs, and which of its settings have no effect there."""
+    moments = "8-bit" if low_bit.has_codes else "fp32"
+    unused = f"; without effect: {', '.join(low_bit.without_effect)}" if low_bit.without_effect else ""
+    log(f"{low_bit.name} runs in the core with {moments} moments{unused}")
 
 
 def _leaves_of(module: nn.Module, parsed: _C.ParsedConfig) -> tuple[list[nn.Module], list[str]]:
@@ -94,6 +104,9 @@ def _make_core(
 
     options = _C.EngineOptions()
     options.config = parsed.config
+    if setup.low_bit is not None and setup.low_bit.has_codes:
+        options.store_moments_as_codes()
+    wide = setup.low_bit.wide if setup.low_bit is not None else set()
     options.device = device
     options.optimizer = setup.type
     options.external_optimizer = type(setup.inner).__name__ if setup.external else ""
@@ -115,6 +128,7 @@ def _make_core(
                 requires_grad=param.tensors[0].requires_grad and setup.trains,
                 param_group=next((setup.group_of[id(t)] for t in param.tensors if id(t) in setup.group_of), -1),
                 packed=is_packed(param.tensors[0]),
+                keeps_fp32_moments=any(id(t) in wide for t in param.tensors),
             )
             for param in unit.params
         ]

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from . import _C
+from .low_bit import LowBit, kind_of, plain_states, read_low_bit
 from .marks import made_with, mark_of, step_of
 from .messages import a_type
 from .names import plain_name
@@ -80,13 +81,14 @@ class OptimizerSetup:
     # By parameter; only parameters with states.
     states: list[tuple[torch.Tensor, dict[str, Any]]] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)
+    low_bit: LowBit | None = None  # the optimizer is one of bitsandbytes or torchao
 
 
 def make_optimizer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Callable | None,
     model_parameters: Iterable | None,
-    config: _C.Config,
+    parsed: _C.ParsedConfig,
 ) -> OptimizerSetup:
     """Chooses how parameters are updated; raises ``ValueError`` for an optimizer that cannot run over shards."""
     groups = (
@@ -97,8 +99,8 @@ def make_optimizer(
             raise ValueError(f"optimizer is {a_type(optimizer)}: pass a torch.optim.Optimizer or a callable")
         optimizer = optimizer(groups)
     if optimizer is not None:
-        return _from_torch(optimizer, model, config)
-    return _from_config(groups, model, config)
+        return _from_torch(optimizer, model, parsed)
+    return _from_config(groups, model, parsed.config)
 
 
 def _from_config(groups: list, model: nn.Module, config: _C.Config) -> OptimizerSetup:
@@ -155,12 +157,15 @@ def _unnamed(param: torch.Tensor | tuple[str, torch.Tensor]) -> torch.Tensor:
     return param[1] if isinstance(param, tuple) else param
 
 
-def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.Config) -> OptimizerSetup:
+def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, parsed: _C.ParsedConfig) -> OptimizerSetup:
     advice = "make it from model.parameters() of the model that is passed, or pass a callable that makes it"
     params = made_with(optimizer)
     groups = [{**group, "params": own} for group, own in zip(optimizer.param_groups, params, strict=True)]
     group_of = _index(groups, model, "the optimizer has", advice)
     kind = _kind_in_core(optimizer)
+    low_bit = None
+    if kind is not None and any(kind_of(base) is not None for base in type(optimizer).__mro__):
+        low_bit = read_low_bit(optimizer, chain.from_iterable(params), parsed)
     if any(group.get("amsgrad") or group.get("initial_accumulator_value") for group in optimizer.param_groups):
         kind = None
     external = kind is None
@@ -170,10 +175,11 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
                 f"{name} cannot run over shards: it {_WHOLE[name]}. Choose an elementwise one, of "
                 f"{sorted(_ELEMENTWISE)}: at stages 1 to 3 each rank keeps its share of the states alone"
             )
-    _check_can_be_saved(optimizer)
+    if external:
+        _check_can_be_saved(optimizer)
     states = {} if isinstance(optimizer.state, _StatesOfTheCore) else optimizer.state
     is_elementwise = not external or _is_elementwise(optimizer)
-    if not is_elementwise and not config.allow_untested_optimizer:
+    if not is_elementwise and not parsed.config.allow_untested_optimizer:
         name = type(optimizer).__name__
         if not _steps_as(optimizer, type(optimizer)):
             name += ", of which step() was replaced,"
@@ -188,8 +194,14 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
         inner=optimizer,
         external=external,
         is_elementwise=is_elementwise,
-        states=[(p, states[p]) for own in params for p in own if states.get(p)],
+        states=[
+            (p, states[p] if low_bit is None else plain_states(states[p]))
+            for own in params
+            for p in own
+            if states.get(p)
+        ],
         defaults=optimizer.defaults,
+        low_bit=low_bit,
     )
 
 
@@ -199,8 +211,8 @@ def _check_can_be_saved(optimizer: torch.optim.Optimizer) -> None:
         if base.__module__.startswith("torchao.") and base.__name__.endswith(("8bit", "4bit", "Fp8")):
             raise ValueError(
                 f"{base.__name__} of torchao keeps its states 'exp_avg' and 'exp_avg_sq' in tensors of a class of its "
-                "own, which a checkpoint cannot hold: choose AdamW8bit of bitsandbytes (Trainer: optim='adamw_8bit'), "
-                "whose codes and scales are saved, or AdamW"
+                "own, which a checkpoint cannot hold: choose AdamW8bit of torchao or bitsandbytes (Trainer: "
+                "optim='adamw_8bit'), whose work zeroshard does with its own 8-bit moments, or AdamW"
             )
 
 
@@ -216,13 +228,19 @@ def runs_in_core(kind: _C.OptimizerType) -> Callable[[type], type]:
 
 def _kind_in_core(optimizer: torch.optim.Optimizer) -> _C.OptimizerType | None:
     """Returns None for an optimizer that updates in its own way."""
-    known = next((base for base in type(optimizer).__mro__ if base in _IN_CORE), None)
-    return _IN_CORE[known] if known is not None and _steps_as(optimizer, known) else None
+    known = next((base for base in type(optimizer).__mro__ if _type_in_core(base) is not None), None)
+    return _type_in_core(known) if known is not None and _steps_as(optimizer, known) else None
+
+
+def _type_in_core(optimizer_type: type) -> _C.OptimizerType | None:
+    kind = _IN_CORE.get(optimizer_type)
+    return kind_of(optimizer_type) if kind is None else kind
 
 
 def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether the optimizer is torch's, runs in the core, or is a subclass with such a ``step()``."""
-    known = [each for each in type(optimizer).__mro__ if each in _IN_CORE or each.__module__.startswith("torch.optim")]
+    bases = type(optimizer).__mro__
+    known = [each for each in bases if _type_in_core(each) is not None or each.__module__.startswith("torch.optim")]
     return bool(known) and known[0] is not torch.optim.Optimizer and _steps_as(optimizer, known[0])
 
 
@@ -231,7 +249,9 @@ def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
 
     It says nothing about other optimizers.
     """
-    known = [base for base in type(optimizer).__mro__ if base in _IN_CORE or base.__name__ in _ELEMENTWISE]
+    known = [
+        base for base in type(optimizer).__mro__ if _type_in_core(base) is not None or base.__name__ in _ELEMENTWISE
+    ]
     return bool(known) and _steps_as(optimizer, known[0])
 
 

@@ -57,7 +57,8 @@ std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, c
       const bool trains = param.requires_grad && param.param_group >= 0;
       params.push_back(
           {param.names, param.shape, compute_dtype(param, options.config), trains, is_matrix(param, options)});
-      params.back().is_coded = has_coded_moments(params.back().numel(), options.config.moment_dtype);
+      params.back().is_coded =
+          !param.keeps_fp32_moments && has_coded_moments(params.back().numel(), options.config.moment_dtype);
     }
     layouts.push_back(make_unit_layout(unit.name, std::move(params), world_size));
   }
@@ -68,8 +69,9 @@ NamedValues describe(const std::vector<UnitLayout>& layouts) {
   NamedValues values;
   for (const UnitLayout& unit : layouts) {
     for (const ParamSpec& param : unit.params) {
-      values.emplace_back(param.name(), concat(shape_text(param.shape), " ", name_of(param.dtype),
-                                               param.requires_grad ? "" : " frozen", param.is_matrix ? " matrix" : ""));
+      values.emplace_back(
+          param.name(), concat(shape_text(param.shape), " ", name_of(param.dtype), param.requires_grad ? "" : " frozen",
+                               param.is_matrix ? " matrix" : "", param.is_coded ? " with 8-bit moments" : ""));
     }
   }
   return values;

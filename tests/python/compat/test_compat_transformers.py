@@ -1,6 +1,7 @@
 """Unmodified scripts for Transformers, PEFT and their DeepSpeed integration, under `zeroshard run`."""
 
 import hashlib
+import importlib.util
 import json
 
 import models
@@ -48,7 +49,7 @@ def test_models_are_loaded_and_built_in_shards(saved):
     assert [told for told in sharded if told[0] in SEEN_THE_SAME] == whole
 
 
-def train(saved, folder, ranks, stage, steps=6, **variables):
+def train(saved, folder, ranks, stage, steps=6, *, optim="", model="llama", **variables):
     """What the script told, and the digest of the weights that it saved."""
     config = folder / f"stage{stage}.json"
     zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True, "reduce_bucket_size": "auto"}
@@ -57,11 +58,11 @@ def train(saved, folder, ranks, stage, steps=6, **variables):
     options = (
         f"--output_dir {folder} --per_device_train_batch_size {4 // ranks} --learning_rate 1e-3 --max_steps {steps} "
         f"--logging_steps 1 --report_to none --seed 1 --save_steps 3 --disable_tqdm true --lr_scheduler_type constant "
-        f"--save_total_limit 1 --deepspeed {config}"
+        f"--save_total_limit 1 --deepspeed {config} {optim and f'--optim {optim}'}"
     )
     script = [str(SCRIPTS / "trainer.py"), *options.split()]
     (told,) = called(
-        ZEROSHARD, "run", "--num_gpus", str(ranks), *script, path=False, MODEL=f"{saved}/llama", **variables
+        ZEROSHARD, "run", "--num_gpus", str(ranks), *script, path=False, MODEL=f"{saved}/{model}", **variables
     )
     return told, hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
@@ -88,6 +89,30 @@ def test_trainer_trains_saves_and_continues(saved, tmp_path, release):
     told, continued = train(saved, folder, 2, 3, RESUME=str(checkpoint))
     check_near(told, reference)
     assert continued == digests[2]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("bitsandbytes"), reason="bitsandbytes is not installed")
+@pytest.mark.parametrize("optim", ["adamw_8bit", "paged_adamw_8bit"])
+def test_trainer_goes_on_at_other_ranks_with_an_8_bit_optimizer(saved, tmp_path, optim):
+    """In the core: the same weights at two stages; two ranks save, and four ranks and one go on."""
+    if not (saved / "large").exists():
+        models.tiny_llama(hidden=64).save_pretrained(saved / "large")
+    digests = set()
+    for stage in (1, 3):
+        folder = tmp_path / f"two{stage}"
+        folder.mkdir()
+        reference, digest = train(saved, folder, 2, stage, optim=optim, model="large")
+        digests.add(digest)
+    assert len(digests) == 1
+    folder = tmp_path / "again"
+    folder.mkdir()
+    train(saved, folder, 2, 3, steps=3, optim=optim, model="large")
+    for ranks in (2, 4, 1):
+        after = tmp_path / f"after{ranks}"
+        after.mkdir()
+        told, digest = train(saved, after, ranks, 2, optim=optim, model="large", RESUME=str(folder / "checkpoint-3"))
+        check_near(told[-4:], reference[-4:])
+        assert ranks != 2 or digest in digests
 
 
 def check_near(told, reference):

@@ -75,7 +75,7 @@ def train(folder, stage, kind, load, steps):
     return losses
 
 
-KINDS = ["own", "AdamW", *(("AdamW8bit", "Lion8bit") if importlib.util.find_spec("bitsandbytes") else ())]
+KINDS = ["own", "AdamW", *(("RMSprop8bit",) if importlib.util.find_spec("bitsandbytes") else ())]
 
 
 @pytest.mark.parametrize("kind", KINDS)

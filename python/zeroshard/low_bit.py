@@ -1,0 +1,160 @@
+"""Reads optimizers of bitsandbytes and torchao, so that the core can do their work with its own 8-bit moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import _C
+
+_BLOCK = 256  # elements of a scale: in the core, and in both packages by default
+_LEAST_CODED = 4096  # smaller parameters keep fp32 moments in the core
+
+_PREFIXES, _SUFFIXES = ("", "Paged"), ("", "8bit", "32bit")
+# bitsandbytes decays weights in the same way in Adam and in AdamW.
+_BITSANDBYTES = {
+    f"{prefix}{name}{suffix}": kind
+    for name, kind in (
+        ("Adam", _C.OptimizerType.ADAMW),
+        ("AdamW", _C.OptimizerType.ADAMW),
+        ("Lion", _C.OptimizerType.LION),
+    )
+    for prefix in _PREFIXES
+    for suffix in _SUFFIXES
+}
+_TORCHAO = {"Adam8bit": _C.OptimizerType.ADAM, "AdamW8bit": _C.OptimizerType.ADAMW}
+
+
+@dataclass
+class LowBit:
+    """The settings of a user's optimizer that decide how moments are stored."""
+
+    name: str  # of the optimizer
+    has_codes: bool = False  # some parameters have 8-bit moments
+    wide: set[int] = field(default_factory=set)  # id() of parameters that keep fp32 moments
+    without_effect: list[str] = field(default_factory=list)
+
+
+def kind_of(optimizer_type: type) -> _C.OptimizerType | None:
+    """Returns the core's type for a class of one of the packages; None for a class that has none."""
+    package = optimizer_type.__module__.partition(".")[0]
+    known = {"bitsandbytes": _BITSANDBYTES, "torchao": _TORCHAO}.get(package, {})
+    return known.get(optimizer_type.__name__)
+
+
+def read_low_bit(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor], config: _C.ParsedConfig) -> LowBit:
+    """Raises ``ValueError`` for a setting that has another meaning than any of the core's."""
+    known = next(base for base in type(optimizer).__mro__ if kind_of(base) is not None)
+    is_bitsandbytes = known.__module__.startswith("bitsandbytes")
+    found = LowBit(f"{known.__name__} of {'bitsandbytes' if is_bitsandbytes else 'torchao'}")
+    (_read_bitsandbytes if is_bitsandbytes else _read_torchao)(found, optimizer, list(params))
+    if found.has_codes:
+        _check_dtype(found, config)
+    return found
+
+
+def _check_dtype(found: LowBit, config: _C.ParsedConfig) -> None:
+    key = "zeroshard.moment_dtype"
+    for path, value, origin in config.values:
+        value = value.strip('"')
+        if path == key and value != "int8" and (origin != "default" or value != "fp32"):
+            raise ValueError(
+                f'{key} = "{value}": {found.name} stores moments in 8 bits: set "int8" or leave the key out, or pass '
+                "an optimizer of torch.optim"
+            )
+
+
+def _refuse(found: LowBit, setting: str, value: Any, advice: str) -> None:
+    raise ValueError(f"{found.name}: {setting} = {value!r}: {advice}")
+
+
+def _read_bitsandbytes(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> None:
+    args = optimizer.args
+    if (percentile := getattr(args, "percentile_clipping", 100)) != 100:
+        _refuse(found, "percentile_clipping", percentile, "set 100, and gradient_clipping in the configuration")
+    if not getattr(args, "block_wise", True):
+        _refuse(found, "block_wise", False, "each 256 elements have a scale of their own: set True")
+    if getattr(args, "skip_zeros", False):
+        _refuse(found, "skip_zeros", True, "an element with the gradient 0 is updated, too: set False")
+    if (most := getattr(args, "max_unorm", 0.0)) > 0:
+        _refuse(found, "max_unorm", most, "updates are not limited by norms of whole parameters: set 0")
+    if getattr(optimizer, "is_paged", False):
+        found.without_effect.append("is_paged (offload_optimizer moves states to the host or to files)")
+    least = set()
+    for param in params:
+        bits, size = _bits(found, optimizer, param)
+        least.add(size)
+        if bits == 32 or param.numel() < size:
+            found.wide.add(id(param))
+        else:
+            found.has_codes = True
+    if found.has_codes and min(least) < _LEAST_CODED:
+        found.without_effect.append(f"min_8bit_size = {min(least)} (parameters below {_LEAST_CODED:,} keep fp32)")
+
+
+def _bits(found: LowBit, optimizer: Any, param: torch.Tensor) -> tuple[int, int]:
+    """Returns the bits of a parameter's states, and the least size of a parameter that has 8."""
+    own = {"optim_bits": optimizer.args.optim_bits, "min_8bit_size": optimizer.args.min_8bit_size}
+    manager = optimizer.mng
+    overrides = dict(manager.pid2config.get(id(param), {}))
+    for module, name, config in manager.module_weight_config_triple:
+        if getattr(module, name, None) is param:
+            overrides |= config
+    for name, value in overrides.items():
+        if name not in own:
+            _refuse(found, f"GlobalOptimManager's {name}", value, "make a param group of its own for the parameter")
+    own |= overrides
+    if own["optim_bits"] not in (8, 32):
+        _refuse(found, "optim_bits", own["optim_bits"], "states have 8 or 32 bits")
+    return own["optim_bits"], own["min_8bit_size"]
+
+
+def _read_torchao(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> None:
+    if optimizer.block_size != _BLOCK:
+        _refuse(found, "block_size", optimizer.block_size, f"a scale has {_BLOCK} elements: set {_BLOCK}")
+    if any(group.get("amsgrad") for group in optimizer.param_groups):
+        _refuse(found, "amsgrad", True, "the largest second moments are not stored: set False")
+    if optimizer.bf16_stochastic_round:
+        found.without_effect.append("bf16_stochastic_round (master weights are fp32)")
+    for param in params:
+        if param.numel() < _LEAST_CODED or param.numel() % _BLOCK != 0:
+            found.wide.add(id(param))
+        else:
+            found.has_codes = True
+
+
+def plain_states(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns states of one parameter in fp32, with the core's names."""
+    plain = {}
+    for slot, name in ((1, "exp_avg"), (2, "exp_avg_sq")):
+        own = state.get(f"state{slot}", state.get(name))
+        if hasattr(own, "codes"):
+            own = _decoded(own.codes, own.scale, signed=slot == 1)
+        elif own is not None and own.dtype == torch.uint8:
+            own = _decoded(own, state[f"absmax{slot}"], signed=slot == 1)
+        if own is not None:
+            plain[name] = own
+    return plain | {name: state[name] for name in ("step",) if name in state}
+
+
+def _decoded(codes: torch.Tensor, scales: torch.Tensor, signed: bool) -> torch.Tensor:
+    values = _map(signed).to(codes.device)[codes.flatten().int()]
+    return (values * scales.flatten().repeat_interleave(_BLOCK)[: values.numel()]).view(codes.shape)
+
+
+def _map(signed: bool) -> torch.Tensor:
+    """Returns the values of the codes with the core's rounding, so that the core finds the same codes and scales again.
+
+    See Note [The dynamic map] in src/kernels/codes_impl.h.
+    """
+    codes = torch.arange(256, dtype=torch.float64)
+    mantissa, exponent = torch.frexp(2 * (codes - 127).abs() + 1 if signed else codes + 1.5)
+    ends = 10.0 ** torch.arange(-6, 1, dtype=torch.float64)
+    nothing, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    slope = torch.cat([nothing, (0.9 * ends).float().double(), nothing])
+    offset = torch.cat([nothing, (-0.8 * ends).float().double(), one])
+    values = (slope[exponent - 1] * 2 * mantissa + offset[exponent - 1]).float()
+    return torch.where(codes < 127, -values, values) if signed else values
