@@ -46,11 +46,11 @@ Key moment_dtype_key() {
           .allowed = Choice{{"fp32", "bf16", "int8"}},
           .default_value = "fp32",
           .help =
-              "in which the optimizer's moments are stored, instead of 4 bytes each, in host memory and in files. "
+              "in which the optimizer's moments are stored, instead of 4 bytes each. "
               "\"bf16\": in 2 bytes, rounded at random by numbers that depend on parameter, element and step alone. "
               "\"int8\": in 1 byte, with one fp32 scale for each 256 elements of a parameter; parameters below 4,096 "
-              "elements keep fp32. Both have other results than fp32. Beside a device all states must have left it; "
-              "on ranks whose device is the CPU everywhere",
+              "elements keep fp32. Both have other results than fp32. Beside a device, all states must have left "
+              "it for bf16, and all or none for int8",
           .apply = apply,
           .aliases = {"zeroshard.offload.moment_dtype"}};
 }

@@ -59,7 +59,7 @@ std::string moment_dtype_of(const Config& config) {
                 "\": ");
 }
 
-// Only the kernels of the host store moments in less than fp32.
+// A device stores all moments in 8 bits or none. Only the kernels of the host store them in bf16.
 std::string problem_of_moments(const Offload& offload) {
   const Config& config = offload.config;
   if (config.moment_dtype == DType::kFloat32) return "";
@@ -73,8 +73,12 @@ std::string problem_of_moments(const Offload& offload) {
   if (is_sgd && config.optimizer->momentum == 0)
     return concat(key, "SGD without momentum keeps no moments: set \"fp32\", or give SGD a momentum");
   if (!offload.on_device || (offload.states_leave() && offload.states().ratio == 1)) return "";
+  if (config.moment_dtype == kCodes && !offload.states_leave()) return "";
+  if (config.moment_dtype == kCodes)
+    return concat(key, "beside a device, the 8-bit moments of a parameter lie on one side, and ", kRatio, " is ",
+                  offload.states().ratio, ": set that to 1 or 0, or zeroshard.moment_dtype to \"fp32\"");
   return concat(key, "beside a device, the moments of all elements must lie on the host or in files, and ",
-                why_states_stay(offload), ", or zeroshard.moment_dtype to \"fp32\"");
+                why_states_stay(offload), ", or zeroshard.moment_dtype to \"fp32\" or \"int8\"");
 }
 
 // A delayed update needs states and gradients that only a thread of the host uses, while the device has its own whole

@@ -14,6 +14,8 @@ void pack_all(std::span<const PackItem> items, DType src_dtype, DType dst_dtype,
 void add_squares(const void* data, DType dtype, int64_t numel, int64_t* limbs);
 void take_written(float* master, const void* param, DType dtype, int64_t numel);
 void add_checksum(const void* data, int64_t bytes, int64_t* sum);
+void decode(kernels::CodedValues from, int64_t numel, float* to);
+void encode(const float* values, int64_t numel, kernels::CodedValues to);
 
 // Returns torch's current stream of the current device.
 cudaStream_t current_stream();

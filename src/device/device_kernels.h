@@ -26,6 +26,10 @@ struct DeviceKernels {
   // even. The checksum adds up a mixture of each 8-byte word and its index; the last word is padded with zeros.
   // Different memory has another checksum, except for one case in 2^64.
   void (*add_checksum)(const void* data, int64_t bytes, int64_t* sum) = nullptr;
+  // Decode and encode the moments of `numel` elements in blocks of kScaledNumel; the last block may be incomplete. The
+  // codes and the scales are those of a CPU's update.
+  void (*decode)(kernels::CodedValues from, int64_t numel, float* to) = nullptr;
+  void (*encode)(const float* values, int64_t numel, kernels::CodedValues to) = nullptr;
 };
 
 // Returns null if there are none. LibTorch's operators are used then.

@@ -4,9 +4,10 @@
 #include <cstdint>
 
 #include "device/cuda_launch.h"
+#include "device/exact_sum.h"
+#include "kernels/code_element.h"
 #include "kernels/optim_impl.h"
 #include "kernels/simd_four.h"
-#include "device/exact_sum.h"
 #include "layout/shard_layout.h"
 
 namespace zeroshard::kernels {
@@ -166,7 +167,7 @@ void square(const void* data, int64_t numel, int64_t* limbs) {
   constexpr int64_t kPerBlock = int64_t{kWarps} * kBlockNumel;
   const auto blocks = static_cast<unsigned>(std::min((numel + kPerBlock - 1) / kPerBlock, kMostBlocks));
   run_squares<<<blocks, kThreads, 0, cuda::current_stream()>>>(static_cast<const T*>(data), numel,
-                                                              reinterpret_cast<unsigned long long*>(limbs));
+                                                               reinterpret_cast<unsigned long long*>(limbs));
   check_launch();
 }
 
@@ -208,6 +209,58 @@ __global__ void __launch_bounds__(kThreads) run_checksum(const void* data, int64
     own += mixed(word_at(data, bytes, i, is_aligned) + static_cast<uint64_t>(i + 1) * 0x9e3779b97f4a7c15u);
   for (int half = kLanes / 2; half > 0; half /= 2) own += __shfl_down_sync(0xffffffffu, own, half);
   if (threadIdx.x % kLanes == 0) atomicAdd(sum, own);
+}
+
+// Copies of the tables for the device.
+__constant__ DecodeTable device_decode = make_decode_table();
+__constant__ EncodeTable device_encode[2] = {make_encode_table(false), make_encode_table(true)};
+
+static_assert(kThreads == kScaledNumel, "a thread of a block has one of its codes");
+
+__global__ void __launch_bounds__(kThreads)
+    run_decode(const uint8_t* codes, const float* scales, bool is_signed, int64_t numel, float* to) {
+  __shared__ float map[kThreads];
+  map[threadIdx.x] = decode_element(device_decode, threadIdx.x, is_signed);
+  __syncthreads();
+  const int64_t distance = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < numel; i += distance)
+    to[i] = map[codes[i]] * scales[i / kThreads];
+}
+
+// Returns the largest magnitude of the block to all of its threads. `parts` is shared memory.
+__device__ float most_of_block(float value, float* parts) {
+  float most = fabsf(value);
+#pragma unroll
+  for (int half = kLanes / 2; half > 0; half /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, half));
+  __syncthreads();  // the threads may still read the parts of the block before
+  if (threadIdx.x % kLanes == 0) parts[threadIdx.x / kLanes] = most;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) most = fmaxf(most, parts[warp]);
+  return most;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    run_encode(const float* values, int64_t numel, bool is_signed, uint8_t* codes, float* scales) {
+  __shared__ float parts[kWarps];
+  __shared__ EncodeTable table;
+  // Threads look up different entries, which shared memory has faster than constant memory.
+  constexpr int kWords = int{sizeof(EncodeTable) / sizeof(uint32_t)};
+  static_assert(kWords <= kThreads);
+  if (threadIdx.x < kWords)
+    reinterpret_cast<uint32_t*>(&table)[threadIdx.x] =
+        reinterpret_cast<const uint32_t*>(&device_encode[is_signed ? 1 : 0])[threadIdx.x];
+  for (int64_t block = blockIdx.x; block * kThreads < numel; block += gridDim.x) {
+    const int64_t i = block * kThreads + threadIdx.x;
+    const float value = i < numel ? values[i] : 0.0f;
+    const float scale = scale_of(most_of_block(value, parts));  // its barriers also complete the table
+    if (i < numel) codes[i] = encode_element(table, value, factors_of(scale), is_signed);
+    if (threadIdx.x == 0) scales[block] = scale;
+  }
+}
+
+unsigned coded_blocks(int64_t numel) {
+  return static_cast<unsigned>(std::min((numel + kThreads - 1) / kThreads, kMostBlocks));
 }
 
 }  // namespace
@@ -252,6 +305,22 @@ void add_checksum(const void* data, int64_t bytes, int64_t* sum) {
   constexpr int64_t kPerBlock = int64_t{kThreads} * 8;
   const auto blocks = static_cast<unsigned>(std::min((bytes + kPerBlock - 1) / kPerBlock, kMostBlocks));
   run_checksum<<<blocks, kThreads, 0, current_stream()>>>(data, bytes, reinterpret_cast<unsigned long long*>(sum));
+  check_launch();
+}
+
+void decode(kernels::CodedValues from, int64_t numel, float* to) {
+  using namespace kernels;
+  if (numel == 0) return;
+  run_decode<<<coded_blocks(numel), kThreads, 0, current_stream()>>>(static_cast<const uint8_t*>(from.codes),
+                                                                     from.scales, from.is_signed, numel, to);
+  check_launch();
+}
+
+void encode(const float* values, int64_t numel, kernels::CodedValues to) {
+  using namespace kernels;
+  if (numel == 0) return;
+  run_encode<<<coded_blocks(numel), kThreads, 0, current_stream()>>>(values, numel, to.is_signed,
+                                                                     static_cast<uint8_t*>(to.codes), to.scales);
   check_launch();
 }
 

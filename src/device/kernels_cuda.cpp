@@ -22,8 +22,8 @@ void report(const char* what) {
 }  // namespace cuda
 
 const DeviceKernels* cuda_kernels() {
-  static const DeviceKernels all{&cuda::table(), cuda::pack_all, cuda::add_squares, cuda::take_written,
-                                 cuda::add_checksum};
+  static const DeviceKernels all{&cuda::table(),     cuda::pack_all, cuda::add_squares, cuda::take_written,
+                                 cuda::add_checksum, cuda::decode,   cuda::encode};
   return &all;
 }
 #else

@@ -36,11 +36,19 @@ void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, floa
 // device/device_squares.h.
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 
+// Decode and encode moments in blocks of kScaledNumel elements, the last of which may be incomplete. `codes` have one
+// byte for each element, and `scales` one fp32 value for each block. The codes are those of the CPU's updates. For
+// devices: the CPU's kernels work on codes themselves.
+void decode(const at::Tensor& codes, const at::Tensor& scales, bool is_signed, const at::Tensor& to);
+void encode(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
+
 // The same with LibTorch's operators. The functions above call these for devices without kernels.
 namespace aten {
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add);
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate);
+void decode(const at::Tensor& codes, const at::Tensor& scales, bool is_signed, const at::Tensor& to);
+void encode(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 }  // namespace aten
 
 }  // namespace zeroshard::math

@@ -170,9 +170,10 @@ std::vector<at::Tensor> Groups::scales_of(const ShardLayout& layout, const Group
   states_memory_.push_back(place.moments.scales == Tier::kHost
                                ? FlatBuffer::on_host(bytes, options_.device, /*pin=*/false, ledger_, Category::kMoments)
                                : FlatBuffer(bytes, options_.device, ledger_, Category::kMoments));
+  const at::Device where = place.moments.scales == Tier::kHost ? at::Device(at::kCPU) : options_.device;
   for (int slot = 0; slot < place.moments.values; ++slot)
     scales.push_back(
-        view_memory(states_memory_.back().data() + slot * numel * int64_t{sizeof(float)}, numel, at::kFloat, at::kCPU));
+        view_memory(states_memory_.back().data() + slot * numel * int64_t{sizeof(float)}, numel, at::kFloat, where));
   return scales;
 }
 

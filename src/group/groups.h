@@ -63,7 +63,7 @@ class Groups {
 
   std::unique_ptr<Array> states_of(const ShardLayout& layout, const GroupPlacement& place, StateMemory& memory,
                                    Array& parameters);
-  // Returns the scales of moments in 8-bit codes, by slot, in the memory of the CPU; none for other moments.
+  // Returns the scales of moments in 8-bit codes, by slot, in the memory that place names; none for other moments.
   std::vector<at::Tensor> scales_of(const ShardLayout& layout, const GroupPlacement& place);
   // Adds the next `count` units, in allocations that they share.
   void add(size_t count);

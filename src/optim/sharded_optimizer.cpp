@@ -2,16 +2,19 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "base/align.h"
 #include "base/check.h"
 #include "base/text_hash.h"
 #include "device/device_kernels.h"
 #include "device/dtype.h"
+#include "device/math.h"
 #include "kernels/table.h"
 #include "optim/aten_step.h"
 #include "optim/matrix_rule.h"
@@ -267,7 +270,8 @@ bool ShardedOptimizer::updates_all(const ShardedGroup& group, const std::vector<
 void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range,
                                   const Update& update) const {
   const auto on_part = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
-    if (!params.is_cpu()) return update_on_device({lent.master, params, grads.values.view(part), lent.moments}, update);
+    if (!params.is_cpu())
+      return update_on_device({lent.master, params, grads.values.view(part), lent.moments, lent.scales}, update);
     grads.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
       const Range here{piece.begin - part.begin, piece.end - part.begin};
       const StateTensors states = lent.slice(here.begin, here.end);
@@ -277,7 +281,28 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& gr
   group.lend(range, Array::Access::kModify, {.reads = update.is_open, .writes = true}, on_part);
 }
 
+// Decodes a piece of the moments, updates it with the kernels for fp32, and encodes it again, while it is in the
+// device's cache.
+void ShardedOptimizer::update_codes_on_device(const UpdateTensors& tensors, const Update& update) const {
+  // A param group without momentum leaves its codes as they are.
+  const bool has_moments = update.type != OptimizerConfig::Type::kSgd || update.options.momentum != 0;
+  for (int64_t begin = 0; begin < tensors.param.numel(); begin += kDecodedNumel) {
+    UpdateTensors piece = tensors.slice(begin, std::min(begin + kDecodedNumel, tensors.param.numel()));
+    const std::vector<at::Tensor> codes = std::exchange(piece.moments, {}), scales = std::exchange(piece.scales, {});
+    std::optional<Temporary> temporary;
+    if (ledger_) temporary.emplace(*ledger_, decoded_bytes(piece.param.numel(), int(codes.size())));
+    for (size_t slot = 0; slot < codes.size() && has_moments; ++slot) {
+      piece.moments.push_back(at::empty_like(codes[slot], at::kFloat));
+      math::decode(codes[slot], scales[slot], /*is_signed=*/slot == 0, piece.moments.back());
+    }
+    update_on_device(piece, update);
+    for (size_t slot = 0; slot < piece.moments.size(); ++slot)
+      math::encode(piece.moments[slot], codes[slot], scales[slot], /*is_signed=*/slot == 0);
+  }
+}
+
 void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Update& update) const {
+  if (!tensors.scales.empty()) return update_codes_on_device(tensors, update);
   const int64_t numel = tensors.param.numel();
   const bool takes = update.is_open && tensors.master.defined();
   const DeviceKernels* const own = device_kernels(device_.type());
@@ -387,7 +412,7 @@ std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index) {
     if (moment.scalar_type() == at::kFloat) continue;
     const at::Tensor wide = at::empty({range.size()}, at::TensorOptions(at::kFloat));
     group.states().read_moment(range, int(slot), moment, wide.data_ptr());
-    moment = wide;
+    moment = wide.to(moment.device());
   }
   const int64_t begin = group.updated().begin + range.begin - group.layout().param(index).begin;
   const at::Tensor weights = own.master.defined() ? own.master : group.updated_part(range);

@@ -89,6 +89,7 @@ class ShardedOptimizer {
   static bool updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad);
   void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update) const;
   void update_on_device(const UpdateTensors& tensors, const Update& update) const;
+  void update_codes_on_device(const UpdateTensors& tensors, const Update& update) const;
   // `piece` is the range of states that the tensors hold.
   void update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors, const Update& update) const;
   void update_stretch(const UpdateTensors& tensors, const Update& update, const kernels::RandomBits& random) const;

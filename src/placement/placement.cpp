@@ -159,11 +159,12 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
     place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;
   }
-  // The device's own kernels only support fp32 moments.
-  const DType moment_dtype = device_updates ? DType::kFloat32 : options.moment_dtype;
+  // A device updates moments in fp32, or all of a group's moments in codes.
+  const bool keeps_dtype = !device_updates || (options.moment_dtype == kCodes && !place.host_updates);
+  const DType moment_dtype = keeps_dtype ? options.moment_dtype : DType::kFloat32;
   if (options.optimizer_slots > 0)
     place.moments = {place.updated, moment_dtype, options.optimizer_slots, state_tier, state_share};
-  if (moment_dtype == kCodes) place.moments.scales = in_memory(options);
+  if (moment_dtype == kCodes) place.moments.scales = device_updates ? Tier::kDevice : in_memory(options);
   return place;
 }
 

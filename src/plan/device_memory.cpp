@@ -35,11 +35,27 @@ int64_t compare_bytes(int64_t numel) {
   return on_device(numel) + 2 * on_device(numel * element_size(DType::kFloat32));
 }
 
+int64_t decoded_bytes(int64_t numel, int slots) {
+  return slots * on_device(std::min(numel, kDecodedNumel) * element_size(DType::kFloat32));
+}
+
 int64_t step_temporaries(std::span<const UnitLayout> units) {
   int64_t most = 0;
   for (const UnitLayout& unit : units)
     for (const FlatGroup& group : unit.groups)
       if (group.requires_grad) most = std::max({most, kSquaresBytes, waiting_bytes(unit, group)});
+  return most;
+}
+
+int64_t coded_temporaries(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements) {
+  int64_t most = 0;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const Held& moments = placements[u].groups[g].moments;
+      if (moments.scales == Tier::kDevice)
+        most = std::max(most, decoded_bytes(moments.numel(units[u].groups[g].layout), moments.values));
+    }
+  }
   return most;
 }
 

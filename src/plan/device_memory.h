@@ -23,12 +23,20 @@ inline constexpr int64_t kComparedNumel = 1 << 22;
 // Returns the memory for comparing `numel` elements.
 int64_t compare_bytes(int64_t numel);
 
+// The number of elements whose 8-bit moments a device decodes at a time.
+inline constexpr int64_t kDecodedNumel = 1 << 20;
+// Returns the memory for `slots` decoded moments of `numel` elements.
+int64_t decoded_bytes(int64_t numel, int slots);
+
 // The size of the limbs of an exact sum of squares.
 inline constexpr int64_t kSquaresBytes = 1024;
 
 // Returns the most temporary memory that a step needs at any time. Waiting gradients and the sum of squares need such
 // memory, but not at the same time. The result is for a device with zeroshard's kernels; other devices need more.
 int64_t step_temporaries(std::span<const UnitLayout> units);
+
+// Returns the memory in which a device decodes its 8-bit moments, at most.
+int64_t coded_temporaries(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
 
 // The place of a unit's tensors before an engine is built from them.
 struct UnitOrigin {

@@ -158,7 +158,7 @@ PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options) {
           .swap = held(Category::kSwap),
           .host = planned_tier(report.bytes, Tier::kHost),
           .file = planned_tier(report.bytes, Tier::kFile),
-          .temporaries = double(step_temporaries(units)),
+          .temporaries = std::max(double(step_temporaries(units)), held(Category::kTemporaries)),
           .init_peak = double(init_peak(units, report, origins))};
 }
 

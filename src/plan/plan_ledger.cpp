@@ -70,8 +70,8 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
       swap_memory_bytes(parameters_in_file(units, report.placements),
                         parameter_chunks(units, report.placements, options));
   if (options.on_device)
-    report.bytes.at(Category::kTemporaries, Tier::kDevice) =
-        std::max(step_temporaries(units), matrix_temporaries(units, options));
+    report.bytes.at(Category::kTemporaries, Tier::kDevice) = std::max(
+        {step_temporaries(units), matrix_temporaries(units, options), coded_temporaries(units, report.placements)});
   return report;
 }
 

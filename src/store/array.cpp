@@ -50,6 +50,11 @@ at::Tensor scales_of(const at::Tensor& all, int64_t begin, int64_t end) {
   return all.slice(0, begin / kScaledNumel, ceil_div(end, kScaledNumel));
 }
 
+// Returns the tensor itself if it is on the host, else memory of its size there.
+at::Tensor on_host(const at::Tensor& tensor) {
+  return tensor.is_cpu() ? tensor : at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
+}
+
 kernels::CodedValues coded(void* codes, const at::Tensor& scales, int slot) {
   return {codes, scales.data_ptr<float>(), /*is_signed=*/slot == 0};
 }
@@ -141,16 +146,21 @@ void Array::write_moment(Range range, int slot, const at::Tensor& values) {
     const at::Tensor piece = from.slice(0, part.begin - range.begin, part.end - range.begin);
     if (!has_codes()) return void(to.copy_(piece));
     const at::Tensor scales = scales_of(scales_.at(size_t(slot)), part.begin, part.end);
-    kernels::encode(piece.const_data_ptr<float>(), part.size(), coded(to.data_ptr(), scales, slot));
+    const at::Tensor codes = on_host(to), of_codes = on_host(scales);
+    kernels::encode(piece.const_data_ptr<float>(), part.size(), coded(codes.data_ptr(), of_codes, slot));
+    if (to.is_cpu()) return;
+    to.copy_(codes);
+    scales.copy_(of_codes);
   });
 }
 
 void Array::read_moment(Range part, int slot, const at::Tensor& values, void* to) const {
   if (!has_codes()) return void(view_memory(to, part.size(), at::kFloat, at::kCPU).copy_(values));
-  const int64_t first = part.begin / kScaledNumel, begin = part.begin - first * kScaledNumel;
-  std::byte* const codes = static_cast<std::byte*>(values.data_ptr()) - begin;
-  kernels::CodedValues from = coded(codes, scales_.at(size_t(slot)), slot);
-  from.scales += first;
+  const int64_t begin = part.begin % kScaledNumel;
+  const at::Tensor read = values.cpu(),
+                   scales = scales_of(scales_.at(size_t(slot)), part.begin - begin, part.end).cpu();
+  std::byte* const codes = static_cast<std::byte*>(read.data_ptr()) - begin;
+  const kernels::CodedValues from = coded(codes, scales, slot);
   kernels::decode(from, begin, begin + part.size(), static_cast<float*>(to));
 }
 

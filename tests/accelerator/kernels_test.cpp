@@ -40,6 +40,9 @@ TEST_F(SimulatedKernels, TakeWhatWasWritten) {
 TEST_F(SimulatedKernels, ChecksumsOfAnyMemory) {
   expect_checksums(kernels(), device());
 }
+TEST_F(SimulatedKernels, CodesOfMoments) {
+  expect_codes(kernels(), device());
+}
 
 }  // namespace
 }  // namespace zeroshard::kernels::test

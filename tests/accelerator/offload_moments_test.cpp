@@ -65,32 +65,56 @@ TEST_P(NarrowMoments, HaveTheBitsOfTheCpuInThePlannedMemory) {
   }
 }
 
+// By the device's own kernels. Nothing leaves the device.
+TEST_P(NarrowMoments, OfADeviceHaveTheBitsOfTheCpuInThePlannedMemory) {
+  using Type = OptimizerConfig::Type;
+  for (const Type type : {Type::kAdamW, Type::kSgd, Type::kLion, Type::kAdagrad}) {
+    Scenario on_cpu = scenario(type == Type::kLion ? DType::kFloat32 : DType::kBFloat16, 1, kCodes);
+    on_cpu.config.optimizer->type = type;
+    if (type == Type::kSgd) on_cpu.config.optimizer->momentum = 0.9;
+    const Result expected = test::train(on_cpu), result = test::train(on_devices(on_cpu));
+    ASSERT_FALSE(HasFailure());
+    EXPECT_TRUE(result.values.equal(expected.values)) << on_cpu.text();
+    expect_as_planned(on_cpu, result);
+    expect_no_race(on_cpu);
+    EXPECT_GT(planned(result, "moments", "device"), 0);
+    EXPECT_EQ(planned(result, "moments", "host"), 0);
+  }
+}
+
 TEST_P(NarrowMoments, CheckpointsGoBetweenTiers) {
   for (const DType moments : {DType::kBFloat16, kCodes}) {
     const Scenario on_host = offloading(scenario(DType::kBFloat16, 1, moments), Device::kCpu);
     const Scenario in_files = offloading(scenario(DType::kBFloat16, 1, moments), Device::kNvme);
-    for (const Scenario* const saving : {&on_host, &in_files}) {
+    const Scenario on_device = on_devices(scenario(DType::kBFloat16, 1, moments));
+    std::vector<const Scenario*> all{&on_host, &in_files};
+    if (moments == kCodes) all.push_back(&on_device);
+    for (const Scenario* const saving : all) {
       const TemporaryDirectory root;
       const SavedRun run = train_and_save(*saving, root.path());
-      for (const Scenario* const loading : {&on_host, &in_files})
+      for (const Scenario* const loading : all)
         expect_same_end(*loading, run, [&](test::SavingRank& rank) { rank.engine->load_checkpoint(root.path()); });
     }
   }
 }
 
-// The device's own kernels keep fp32: what stays there is refused, on all ranks.
+// A device has no moments in bf16, and codes of whole parameters alone.
 TEST_P(NarrowMoments, AreRefusedWhereStatesStayOnTheDevice) {
   Scenario part = offloading(scenario(DType::kBFloat16), Device::kCpu);
   part.config.offload_optimizer.ratio = 0.5;
+  Scenario coded_part = part;
+  coded_part.config.moment_dtype = kCodes;
   for (const auto& [refused, told] :
        {std::pair(on_devices(scenario(DType::kBFloat16)), "offload_optimizer.device is \"none\": set that to"),
-        std::pair(part, "offload_optimizer.ratio is 0.5: set that to 1")}) {
+        std::pair(part, "offload_optimizer.ratio is 0.5: set that to 1"),
+        std::pair(coded_part, "offload_optimizer.ratio is 0.5: set that to 1 or 0")}) {
     test::ThreadWorld world(refused);
     for (const std::string& error : world.run([](test::Rank& rank) {
            EXPECT_THROW(rank.make_engine(), ConfigError);
            rank.make_engine();
          })) {
-      EXPECT_THAT(error, HasSubstr("zeroshard.moment_dtype = \"bf16\": "));
+      EXPECT_THAT(error, HasSubstr(refused.config.moment_dtype == kCodes ? "zeroshard.moment_dtype = \"int8\": "
+                                                                         : "zeroshard.moment_dtype = \"bf16\": "));
       EXPECT_THAT(error, HasSubstr(told));
     }
   }

@@ -37,6 +37,9 @@ TEST_F(CudaKernels, TakeWhatWasWritten) {
 TEST_F(CudaKernels, ChecksumsOfAnyMemory) {
   expect_checksums(kernels(), device());
 }
+TEST_F(CudaKernels, CodesOfMoments) {
+  expect_codes(kernels(), device());
+}
 
 }  // namespace
 }  // namespace zeroshard::kernels::test

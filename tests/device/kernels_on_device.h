@@ -3,9 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "device/device_kernels.h"
@@ -306,6 +308,78 @@ inline void expect_checksums(const DeviceKernels& kernels, c10::Device device) {
     EXPECT_GE(different, numel < 4 ? 2 : std::ptrdiff_t(count) - 2) << numel;
   }
   EXPECT_EQ(checksum_on_device(kernels, nullptr, 0, device), 0);
+}
+
+// Values of blocks with scales of any size, among them 0, subnormal and infinite ones.
+inline std::vector<float> values_of_blocks(int64_t numel, bool is_signed, Random& random) {
+  constexpr float kScales[] = {1, 1e-3F, 1e-20F, 1e-37F, 1e-44F, 3e30F, 3e38F, 0};
+  std::vector<float> values(size_t(numel), 0.0F);
+  for (int64_t i = 0; i < numel; ++i) {
+    const float part = float(double(random() % 2001) / 1000 - 1);
+    const float value = part * part * part * kScales[size_t(i / kScaledNumel) % std::size(kScales)];
+    values[size_t(i)] = is_signed ? value : std::fabs(value);
+  }
+  if (numel > 3000) values[2999] = std::numeric_limits<float>::infinity();
+  return values;
+}
+
+// The codes and scales that an update on the CPU stores.
+struct StoredCodes {
+  StoredCodes(const std::vector<float>& values, bool is_signed)
+      : codes(values.size()), scales((values.size() + kScaledNumel - 1) / kScaledNumel) {
+    for (size_t begin = 0; begin < values.size(); begin += kScaledNumel) {
+      const size_t count = std::min(size_t{kScaledNumel}, values.size() - begin);
+      float block[kScaledNumel] = {}, most = 0;
+      std::copy_n(values.begin() + int64_t(begin), count, block);
+      for (const float value : block) most = std::max(most, std::fabs(value));
+      most = std::min(most, std::numeric_limits<float>::max());
+      uint8_t of_block[kScaledNumel];
+      scalar_table()->encode(block, most, is_signed, of_block);
+      std::copy_n(of_block, count, codes.begin() + int64_t(begin));
+      scales[begin / kScaledNumel] = most;
+    }
+  }
+  std::vector<uint8_t> codes;
+  std::vector<float> scales;
+};
+
+// `encode(values, codes, scales, is_signed)` and `decode(codes, scales, is_signed, to)` work on tensors of `device`.
+template <class Encode, class Decode>
+void expect_codes(c10::Device device, const Encode& encode, const Decode& decode) {
+  SeededRandom random(9);
+  for (const bool is_signed : {true, false}) {
+    for (const int64_t numel : {1, 255, 256, 257, 3000, 5000}) {
+      const std::vector<float> values = values_of_blocks(numel, is_signed, random);
+      StoredCodes want(values, is_signed);
+      const at::Tensor from = at::from_blob(const_cast<float*>(values.data()), {numel}).to(device);
+      const at::Tensor codes = at::zeros({numel}, at::kByte).to(device);
+      const at::Tensor scales = at::zeros({int64_t(want.scales.size())}).to(device), back = at::zeros_like(from);
+      encode(from, codes, scales, is_signed);
+      const at::Tensor got = codes.cpu(), of_blocks = scales.cpu();
+      for (int64_t i = 0; i < numel; ++i)
+        ASSERT_EQ(got.data_ptr<uint8_t>()[i], want.codes[size_t(i)]) << values[size_t(i)] << ", " << i;
+      ASSERT_EQ(std::memcmp(of_blocks.const_data_ptr(), want.scales.data(), want.scales.size() * 4), 0);
+      decode(codes, scales, is_signed, back);
+      std::vector<float> expected(values.size());
+      kernels::decode(*scalar_table(), {want.codes.data(), want.scales.data(), is_signed}, 0, numel, expected.data());
+      const at::Tensor decoded = back.cpu();
+      for (int64_t i = 0; i < numel; ++i) ASSERT_EQ(decoded.data_ptr<float>()[i], expected[size_t(i)]) << i;
+    }
+  }
+}
+
+inline void expect_codes(const DeviceKernels& kernels, c10::Device device) {
+  const auto coded = [](const at::Tensor& codes, const at::Tensor& scales, bool is_signed) {
+    return CodedValues{codes.data_ptr(), scales.data_ptr<float>(), is_signed};
+  };
+  expect_codes(
+      device,
+      [&](const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed) {
+        kernels.encode(values.const_data_ptr<float>(), values.numel(), coded(codes, scales, is_signed));
+      },
+      [&](const at::Tensor& codes, const at::Tensor& scales, bool is_signed, const at::Tensor& to) {
+        kernels.decode(coded(codes, scales, is_signed), codes.numel(), to.data_ptr<float>());
+      });
 }
 
 }  // namespace zeroshard::kernels::test

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <vector>
 
+#include "device/kernels_on_device.h"
 #include "support/random.h"
 
 namespace zeroshard {
@@ -201,6 +202,10 @@ TEST(Math, SquaresOfNonFiniteValuesAreFlagged) {
     EXPECT_FALSE(ours.is_finite());
     EXPECT_FALSE(theirs.is_finite());
   }
+}
+
+TEST(Math, CodesOfLibTorchAreThoseOfTheKernels) {
+  kernels::test::expect_codes(at::kCPU, math::aten::encode, math::aten::decode);
 }
 
 }  // namespace

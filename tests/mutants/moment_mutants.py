@@ -56,7 +56,7 @@ MUTANTS = [
     Mutant(
         "moments-of-a-device-in-bf16",
         "src/placement/placement.cpp",
-        "const DType moment_dtype = device_updates ? DType::kFloat32 : options.moment_dtype;",
+        "const DType moment_dtype = keeps_dtype ? options.moment_dtype : DType::kFloat32;",
         "const DType moment_dtype = options.moment_dtype;",
         "plan",
         "PlanOffload.MomentsInBf16",

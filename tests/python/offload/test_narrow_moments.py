@@ -76,6 +76,13 @@ def compare(folder, stage, dtype, kept):
         zeroshard.set_optimizer_state(param, "exp_avg", torch.full(param.shape, 1.003))
         expected = torch.tensor(1.003).bfloat16().float() if kept == "bf16" else torch.tensor(1.003)
         assert zeroshard.get_optimizer_state(param, "exp_avg").unique().tolist() == [expected.item()]
+    param = next(iter(plain.module.parameters()))
+    before = zeroshard.get_optimizer_state(param, "exp_avg_sq")
+    with pytest.raises(
+        ValueError, match=r"state 'exp_avg_sq' of 'blocks.0.norm.weight' sums squares.*is -0.5: set values"
+    ):
+        zeroshard.set_optimizer_state(param, "exp_avg_sq", torch.full(param.shape, -0.5))
+    assert torch.equal(zeroshard.get_optimizer_state(param, "exp_avg_sq"), before)
     return plain.parameter_digest()
 
 
@@ -299,10 +306,8 @@ def test_optimizers_of_the_users_are_refused():
 
 
 def states_that_stay():
-    for zero, told in (
-        ({}, 'device is "none"'),
-        ({"offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "ratio is 0.5"),
-    ):
+    part = {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}
+    for zero, told in (({}, 'device is "none"'), (part, "ratio is 0.5")):
         config = models.configuration(2, optimizer=models.adamw(), zero_optimization=zero, **NARROW)
         with pytest.raises(zeroshard.ConfigError, match=f'moment_dtype = "bf16": .*{told}'):
             zeroshard.initialize(model=models.stack(width=WIDTH).to(world.device()), config=config)
@@ -311,6 +316,30 @@ def states_that_stay():
     )
     engine = zeroshard.initialize(model=models.stack(width=WIDTH).to(world.device()), config=config)[0]
     return [tier for category, tier, planned, _ in engine._run.core.memory() if category == "moments" and planned]
+
+
+def codes_on_a_device(stage, on_device):
+    model = models.stack(width=WIDTH)
+    config = configuration(stage, "bf16", **narrow("int8"))
+    engine = zeroshard.initialize(model=model.to(world.device()) if on_device else model, config=config)[0]
+    for step in range(STEPS):
+        x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 12, WIDTH))
+        out = engine(x.to(next(engine.module.parameters()).dtype))
+        engine.backward(torch.nn.functional.mse_loss(out.float(), y))
+        engine.step()
+    digest = hashlib.sha256()
+    for state in [*moments(engine), *(zeroshard.get_master_weight(p) for p in engine.module.parameters())]:
+        digest.update(state.cpu().numpy().tobytes())
+    where = {tier for category, tier, planned, _ in engine._run.core.memory() if category == "moments" and planned}
+    return [digest.hexdigest(), sorted(where)]
+
+
+@simulated.needed
+def test_codes_of_a_device_do_not_depend_on_ranks_or_stage():
+    for ranks in (1, 3):
+        found = [world.run(ranks, codes_on_a_device, stage=stage, on_device=True, on="lazy") for stage in range(4)]
+        assert len({digest for ranks in found for digest, _ in ranks}) == 1
+        assert all(where == ["device"] for ranks in found for _, where in ranks)
 
 
 @simulated.needed

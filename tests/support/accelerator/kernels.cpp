@@ -1,11 +1,15 @@
 #include "support/accelerator/kernels.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 #include <vector>
 
+#include "base/align.h"
 #include "device/device_kernels.h"
 #include "device/device_squares.h"
+#include "kernels/code_element.h"
 #include "layout/shard_layout.h"
 #include "support/accelerator/device.h"
 #include "support/accelerator/memory.h"
@@ -190,6 +194,35 @@ void add_checksum(const void* data, int64_t bytes, int64_t* sum) {
   });
 }
 
+void decode(kernels::CodedValues from, int64_t numel, float* to) {
+  if (numel == 0) return;
+  launch(to, "decode",
+         {read(from.codes, numel), read(from.scales, ceil_div(numel, kScaledNumel) * 4), write(to, numel * 4)},
+         [codes = real(static_cast<const uint8_t*>(from.codes)), scales = real(from.scales), is_signed = from.is_signed,
+          numel, to = real(to)] {
+           for (int64_t i = 0; i < numel; ++i)
+             to[i] = kernels::decode_element(kernels::kDecodeTable, codes[i], is_signed) * scales[i / kScaledNumel];
+         });
+}
+
+void encode(const float* values, int64_t numel, kernels::CodedValues to) {
+  if (numel == 0) return;
+  launch(to.codes, "encode",
+         {read(values, numel * 4), write(to.codes, numel), write(to.scales, ceil_div(numel, kScaledNumel) * 4)},
+         [values = real(values), numel, codes = real(static_cast<uint8_t*>(to.codes)), scales = real(to.scales),
+          is_signed = to.is_signed] {
+           const kernels::EncodeTable& table = is_signed ? kernels::kSignedEncode : kernels::kUnsignedEncode;
+           for (int64_t begin = 0; begin < numel; begin += kScaledNumel) {
+             const int64_t end = std::min(numel, begin + kScaledNumel);
+             float most = 0;
+             for (int64_t i = begin; i < end; ++i) most = std::max(most, std::fabs(values[i]));
+             const float scale = scales[begin / kScaledNumel] = kernels::scale_of(most);
+             for (int64_t i = begin; i < end; ++i)
+               codes[i] = kernels::encode_element(table, values[i], kernels::factors_of(scale), is_signed);
+           }
+         });
+}
+
 template <int kSrc>
 void fill_row(kernels::KernelTable& table) {
   table.pack[kSrc][0] = pack<kSrc, 0, false>;
@@ -218,7 +251,7 @@ const DeviceKernels& own_kernels() {
     fill_row<2>(made);
     return made;
   }();
-  static const DeviceKernels all{&table, pack_all, add_squares, take_written, add_checksum};
+  static const DeviceKernels all{&table, pack_all, add_squares, take_written, add_checksum, decode, encode};
   return all;
 }
 
