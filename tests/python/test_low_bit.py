@@ -122,7 +122,7 @@ def test_the_core_updates_as_its_own_adamw(kind):
 
 
 def library_beside_core(kind):
-    """Near the library, whose CPU code takes another code for some values. `eps` is large for rows without gradients."""
+    """Near the library, whose CPU code takes other codes for some values. `eps` suits rows without gradients."""
     engine, model = start(1, kind, eps=1e-3), Layers()
     library = made(kind, model, eps=1e-3)
     start_of = {name: param.detach().clone() for name, param in model.named_parameters()}
