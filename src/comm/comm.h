@@ -100,7 +100,7 @@ class Comm {
   // order.
   virtual std::unique_ptr<Work> all_to_all_v(Span out, ConstSpan in, std::span<const int64_t> counts,
                                              std::string_view tag) = 0;
-  // Only for fp32, fp64 and kOther8 (int64). Sums in rank order.
+  // Only for fp32, fp64 and kOther8 (int64). Sums in the canonical order.
   virtual std::unique_ptr<Work> all_reduce(Span data, ReduceOp op, std::string_view tag) = 0;
   virtual std::unique_ptr<Work> broadcast(Span data, int root, std::string_view tag) = 0;
   virtual void barrier(std::string_view tag) = 0;

@@ -1,6 +1,7 @@
 #include "comm/rank_order.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/check.h"
@@ -11,16 +12,26 @@ namespace {
 
 constexpr int64_t kSummedBlock = 512;
 
+// Combines the elements [begin, begin + count) of the pieces as a tree; see Note [The tree of a sum] in kernels_impl.h.
+template <typename T, typename Combine>
+void combine_block(std::span<const void* const> pieces, int64_t begin, int64_t count, T* out, const Combine& combine) {
+  if (pieces.size() == 1) {
+    std::memcpy(out, static_cast<const T*>(pieces[0]) + begin, static_cast<size_t>(count) * sizeof(T));
+    return;
+  }
+  const size_t left = std::bit_floor(pieces.size() - 1);
+  combine_block(pieces.first(left), begin, count, out, combine);
+  T right[kSummedBlock];
+  combine_block(pieces.subspan(left), begin, count, right, combine);
+  for (int64_t i = 0; i < count; ++i) out[i] = combine(out[i], right[i]);
+}
+
 template <typename T, typename Combine>
 void reduce(std::span<const void* const> pieces, void* out, int64_t numel, Combine combine) {
   T sums[kSummedBlock];  // `out` may be a piece, so it is written after all pieces of the block were read
   for (int64_t begin = 0; begin < numel; begin += kSummedBlock) {
     const int64_t count = std::min(kSummedBlock, numel - begin);
-    std::memcpy(sums, static_cast<const T*>(pieces[0]) + begin, static_cast<size_t>(count) * sizeof(T));
-    for (const void* piece : pieces.subspan(1)) {
-      const T* values = static_cast<const T*>(piece) + begin;
-      for (int64_t i = 0; i < count; ++i) sums[i] = combine(sums[i], values[i]);
-    }
+    combine_block(pieces, begin, count, sums, combine);
     std::memcpy(static_cast<T*>(out) + begin, sums, static_cast<size_t>(count) * sizeof(T));
   }
 }

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/check.h"
@@ -27,6 +28,16 @@ at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::
       .options(at::TensorOptions().dtype(dtype).device(device))
       .target_device(device)
       .make_tensor();
+}
+
+// Combines rows as a tree; see Note [The tree of a sum] in kernels_impl.h.
+at::Tensor combine_rows(const at::Tensor& rows, ReduceOp op) {
+  const int64_t count = rows.size(0);
+  if (count == 1) return rows[0];
+  const auto left = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count - 1)));
+  const at::Tensor a = combine_rows(rows.narrow(0, 0, left), op);
+  const at::Tensor b = combine_rows(rows.narrow(0, left, count - left), op);
+  return op == ReduceOp::kSum ? a.add(b) : a.maximum(b);
 }
 
 // Every rank adds it to a small all_reduce, so that ranks that called different collectives notice it.
@@ -197,7 +208,7 @@ std::unique_ptr<Work> C10dComm::all_reduce(Span data, ReduceOp reduce_op, std::s
   });
 }
 
-// Sums in rank order, which no backend guarantees.
+// Sums in the canonical order, which no backend guarantees.
 std::unique_ptr<Work> C10dComm::all_reduce_by_gather(Span data, ReduceOp reduce_op, std::string_view tag) {
   Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));
   const bool host = core_->device().is_cpu();  // on a device, reading the headers would block the host
@@ -219,10 +230,7 @@ std::unique_ptr<Work> C10dComm::all_reduce_by_gather(Span data, ReduceOp reduce_
   if (!host) {
     return std::make_unique<C10dWork>(core_, op, std::move(work), [result = values_of(data), reduce_op, all, mine] {
       const at::Tensor rows = all.view(result.scalar_type());
-      at::Tensor sum = rows[0].clone();
-      for (int64_t rank = 1; rank < rows.size(0); ++rank)
-        sum = reduce_op == ReduceOp::kSum ? sum.add(rows[rank]) : sum.maximum(rows[rank]);
-      result.copy_(sum);
+      result.copy_(combine_rows(rows, reduce_op));
     });
   }
   return std::make_unique<C10dWork>(core_, op, std::move(work), [core = core_, op, data, reduce_op, all, mine, bytes] {

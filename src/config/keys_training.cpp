@@ -181,7 +181,7 @@ std::vector<Key> own_keys() {
   const Number seconds{.min = 0.001, .max = 1e9};
   return {
       {"zeroshard.reduction", Choice{{"canonical", "native"}}, "canonical",
-       "canonical: sums in rank order, the same bits at every stage; native: the backend's reduce-scatter",
+       "canonical: sums in one order of the ranks, the same bits at every stage; native: the backend's reduce-scatter",
        Effect::kYes,
        [](Config& config, const Json& value) {
          config.reduction = value == "native" ? Config::Reduction::kNative : Config::Reduction::kCanonical;

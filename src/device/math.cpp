@@ -6,6 +6,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "base/align.h"
 #include "base/check.h"
@@ -63,6 +64,24 @@ void add(const std::vector<kernels::TwofoldSum>& pieces, ExactSum& sum) {
   }
 }
 
+// Adds the elements [begin, end) of the pieces to `sum` as a tree; see Note [The tree of a sum] in kernels_impl.h.
+void add_tree(std::span<const void* const> pieces, const std::function<at::Tensor(const void*)>& piece,
+              const at::Tensor& sum) {
+  sum.copy_(piece(pieces[0]));
+  // The left halves, from small to large, are what has been added so far.
+  for (size_t done = 1; done < pieces.size();) {
+    const size_t count = std::min(done, pieces.size() - done);
+    if (count == 1) {
+      sum.add_(piece(pieces[done]));
+    } else {
+      const at::Tensor right = at::empty_like(sum);
+      add_tree(pieces.subspan(done, count), piece, right);
+      sum.add_(right);
+    }
+    done += count;
+  }
+}
+
 }  // namespace
 
 void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
@@ -71,7 +90,8 @@ void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool a
   add ? out.add_(scaled) : out.copy_(scaled);
 }
 
-// Needs memory for kAtenPiece elements in fp32, or none if the sum can be accumulated in `out`.
+// Needs memory for kAtenPiece elements in fp32, or none if the sum can be accumulated in `out`; and as much again for
+// each level of the tree above the second.
 void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                         bool accumulate) {
   const bool same_type = type == out.scalar_type();
@@ -80,11 +100,10 @@ void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type
   for (int64_t begin = 0; begin < out.numel(); begin += kAtenPiece) {
     const int64_t end = std::min(out.numel(), begin + kAtenPiece);
     const at::Tensor to = out.slice(0, begin, end), sum = grows_in_place ? to : at::empty_like(to, at::kFloat);
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      const at::Tensor piece =
-          view_memory(const_cast<void*>(pieces[i]), out.numel(), type, out.device()).slice(0, begin, end);
-      i == 0 ? sum.copy_(piece) : sum.add_(piece);
-    }
+    const auto piece = [&](const void* data) {
+      return view_memory(const_cast<void*>(data), out.numel(), type, out.device()).slice(0, begin, end);
+    };
+    add_tree(pieces, piece, sum);
     if (scale != 1) sum.mul_(scale);
     if (accumulate) sum.add_(to);
     if (!grows_in_place) to.copy_(sum);

@@ -16,9 +16,9 @@ void pack(const void* src, DType src_dtype, void* dst, DType dst_dtype, float sc
 // Computes dst[i] = round(float(dst[i]) + float(src[i]) * scale).
 void pack_add(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
 
-// Computes out[i] = round((pieces[0][i] + pieces[1][i] + ...) * scale). The sum is in fp32, in the order of `pieces`,
-// and is rounded once. With `accumulate`: out[i] = round(float(out[i]) + that sum * scale). `out` may be one of the
-// pieces.
+// Computes out[i] = round((pieces[0][i] + pieces[1][i] + ...) * scale). The sum is in fp32, by the tree of Note [The
+// tree of a sum] over `pieces`, and is rounded once. With `accumulate`: out[i] = round(float(out[i]) + that sum *
+// scale). `out` may be one of the pieces.
 void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale, void* out, DType out_dtype,
                   bool accumulate, int64_t numel);
 

@@ -170,6 +170,56 @@ struct Pieces<0> {
   ZS_KERNEL const void* operator[](int p) const { return all[p]; }
 };
 
+// Note [The tree of a sum]
+// The pieces are added as a binary tree. Its left half is the largest power of two of pieces that leaves some for the
+// right half: (p0 + p1) + p2, ((p0 + p1) + (p2 + p3)) + p4. So groups of a power of two of neighbours are subtrees: who
+// adds their sums gets the same bits.
+
+// Adds the pieces [first, first + kCount).
+template <class V, typename Src, int kCount, class Each, class Where>
+ZS_KERNEL inline typename V::F sum_of_fixed(const Each& pieces, Where where, int first) {
+  if constexpr (kCount == 1) {
+    return where.template load<Src>(pieces[first]);
+  } else {
+    constexpr int kLeft = kCount > 4 ? 4 : kCount > 2 ? 2 : 1;
+    static_assert(kCount <= 8);
+    const auto left = sum_of_fixed<V, Src, kLeft>(pieces, where, first);
+    return V::add(left, sum_of_fixed<V, Src, kCount - kLeft>(pieces, where, first + kLeft));
+  }
+}
+
+// Adds the pieces [first, first + count), where 0 < count <= kMost, a power of two.
+template <class V, typename Src, int kMost, class Each, class Where>
+ZS_KERNEL inline typename V::F sum_of_few(const Each& pieces, Where where, int first, int count) {
+  if constexpr (kMost == 1) {
+    return where.template load<Src>(pieces[first]);
+  } else {
+    constexpr int kLeft = kMost / 2;
+    if (count <= kLeft) return sum_of_few<V, Src, kLeft>(pieces, where, first, count);
+    const auto left = sum_of_fixed<V, Src, kLeft>(pieces, where, first);
+    return V::add(left, sum_of_few<V, Src, kLeft>(pieces, where, first + kLeft, count - kLeft));
+  }
+}
+
+// Adds any number of pieces. sums[l] is the sum of 8 * 2^l pieces, as in a binary counter of the pieces so far.
+template <class V, typename Src, class Each, class Where>
+ZS_KERNEL inline typename V::F sum_of_many(const Each& pieces, Where where, int count) {
+  constexpr int kAtOnce = 8, kLevels = 28;
+  if (count <= kAtOnce) return sum_of_few<V, Src, kAtOnce>(pieces, where, 0, count);
+  typename V::F sums[kLevels];
+  const int last = (count - 1) / kAtOnce;
+  for (int group = 0; group < last; ++group) {
+    auto sum = sum_of_fixed<V, Src, kAtOnce>(pieces, where, group * kAtOnce);
+    int level = 0;
+    for (; ((group >> level) & 1) != 0; ++level) sum = V::add(sums[level], sum);
+    sums[level] = sum;
+  }
+  auto sum = sum_of_few<V, Src, kAtOnce>(pieces, where, last * kAtOnce, count - last * kAtOnce);
+  for (int level = 0; last >> level != 0; ++level)
+    if (((last >> level) & 1) != 0) sum = V::add(sums[level], sum);
+  return sum;
+}
+
 template <class V, typename Src, typename Dst, class Each>
 struct SumInOrder {
   Each pieces;
@@ -179,12 +229,11 @@ struct SumInOrder {
 
   template <class Where>
   ZS_KERNEL void operator()(Where where) const {
-    auto sum = where.template load<Src>(pieces[0]);
+    typename V::F sum;
     if constexpr (Each::kFixed == 0) {
-      for (int p = 1; p < pieces.count; ++p) sum = V::add(sum, where.template load<Src>(pieces[p]));
+      sum = sum_of_many<V, Src>(pieces, where, pieces.count);
     } else {
-#pragma GCC unroll 4
-      for (int p = 1; p < Each::kFixed; ++p) sum = V::add(sum, where.template load<Src>(pieces[p]));
+      sum = sum_of_fixed<V, Src, Each::kFixed>(pieces, where, 0);
     }
     sum = V::mul(sum, scale);
     if (accumulate) sum = V::add(where.template load<Dst>(out), sum);
@@ -214,6 +263,8 @@ void sum_kernel(const void* const* pieces, int count, float scale, void* out, bo
       return sum_pieces<V, Src, Dst, 3>(pieces, count, scale, out, accumulate, numel);
     case 4:
       return sum_pieces<V, Src, Dst, 4>(pieces, count, scale, out, accumulate, numel);
+    case 8:
+      return sum_pieces<V, Src, Dst, 8>(pieces, count, scale, out, accumulate, numel);
     default:
       return sum_pieces<V, Src, Dst, 0>(pieces, count, scale, out, accumulate, numel);
   }

@@ -14,6 +14,7 @@
 
 #include "device/kernels_on_device.h"
 #include "support/random.h"
+#include "support/tree_sum.h"
 
 namespace zeroshard {
 namespace {
@@ -66,11 +67,11 @@ struct Pieces {
     for (int i = 0; i < count; ++i) tensors.push_back(random_tensor(numel, type, uint64_t(i) + 10));
     for (const at::Tensor& tensor : tensors) pointers.push_back(tensor.const_data_ptr());
   }
-  // Added one after another in fp32.
+  // Added as a tree in fp32.
   at::Tensor sum() const {
-    at::Tensor sum = tensors[0].to(at::kFloat).clone();
-    for (size_t i = 1; i < tensors.size(); ++i) sum = sum + tensors[i].to(at::kFloat);
-    return sum;
+    std::vector<at::Tensor> values;
+    for (const at::Tensor& tensor : tensors) values.push_back(tensor.to(at::kFloat));
+    return testing::tree_sum<at::Tensor>(values);
   }
   std::vector<at::Tensor> tensors;
   std::vector<const void*> pointers;
@@ -81,7 +82,7 @@ TEST(Math, SumsInTheOrderOfThePieces) {
     for (const auto to : kTypes) {
       for (const int64_t numel : kSizes) {
         SCOPED_TRACE(::testing::Message() << from << " to " << to << ", " << numel);
-        const Pieces pieces(5, numel, from);
+        const Pieces pieces(13, numel, from);
         const at::Tensor before = random_tensor(numel, to, 3), scaled = pieces.sum() * 0.2F;
         for (const bool accumulate : {false, true}) {
           const at::Tensor expected = (accumulate ? before.to(at::kFloat) + scaled : scaled).to(to);

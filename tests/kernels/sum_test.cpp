@@ -1,4 +1,5 @@
 #include "kernels/support.h"
+#include "support/tree_sum.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard::kernels::test {
@@ -56,11 +57,11 @@ TEST_P(Sum, PackAddMatchesReference) {
   }
 }
 
-TEST_P(Sum, PiecesAreAddedInOrderAndRoundedOnce) {
+TEST_P(Sum, PiecesAreAddedAsATreeAndRoundedOnce) {
   SeededRandom random(4);
   for (const DType from : kAllDtypes) {
     for (const DType to : kAllDtypes) {
-      for (int count = 1; count <= 7; ++count) {
+      for (const int count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 24, 25, 70}) {
         for (const bool accumulate : {false, true}) {
           const int64_t numel = static_cast<int64_t>(random() % 80);
           std::vector<Buffer> pieces;
@@ -73,9 +74,9 @@ TEST_P(Sum, PiecesAreAddedInOrderAndRoundedOnce) {
           Buffer out(to, numel, static_cast<int>(random() % 9)), want(to, numel);
           fill(out, random);
           for (int64_t i = 0; i < numel; ++i) {
-            float sum = pieces[0].get(i);
-            for (int p = 1; p < count; ++p) sum += pieces[static_cast<size_t>(p)].get(i);
-            sum *= kScale;
+            std::vector<float> values;
+            for (const Buffer& piece : pieces) values.push_back(piece.get(i));
+            const float sum = testing::tree_sum<float>(values) * kScale;
             want.set(i, accumulate ? out.get(i) + sum : sum);
           }
           sum_in_order(table(), pointers, from, kScale, out.data(), to, accumulate, numel);
@@ -87,8 +88,8 @@ TEST_P(Sum, PiecesAreAddedInOrderAndRoundedOnce) {
   }
 }
 
-// 1e8 + 1 - 1e8 depends on the order: no two orders of these pieces may be confused.
-TEST_P(Sum, OrderIsThatOfThePieces) {
+// 1e8 + 1 - 1e8 depends on the order: no two trees of these pieces may be confused.
+TEST_P(Sum, TheTreeIsThatOfThePieces) {
   const float big = 1e8f, one = 1, minus = -1e8f;
   const auto sum = [&](std::vector<const void*> pieces) {
     float out = -1;
@@ -97,9 +98,31 @@ TEST_P(Sum, OrderIsThatOfThePieces) {
   };
   EXPECT_EQ(sum({&big, &one, &minus}), 0.0f);
   EXPECT_EQ(sum({&big, &minus, &one}), 1.0f);
-  EXPECT_EQ(sum({&one, &big, &minus, &one}), 1.0f);
+  EXPECT_EQ(sum({&one, &big, &minus, &one}), 0.0f);
   EXPECT_EQ(sum({&big, &minus, &one, &one}), 2.0f);
-  EXPECT_EQ(sum({&one, &one, &big, &minus, &one}), 1.0f);
+  EXPECT_EQ(sum({&one, &one, &big, &minus, &one}), 3.0f);
+}
+
+// So hosts with a power of two of ranks may send their sums instead of their pieces.
+TEST_P(Sum, SumsOfAPowerOfTwoOfPiecesAreSubtrees) {
+  SeededRandom random(6);
+  for (const int group : {2, 4, 8, 16}) {
+    for (int groups = 1; groups <= 5; ++groups) {
+      constexpr int64_t kNumel = 75;
+      std::vector<Buffer> pieces, sums;
+      std::vector<const void*> pointers, nodes;
+      for (int p = 0; p < group * groups; ++p) fill(pieces.emplace_back(DType::kBFloat16, kNumel), random);
+      for (Buffer& piece : pieces) pointers.push_back(piece.data());
+      for (int g = 0; g < groups; ++g)
+        sum_in_order(table(), std::span(pointers).subspan(size_t(g * group), size_t(group)), DType::kBFloat16, 1,
+                     sums.emplace_back(DType::kFloat32, kNumel).data(), DType::kFloat32, false, kNumel);
+      for (Buffer& sum : sums) nodes.push_back(sum.data());
+      Buffer out(DType::kBFloat16, kNumel), want(DType::kBFloat16, kNumel);
+      sum_in_order(table(), pointers, DType::kBFloat16, kScale, want.data(), DType::kBFloat16, false, kNumel);
+      sum_in_order(table(), nodes, DType::kFloat32, kScale, out.data(), DType::kBFloat16, false, kNumel);
+      ASSERT_TRUE(same(out, want)) << groups << " groups of " << group;
+    }
+  }
 }
 
 // Three bf16 values whose fp32 sum differs from the sum rounded to bf16 after every addition.

@@ -15,6 +15,7 @@
 #include "reduce/watching_comms.h"
 #include "support/comm_world.h"
 #include "support/random.h"
+#include "support/tree_sum.h"
 
 namespace zeroshard {
 namespace {
@@ -108,7 +109,7 @@ class Script {
 };
 
 // What the gradients of (unit, group) become in one step, written down without buckets: per rank packed into a wire
-// buffer, summed over ranks in fp32, rounded once per backward pass.
+// buffer, summed over ranks in fp32 as a tree, rounded once per backward pass.
 at::Tensor reference(const Scenario& scenario, const Script& script, const std::vector<UnitLayout>& units, size_t unit,
                      size_t group_index, int step) {
   const Reducer::Options& o = scenario.options;
@@ -121,7 +122,7 @@ at::Tensor reference(const Scenario& scenario, const Script& script, const std::
   at::Tensor result;
   for (int backward = 0; backward < scenario.backwards; ++backward) {
     const bool sync = !scenario.first_is_local || backward + 1 == scenario.backwards;
-    at::Tensor sum;
+    std::vector<at::Tensor> all;
     for (int rank = 0; rank < scenario.placement.world_size; ++rank) {
       at::Tensor& own = local[size_t(rank)];
       const at::Tensor packed = at::zeros({numel}, wire);
@@ -134,10 +135,10 @@ at::Tensor reference(const Scenario& scenario, const Script& script, const std::
         into.copy_(into.to(at::kFloat) + grad);
       }
       if (sync && scenario.first_is_local) packed.copy_(packed.to(at::kFloat) + own.to(at::kFloat));
-      sum = rank == 0 ? packed.to(at::kFloat) : sum + packed.to(at::kFloat);
+      all.push_back(packed.to(at::kFloat));
     }
     if (!sync) continue;
-    sum = sum * o.sum_scale;
+    const at::Tensor sum = testing::tree_sum<at::Tensor>(all) * o.sum_scale;
     result = (result.defined() ? result.to(at::kFloat) + sum : sum).to(kept);
   }
   return result;

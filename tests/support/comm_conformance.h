@@ -10,6 +10,7 @@
 #include "base/format.h"
 #include "comm/comm.h"
 #include "support/random.h"
+#include "support/tree_sum.h"
 
 // What every implementation of Comm must do, against plain references. Throws std::runtime_error on a difference, so
 // that it also runs in fork()ed ranks. Host memory only.
@@ -31,10 +32,12 @@ inline std::vector<float> input_of(int rank, int64_t numel, uint64_t seed) {
 }
 
 inline std::vector<float> sum_of(int world_size, int64_t numel, uint64_t seed) {
-  std::vector<float> sum = input_of(0, numel, seed);
-  for (int rank = 1; rank < world_size; ++rank) {
-    const std::vector<float> values = input_of(rank, numel, seed);
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+  std::vector<std::vector<float>> inputs;
+  for (int rank = 0; rank < world_size; ++rank) inputs.push_back(input_of(rank, numel, seed));
+  std::vector<float> sum, values(inputs.size());
+  for (size_t i = 0; i < static_cast<size_t>(numel); ++i) {
+    for (size_t rank = 0; rank < inputs.size(); ++rank) values[rank] = inputs[rank][i];
+    sum.push_back(tree_sum<float>(values));
   }
   return sum;
 }
@@ -96,10 +99,9 @@ inline void check_reductions(Comm& comm, int64_t numel, bool direct, uint64_t se
   exchange->wait();
   require(static_cast<int>(exchange->pieces().size()) == comm.world_size(), "pieces: ", exchange->pieces().size());
   for (int64_t i = 0; i < numel; ++i) {
-    float value = static_cast<const float*>(exchange->pieces()[0])[i];
-    for (int rank = 1; rank < comm.world_size(); ++rank)
-      value += static_cast<const float*>(exchange->pieces()[static_cast<size_t>(rank)])[i];
-    out.data()[i] = value;
+    std::vector<float> values;
+    for (const void* const piece : exchange->pieces()) values.push_back(static_cast<const float*>(piece)[i]);
+    out.data()[i] = tree_sum<float>(values);
   }
   exchange->release();
   exchange->drain();
@@ -168,8 +170,9 @@ inline void check_all_reduce(Comm& comm, int64_t numel, bool direct, uint64_t se
 
   std::vector<double> doubles(static_cast<size_t>(numel), 0.1 + comm.rank());
   comm.all_reduce({doubles.data(), numel, DType::kFloat64}, ReduceOp::kSum, "doubles")->wait();
-  double expected = 0.1;
-  for (int rank = 1; rank < comm.world_size(); ++rank) expected += 0.1 + rank;
+  std::vector<double> terms;
+  for (int rank = 0; rank < comm.world_size(); ++rank) terms.push_back(0.1 + rank);
+  const auto expected = tree_sum<double>(terms);
   for (const double value : doubles) require(value == expected, "fp64 sum is ", value, ", expected ", expected);
 
   std::vector<int64_t> words(static_cast<size_t>(numel), -(int64_t{1} << 40) * (comm.rank() + 1));

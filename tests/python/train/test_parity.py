@@ -334,7 +334,7 @@ class Masters:
         """One update from the micro-batches of all ranks; returns the norm before clipping."""
         ranks = len(batches)
         totals = [torch.zeros_like(master) for master in self.masters]
-        for ids in batches:  # in rank order, in fp32
+        for ids in batches:  # in fp32; up to three ranks, the canonical order is that of their numbers
             self.model.zero_grad()
             (models.language_loss(self.model, ids) * scale).backward()
             for total, param in zip(totals, self.model.parameters(), strict=True):
