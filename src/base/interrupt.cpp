@@ -8,11 +8,6 @@ namespace {
 std::atomic<InterruptCheck> installed{nullptr};
 thread_local bool is_checking = false;
 
-struct Checking {
-  Checking() { is_checking = true; }
-  ~Checking() { is_checking = false; }
-};
-
 }  // namespace
 
 void set_interrupt_check(InterruptCheck check) noexcept {
@@ -22,8 +17,15 @@ void set_interrupt_check(InterruptCheck check) noexcept {
 void check_interrupt() {
   const InterruptCheck check = installed;
   if (check == nullptr || is_checking) return;
-  const Checking checking;
+  const UninterruptedThread checking;
   check();
+}
+
+UninterruptedThread::UninterruptedThread() noexcept {
+  is_checking = true;
+}
+UninterruptedThread::~UninterruptedThread() {
+  is_checking = false;
 }
 
 bool in_interrupt_check() noexcept {

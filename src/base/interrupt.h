@@ -12,4 +12,14 @@ void check_interrupt();
 // Returns whether this thread is inside the check. If so, a wait must not call the check again.
 bool in_interrupt_check() noexcept;
 
+// While it lives, waits of this thread do not call the check. It is for a thread that the program does not know: the
+// program interrupts the thread that waits for it.
+class UninterruptedThread {
+ public:
+  UninterruptedThread() noexcept;
+  ~UninterruptedThread();
+  UninterruptedThread(const UninterruptedThread&) = delete;
+  UninterruptedThread& operator=(const UninterruptedThread&) = delete;
+};
+
 }  // namespace zeroshard

@@ -55,8 +55,11 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
   virtual void wait() = 0;
-  // Returns world_size pointers to input.numel / world_size elements each. They are valid between wait() and release().
+  // Returns pointers to input.numel / world_size elements each, valid between wait() and release(): one for each rank
+  // in the input's dtype, or one in fp32 for each host, if the transport has summed the pieces of the host's ranks. All
+  // are summed alike, because the sums of hosts are nodes of the tree that sum_in_order() adds.
   virtual std::span<const void* const> pieces() const = 0;
+  virtual DType dtype() const = 0;
   virtual void release() = 0;
   virtual void drain() = 0;
 };

@@ -87,7 +87,13 @@ std::unique_ptr<Exchange> DirectComm::exchange(ConstSpan full, Span scratch, std
   check_exchange(full, scratch, /*needs_scratch=*/false, world_size(), tag);
   Op op(OpKind::kExchange, full.numel, full.dtype, tag);
   core_->post(op, full.data, full.bytes());
-  return std::make_unique<DirectExchange>(core_, op, full);
+  return std::make_unique<DirectExchange>(core_, op, full, rank() * (full.bytes() / world_size()));
+}
+
+std::unique_ptr<Exchange> DirectComm::share(ConstSpan mine, std::string_view tag) {
+  Op op(OpKind::kExchange, mine.numel, mine.dtype, tag);
+  core_->post(op, mine.data, mine.bytes());
+  return std::make_unique<DirectExchange>(core_, op, mine, 0);
 }
 
 std::unique_ptr<Allocation> DirectComm::allocate(int64_t bytes, std::string_view tag) {

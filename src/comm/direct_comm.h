@@ -30,6 +30,8 @@ class DirectComm : public Comm {
   void barrier(std::string_view tag) override;
   std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override;
   bool exchange_needs_scratch() const override { return false; }
+  // Like exchange(), but pieces() are the whole inputs of all ranks.
+  std::unique_ptr<Exchange> share(ConstSpan mine, std::string_view tag);
   std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
   void check() override { core_->throw_if_failed(); }
   // Returns why the communicator is broken; "" if this rank knows of no failure. Any thread may call it, and abort().

@@ -63,7 +63,7 @@ void DirectCore::post(Op& op, const void* input, int64_t input_bytes) {
     while (!(address = memory_->publish(input, input_bytes, op.seq))) {
       const uint64_t oldest = memory_->oldest_staged();
       if (oldest == 0 || !control_.rank(rank_).has_finished(oldest))
-        fail(concat("rank ", rank_, ": ", op.text(), " needs a copy of ", input_bytes,
+        fail(concat("rank ", number_of(rank_), ": ", op.text(), " needs a copy of ", input_bytes,
                     " bytes, and the staging area of ", options_.staging_bytes,
                     " bytes is full of collectives not yet waited for: use memory from allocate()"));
       for (int peer = 0; peer < world_size_; ++peer) await(op, {peer, Awaited::Progress::kFinished, oldest});
@@ -86,8 +86,8 @@ void DirectCore::await_slot(const Op& mine) {
   if (!own.has_finished(previous)) read_until(previous + kRing / 2);
   if (!own.has_finished(previous)) {
     const Op op = own.ops[previous % kRing].load();
-    fail(concat("rank ", rank_, ": ", kRing, " collectives are outstanding; the oldest, #", previous, " ", op.text(),
-                ", was never waited for (or, an exchange, never released)"));
+    fail(concat("rank ", number_of(rank_), ": ", kRing, " collectives are outstanding; the oldest, #", previous, " ",
+                op.text(), ", was never waited for (or, an exchange, never released)"));
   }
   for (int peer = 0; peer < world_size_; ++peer)
     if (peer != rank_) await(mine, {peer, Awaited::Progress::kFinished, previous});
@@ -100,8 +100,8 @@ Op DirectCore::await_posted(int peer, const Op& mine) {
   const bool first = peer < rank_;
   const Op& a = first ? theirs : mine;
   const Op& b = first ? mine : theirs;
-  fail(concat("ranks disagree: rank ", std::min(peer, rank_), " called ", a.text(), " as collective #", mine.seq,
-              ", rank ", std::max(peer, rank_), " called ", b.text()));
+  fail(concat("ranks disagree: rank ", number_of(std::min(peer, rank_)), " called ", a.text(), " as collective #",
+              mine.seq, ", rank ", number_of(std::max(peer, rank_)), " called ", b.text()));
 }
 
 void DirectCore::finish(uint64_t seq) {
@@ -209,8 +209,8 @@ void DirectCore::heed_interrupt(const Op& mine) {
   try {
     check_interrupt();
   } catch (const std::exception&) {
-    const std::string reason =
-        concat("rank ", rank_, " was interrupted while it waited in collective #", mine.seq, " ", mine.text());
+    const std::string reason = concat("rank ", number_of(rank_), " was interrupted while it waited in collective #",
+                                      mine.seq, " ", mine.text());
     abort_all(reason);
     throw;
   }
@@ -224,12 +224,12 @@ void DirectCore::fail_in_a_cycle() {
 }
 
 std::string DirectCore::waiting_text(const Op& mine, int peer) {
-  return concat("; it had reached ", control_.rank(peer).progress(), "; rank ", rank_, " waited for it in collective #",
-                mine.seq, " ", mine.text());
+  return concat("; it had reached ", control_.rank(peer).progress(), "; rank ", number_of(rank_),
+                " waited for it in collective #", mine.seq, " ", mine.text());
 }
 
 void DirectCore::throw_if_failed() {
-  if (!process_.is_own()) throw CommError(process_.refusal(rank_, "communicator"));
+  if (!process_.is_own()) throw CommError(process_.refusal(number_of(rank_), "communicator"));
   if (failure_.empty()) {
     if (const std::optional<std::string> reason = control_.aborted()) failure_ = *reason;
   }
@@ -256,7 +256,7 @@ void DirectCore::abort_all(std::string_view reason) noexcept {
 
 void DirectCore::abort(std::string_view reason) noexcept {
   if (!process_.is_own()) return;
-  control_.abort(rank_, reason);
+  control_.abort(number_of(rank_), reason);
 }
 
 void DirectCore::leave() noexcept {

@@ -134,14 +134,13 @@ void BroadcastWork::wait() {
 void DirectExchange::wait() {
   if (state_ != State::kPosted) return;
   core_->throw_if_failed();
-  const int64_t offset = core_->rank() * (full_.bytes() / core_->world_size());
   for (int rank = 0; rank < core_->world_size(); ++rank) {
     const void* full = full_.data;
     if (rank != core_->rank()) {
       const Op theirs = core_->await_posted(rank, op_);
       full = op_.numel == 0 ? nullptr : core_->read(rank, theirs);
     }
-    pieces_.push_back(full == nullptr ? nullptr : bytes_at(full, offset));
+    pieces_.push_back(full == nullptr ? nullptr : bytes_at(full, offset_));
   }
   state_ = State::kReadable;
 }

@@ -109,10 +109,12 @@ class BroadcastWork final : public Work {
 
 class DirectExchange final : public Exchange {
  public:
-  DirectExchange(std::shared_ptr<DirectCore> core, const Op& op, ConstSpan full)
-      : core_(std::move(core)), op_(op), full_(full) {}
+  // Each piece begins at `offset` bytes of a rank's input.
+  DirectExchange(std::shared_ptr<DirectCore> core, const Op& op, ConstSpan full, int64_t offset)
+      : core_(std::move(core)), op_(op), full_(full), offset_(offset) {}
   void wait() override;
   std::span<const void* const> pieces() const override { return pieces_; }
+  DType dtype() const override { return full_.dtype; }
   void release() override;
   void drain() override;
 
@@ -122,6 +124,7 @@ class DirectExchange final : public Exchange {
   std::shared_ptr<DirectCore> core_;
   Op op_;
   ConstSpan full_;
+  int64_t offset_;
   std::vector<const void*> pieces_;
   State state_ = State::kPosted;
 };

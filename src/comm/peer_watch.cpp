@@ -77,8 +77,12 @@ ProcessState state_of(const ProcessId& process) {
   return stat.state == 'T' || stat.state == 't' ? ProcessState::kStopped : ProcessState::kRunning;
 }
 
-PeerWatch::PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms, std::shared_ptr<WaitListener> listener)
-    : stall_timeout_ms_(stall_timeout_ms), own_pid_(::getpid()), listener_(std::move(listener)) {
+PeerWatch::PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms, std::shared_ptr<WaitListener> listener,
+                     int first_rank)
+    : stall_timeout_ms_(stall_timeout_ms),
+      own_pid_(::getpid()),
+      listener_(std::move(listener)),
+      first_rank_(first_rank) {
   for (const ProcessId& process : processes) peers_.push_back({process, {}, 0});
 }
 
@@ -126,8 +130,8 @@ std::string PeerWatch::check_all() {
 
 std::string PeerWatch::name(int rank) const {
   const ProcessId& process = peers_.at(static_cast<size_t>(rank)).process;
-  if (process.pid == 0) return concat("rank ", rank);
-  return concat("rank ", rank, " (pid ", process.pid, ")");
+  if (process.pid == 0) return concat("rank ", first_rank_ + rank);
+  return concat("rank ", first_rank_ + rank, " (pid ", process.pid, ")");
 }
 
 }  // namespace zeroshard

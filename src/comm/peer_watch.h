@@ -30,9 +30,10 @@ ProcessState state_of(const ProcessId& process);
 class PeerWatch {
  public:
   // processes[r] is the process of rank r. A rank without a pid, or with the caller's own pid, is not watched.
-  // `listener`, which may be null, knows about failures on other hosts; check_all() reports these first.
+  // `listener`, which may be null, knows about failures on other hosts; check_all() reports these first. Messages
+  // number the ranks from `first_rank` on.
   PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms,
-            std::shared_ptr<WaitListener> listener = nullptr);
+            std::shared_ptr<WaitListener> listener = nullptr, int first_rank = 0);
 
   // Returns what is wrong with `rank` ("rank 1 (pid 123) died"); nothing if it is fine. Cheap: it looks at most every
   // 100 ms.
@@ -61,6 +62,7 @@ class PeerWatch {
   int64_t stall_timeout_ms_;
   int32_t own_pid_;
   std::shared_ptr<WaitListener> listener_;
+  int first_rank_;
 };
 
 }  // namespace zeroshard

@@ -18,14 +18,16 @@ class DoneWork final : public Work {
 
 class SingleExchange final : public Exchange {
  public:
-  explicit SingleExchange(const void* full) : piece_{full} {}
+  explicit SingleExchange(const ConstSpan& full) : piece_{full.data}, dtype_(full.dtype) {}
   void wait() override {}
   std::span<const void* const> pieces() const override { return piece_; }
+  DType dtype() const override { return dtype_; }
   void release() override {}
   void drain() override {}
 
  private:
   const void* piece_[1];
+  DType dtype_;
 };
 
 class SingleAllocation final : public Allocation {
@@ -91,7 +93,7 @@ class SingleComm final : public Comm {
   std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override {
     throw_if_aborted();
     check_exchange(full, scratch, false, 1, tag);
-    return std::make_unique<SingleExchange>(full.data);
+    return std::make_unique<SingleExchange>(full);
   }
   bool exchange_needs_scratch() const override { return false; }
   std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override {

@@ -136,8 +136,12 @@ std::unique_ptr<Work> C10dComm::all_gather(Span full, ConstSpan shard, std::stri
   core_->throw_if_failed();
   if (world_size() == 1 || full.numel == 0) return local_copy(full, shard);
   Op op(OpKind::kAllGather, shard.numel, shard.dtype, tag);
-  auto work = core_->issue(op, [&] { return c10d_names::all_gather(core_->group(), bytes_of(full), bytes_of(shard)); });
+  auto work = core_->issue(op, [&] { return start_all_gather(full, shard, op); });
   return std::make_unique<C10dWork>(core_, op, std::move(work));
+}
+
+c10::intrusive_ptr<c10d::Work> C10dComm::start_all_gather(const Span& full, const ConstSpan& shard, const Op&) {
+  return c10d_names::all_gather(core_->group(), bytes_of(full), bytes_of(shard));
 }
 
 std::unique_ptr<Work> C10dComm::reduce_scatter(Span out, ConstSpan full, std::string_view tag) {
@@ -256,28 +260,25 @@ std::unique_ptr<Work> C10dComm::broadcast(Span data, int root, std::string_view 
   if (data.numel == 0) return std::make_unique<DoneWork>();
   Op op(OpKind::kBroadcast, data.numel, data.dtype, tag, root);
   if (core_->device().is_cpu()) return broadcast_by_copy(data, op);
-  c10d::BroadcastOptions options;
-  options.rootRank = root;
-  auto work = core_->issue(op, [&] {
-    std::vector<at::Tensor> tensors{bytes_of(data)};
-    return core_->group().broadcast(tensors, options);
-  });
+  auto work = core_->issue(op, [&] { return start_broadcast(bytes_of(data), op); });
   return std::make_unique<C10dWork>(core_, op, std::move(work));
+}
+
+c10::intrusive_ptr<c10d::Work> C10dComm::start_broadcast(const at::Tensor& bytes, const Op& op) {
+  c10d::BroadcastOptions options;
+  options.rootRank = op.argument;
+  std::vector<at::Tensor> tensors{bytes};
+  return core_->group().broadcast(tensors, options);
 }
 
 // After an error the backend may still write when the caller's memory is gone, so it gets its own memory.
 std::unique_ptr<Work> C10dComm::broadcast_by_copy(Span data, Op op) {
   const at::Tensor all = bytes_of(data), copy = at::empty({std::min(kCopyBytes, data.bytes())}, all.options());
-  c10d::BroadcastOptions options;
-  options.rootRank = op.argument;
   for (int64_t begin = 0; begin < all.numel(); begin += kCopyBytes) {
     const at::Tensor part = all.slice(0, begin, std::min(begin + kCopyBytes, all.numel()));
     const at::Tensor sent = copy.narrow(0, 0, part.numel());
     if (rank() == op.argument) sent.copy_(part);
-    const auto work = core_->issue(op, [&] {
-      std::vector<at::Tensor> tensors{sent};
-      return core_->group().broadcast(tensors, options);
-    });
+    const auto work = core_->issue(op, [&] { return start_broadcast(sent, op); });
     core_->complete(*work, op);
     if (rank() != op.argument) part.copy_(sent);
   }
@@ -298,7 +299,8 @@ void C10dComm::barrier(std::string_view tag) {
 std::unique_ptr<Exchange> C10dComm::exchange(ConstSpan full, Span scratch, std::string_view tag) {
   check_exchange(full, scratch, exchange_needs_scratch(), world_size(), tag);
   core_->throw_if_failed();
-  if (world_size() == 1) return std::make_unique<C10dExchange>(std::make_unique<DoneWork>(), std::vector{full.data});
+  if (world_size() == 1)
+    return std::make_unique<C10dExchange>(std::make_unique<DoneWork>(), std::vector{full.data}, full.dtype);
   std::vector<const void*> pieces;
   for (int rank = 0; rank < world_size(); ++rank)
     pieces.push_back(static_cast<const std::byte*>(scratch.data) + rank * (scratch.bytes() / world_size()));
@@ -309,7 +311,7 @@ std::unique_ptr<Exchange> C10dComm::exchange(ConstSpan full, Span scratch, std::
         core_->issue(op, [&] { return c10d_names::all_to_all(core_->group(), bytes_of(scratch), bytes_of(full)); });
     work = std::make_unique<C10dWork>(core_, op, std::move(started));
   }
-  return std::make_unique<C10dExchange>(std::move(work), std::move(pieces));
+  return std::make_unique<C10dExchange>(std::move(work), std::move(pieces), full.dtype);
 }
 
 std::unique_ptr<Allocation> C10dComm::allocate(int64_t bytes, std::string_view tag) {

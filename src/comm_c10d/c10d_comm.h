@@ -20,7 +20,7 @@ class Divergence;
 // different collectives, the next small all_reduce on the CPU detects it, or on a device the comparison of history().
 // Before that, the backend may fail with its own message or time out. With NCCL, abort() reaches peers at once; with
 // other backends, peers notice when this process ends.
-class C10dComm final : public Comm {
+class C10dComm : public Comm {
  public:
   // A null `group` means a world of one. `watch` knows the peers on this host. `divergence`: see C10dCore. `host`: see
   // Comm::host(); a device needs it.
@@ -53,6 +53,11 @@ class C10dComm final : public Comm {
   void await_device(std::string_view tag) override;
   void check() override;
   void abort(std::string_view reason) noexcept override;
+
+ protected:
+  const std::shared_ptr<C10dCore>& core() const { return core_; }
+  virtual c10::intrusive_ptr<c10d::Work> start_all_gather(const Span& full, const ConstSpan& shard, const Op& op);
+  virtual c10::intrusive_ptr<c10d::Work> start_broadcast(const at::Tensor& bytes, const Op& op);
 
  private:
   at::Tensor bytes_of(const ConstSpan& span) const;

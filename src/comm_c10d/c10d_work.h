@@ -65,16 +65,18 @@ class C10dWork final : public Work, private C10dCore::Pending {
 // An exchange by an all-to-all into scratch. When it is done on this rank, no rank reads this rank's input any more.
 class C10dExchange final : public Exchange {
  public:
-  C10dExchange(std::unique_ptr<Work> work, std::vector<const void*> pieces)
-      : work_(std::move(work)), pieces_(std::move(pieces)) {}
+  C10dExchange(std::unique_ptr<Work> work, std::vector<const void*> pieces, DType dtype)
+      : work_(std::move(work)), pieces_(std::move(pieces)), dtype_(dtype) {}
   void wait() override { work_->wait(); }
   std::span<const void* const> pieces() const override { return pieces_; }
+  DType dtype() const override { return dtype_; }
   void release() override { work_->wait(); }
   void drain() override { work_->wait(); }
 
  private:
   std::unique_ptr<Work> work_;
   std::vector<const void*> pieces_;
+  DType dtype_;
 };
 
 class C10dAllocation final : public Allocation {

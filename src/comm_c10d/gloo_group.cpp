@@ -169,4 +169,16 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<
   return group;
 }
 
+std::future<c10::intrusive_ptr<c10d::ProcessGroup>> connect_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
+                                                                       const std::string& name, int rank,
+                                                                       int world_size, int64_t timeout_ms) {
+  std::packaged_task<c10::intrusive_ptr<c10d::ProcessGroup>()> task(
+      [store = store->clone(), name, rank, world_size, timeout_ms] {
+        return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size, timeout_ms);
+      });
+  auto result = task.get_future();
+  std::thread(std::move(task)).detach();
+  return result;
+}
+
 }  // namespace zeroshard

@@ -1,6 +1,8 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <future>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -22,5 +24,11 @@ void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout
 // Otherwise it uses the interface that leads to the host MASTER_ADDR. Throws CommError if there is no such interface.
 c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                        int world_size, int64_t timeout_ms = 1'800'000);
+
+// Does the same under the prefix `name`, on its own thread and with its own connection to the store, because Gloo
+// cannot be interrupted while it connects ranks. The thread is abandoned if the result is not wanted any more.
+std::future<c10::intrusive_ptr<c10d::ProcessGroup>> connect_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
+                                                                       const std::string& name, int rank,
+                                                                       int world_size, int64_t timeout_ms);
 
 }  // namespace zeroshard

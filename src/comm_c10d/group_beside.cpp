@@ -8,7 +8,6 @@
 #include <sstream>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
 #include "base/check.h"
@@ -109,18 +108,6 @@ class Cards {
   std::vector<ProcessId> processes_;
 };
 
-// Connects on its own thread with its own connection to the store, because Gloo cannot be interrupted while it connects
-// ranks. The thread is abandoned if its result is not wanted any more.
-std::future<Group> connect(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
-                           int world_size, int64_t timeout_ms) {
-  std::packaged_task<Group()> task([store = store->clone(), name, rank, world_size, timeout_ms] {
-    return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size, timeout_ms);
-  });
-  auto result = task.get_future();
-  std::thread(std::move(task)).detach();
-  return result;
-}
-
 std::string reason_of(const std::exception& error) {
   const auto* const c10_error = dynamic_cast<const c10::Error*>(&error);
   return c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
@@ -159,7 +146,7 @@ class Beside {
           result = {};  // if this rank had started to connect, a peer has started again
         }
         if (!result.valid() && cards_.all_here())
-          result = connect(store_, cards_.name(), rank_, world_size_, options_.timeout_ms);
+          result = connect_gloo_group(store_, cards_.name(), rank_, world_size_, options_.timeout_ms);
       }
       if (result.valid() && result.wait_for(kNap) == std::future_status::ready) {
         if (Group group = take(result)) return group;

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "base/check.h"
@@ -13,6 +14,8 @@
 #include "comm_c10d/c10d_comm.h"
 #include "comm_c10d/divergence.h"
 #include "comm_c10d/group_beside.h"
+#include "comm_c10d/make_tiers.h"
+#include "comm_c10d/tiered_comm.h"
 #include "device/current_device.h"
 
 namespace zeroshard {
@@ -25,6 +28,9 @@ struct RankCard {
   int32_t transport = 0;
   int32_t device_type = 0;
   int64_t generation = 0;  // generation of its Divergence
+  int64_t serial = 0;      // of this card in its process
+
+  std::string name() const { return concat(host, "/", process.pid, "/", process.start_time, "/", serial); }
 };
 
 std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, const CommOptions& options,
@@ -36,7 +42,9 @@ std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, co
   card.process = this_process();
   card.transport = static_cast<int32_t>(options.transport);
   card.device_type = static_cast<int32_t>(device.type());
+  static std::atomic<int64_t> serials{0};
   card.generation = generation;
+  card.serial = ++serials;
   std::vector<RankCard> cards;
   for (const std::string& bytes : bootstrap.all_gather({reinterpret_cast<const char*>(&card), sizeof card})) {
     if (bytes.size() != sizeof card)
@@ -54,6 +62,22 @@ bool on_one_host(const std::vector<RankCard>& cards) {
   for (const RankCard& card : cards)
     if (std::strcmp(card.host, cards[0].host) != 0) return false;
   return true;
+}
+
+// Returns the number of ranks on each host if there are several hosts with several ranks each, equally many, whose
+// numbers are consecutive. Otherwise returns 1.
+int ranks_per_host(const std::vector<RankCard>& cards) {
+  const auto same_host = [&](size_t a, size_t b) { return std::strcmp(cards[a].host, cards[b].host) == 0; };
+  size_t ranks = 1;
+  while (ranks < cards.size() && same_host(0, ranks)) ++ranks;
+  if (cards.size() % ranks != 0 || cards.size() == ranks) return 1;
+  for (size_t first = 0; first < cards.size(); first += ranks) {
+    for (size_t rank = first; rank < first + ranks; ++rank)
+      if (!same_host(first, rank)) return 1;
+    for (size_t earlier = 0; earlier < first; earlier += ranks)
+      if (same_host(first, earlier)) return 1;
+  }
+  return static_cast<int>(ranks);
 }
 
 PeerWatch watch_of(const std::vector<RankCard>& cards, int rank, const CommOptions& options) {
@@ -84,6 +108,20 @@ std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCa
   }
 }
 
+// Returns a communicator of two levels if `transport` allows it and the ranks are spread evenly, otherwise null.
+std::unique_ptr<Comm> try_tiers(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
+                                const c10::intrusive_ptr<c10d::ProcessGroup>& group, const PeerWatch& watch,
+                                const CommOptions& options, const std::shared_ptr<Divergence>& divergence) {
+  const int ranks = ranks_per_host(cards);
+  if (options.transport != CommOptions::Transport::kAuto || ranks == 1) return nullptr;
+  const c10::intrusive_ptr<c10d::Store> store = group->getStore();
+  if (!store) return nullptr;
+  std::unique_ptr<Tiers> tiers =
+      make_tiers(bootstrap, ranks, store, concat("zeroshard/hosts/", cards[0].name()), watch, options);
+  if (!tiers) return nullptr;
+  return std::make_unique<TieredComm>(std::move(tiers), group, watch, options, divergence);
+}
+
 }  // namespace
 
 std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device any_device,
@@ -112,6 +150,7 @@ std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at
                              ": use 'auto' or 'process_group'"));
   const PeerWatch watch = watch_of(cards, group->getRank(), options);
   std::unique_ptr<Comm> host = try_shm(bootstrap, cards, options);
+  if (!host && on_host) host = try_tiers(bootstrap, cards, host_group, watch, options, divergence);
   if (host && on_host) return host;
   if (!host) host = std::make_unique<C10dComm>(host_group, at::kCPU, watch, options, divergence);
   if (on_host) return host;

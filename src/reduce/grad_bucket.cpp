@@ -162,7 +162,7 @@ at::Tensor GradBucket::shard() const {
   return part(shard_range());
 }
 
-// Waits for all ranks' pieces of the gradients of this rank's shard.
+// Waits for the pieces of the gradients of this rank's shard.
 std::vector<const void*> GradBucket::arrived_pieces(InFlight& in_flight) const {
   if (in_flight.exchange) {
     in_flight.exchange->wait();
@@ -178,12 +178,13 @@ std::vector<const void*> GradBucket::arrived_pieces(InFlight& in_flight) const {
 void GradBucket::sum(InFlight& in_flight) {
   const at::Tensor elsewhere = options_.exit ? options_.exit->begin(*grads_, reduced_) : kept_;
   const std::vector<const void*> pieces = arrived_pieces(in_flight);
+  const DType dtype = in_flight.exchange ? in_flight.exchange->dtype() : place_.wire_dtype;
   const int64_t first = shard_range().begin;
   const auto add = [&](Range part, const at::Tensor& out) {
     std::vector<const void*> parts;
     for (const void* const piece : pieces)
-      parts.push_back(static_cast<const char*>(piece) + (part.begin - first) * element_size(place_.wire_dtype));
-    math::sum_in_order(parts, in_flight.buffer.scalar_type(), options_.sum_scale, out, reduced_, squares_here());
+      parts.push_back(static_cast<const char*>(piece) + (part.begin - first) * element_size(dtype));
+    math::sum_in_order(parts, to_scalar_type(dtype), options_.sum_scale, out, reduced_, squares_here());
   };
   if (elsewhere.defined()) {
     add(shard_range(), elsewhere);

@@ -263,7 +263,7 @@ class C10dConformance : public ::testing::TestWithParam<int> {};
 
 TEST_P(C10dConformance, Gloo) {
   expect_no_errors(run_gloo_threads(GetParam(), with(Transport::kProcessGroup),
-                                    [](Comm& comm) { testing::check_conformance(comm, /*rank_order=*/false); }));
+                                    [](Comm& comm) { testing::check_conformance(comm, {.rank_order = false}); }));
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, C10dConformance, ::testing::Values(1, 2, 3, 4),

@@ -8,7 +8,7 @@ MUTANTS = [
     Mutant(
         "fork-takes-part",
         _CORE,
-        '  if (!process_.is_own()) throw CommError(process_.refusal(rank_, "communicator"));\n',
+        '  if (!process_.is_own()) throw CommError(process_.refusal(number_of(rank_), "communicator"));\n',
         "",
         "comm",
         "ForkedChild.IsRefusedByTheCommunicatorOfItsParent",

@@ -128,6 +128,7 @@ class OnceFailingComm final : public ForwardingComm {
       exchange_->wait();
     }
     std::span<const void* const> pieces() const override { return exchange_->pieces(); }
+    DType dtype() const override { return exchange_->dtype(); }
     void release() override { exchange_->release(); }
     void drain() override { exchange_->drain(); }
 

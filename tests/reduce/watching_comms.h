@@ -29,19 +29,21 @@ class ScratchComm final : public ForwardingComm {
  private:
   class Copied final : public Exchange {
    public:
-    Copied(std::unique_ptr<Work> work, Span scratch, int world_size) : work_(std::move(work)) {
+    Copied(std::unique_ptr<Work> work, Span scratch, int world_size) : work_(std::move(work)), dtype_(scratch.dtype) {
       for (int rank = 0; rank < world_size; ++rank) {
         pieces_.push_back(static_cast<char*>(scratch.data) + rank * scratch.bytes() / world_size);
       }
     }
     void wait() override { work_->wait(); }
     std::span<const void* const> pieces() const override { return pieces_; }
+    DType dtype() const override { return dtype_; }
     void release() override {}
     void drain() override {}
 
    private:
     std::unique_ptr<Work> work_;
     std::vector<const void*> pieces_;
+    DType dtype_;
   };
   ConstSpan sent(ConstSpan input) {
     const char* const data = static_cast<const char*>(input.data);
@@ -82,6 +84,7 @@ class WatchingComm final : public ForwardingComm {
         : exchange_(std::move(exchange)), comm_(comm), id_(id) {}
     void wait() override { exchange_->wait(); }
     std::span<const void* const> pieces() const override { return exchange_->pieces(); }
+    DType dtype() const override { return exchange_->dtype(); }
     void release() override { exchange_->release(); }
     void drain() override {
       comm_.inputs_.at(id_).check(comm_.rank(), comm_.world_size());

@@ -85,24 +85,37 @@ inline void check_gather(Comm& comm, int64_t numel, bool direct, bool in_place, 
   comm.barrier("inputs may change");
 }
 
-inline void check_reductions(Comm& comm, int64_t numel, bool direct, uint64_t seed, bool rank_order) {
+struct Promises {
+  bool rank_order = true;  // reduce_scatter sums in the canonical order
+  int hosts = 0;           // an exchange gives a sum in fp32 for each of so many hosts; 0: the piece of each rank
+};
+
+// Returns the sum of an exchange's pieces, in the canonical order.
+inline std::vector<float> sum_of_pieces(const Exchange& exchange, int64_t numel) {
+  require(exchange.dtype() == DType::kFloat32, "the pieces are ", name_of(exchange.dtype()));
+  std::vector<float> sum, values(exchange.pieces().size());
+  for (int64_t i = 0; i < numel; ++i) {
+    for (size_t p = 0; p < values.size(); ++p) values[p] = static_cast<const float*>(exchange.pieces()[p])[i];
+    sum.push_back(tree_sum<float>(values));
+  }
+  return sum;
+}
+
+inline void check_reductions(Comm& comm, int64_t numel, bool direct, uint64_t seed, const Promises& promises) {
+  const int pieces = promises.hosts > 0 && numel > 0 ? promises.hosts : comm.world_size();
   const int64_t total = numel * comm.world_size();
   Buffer full(comm, total, direct), out(comm, numel, false), scratch(comm, total, direct);
   full.fill(input_of(comm.rank(), total, seed));
   std::vector<float> sum = sum_of(comm.world_size(), total, seed);
   const std::vector<float> mine(sum.begin() + comm.rank() * numel, sum.begin() + (comm.rank() + 1) * numel);
-  if (rank_order) {
+  if (promises.rank_order) {
     comm.reduce_scatter(out.span(), full.span(), "reduce")->wait();
     out.expect(mine, 0, "reduce_scatter");
   }
   const auto exchange = comm.exchange(full.span(), scratch.span(), "exchange");
   exchange->wait();
-  require(static_cast<int>(exchange->pieces().size()) == comm.world_size(), "pieces: ", exchange->pieces().size());
-  for (int64_t i = 0; i < numel; ++i) {
-    std::vector<float> values;
-    for (const void* const piece : exchange->pieces()) values.push_back(static_cast<const float*>(piece)[i]);
-    out.data()[i] = tree_sum<float>(values);
-  }
+  require(static_cast<int>(exchange->pieces().size()) == pieces, "pieces: ", exchange->pieces().size());
+  out.fill(sum_of_pieces(*exchange, numel));
   exchange->release();
   exchange->drain();
   full.fill(input_of(comm.rank(), total, seed + 1));  // allowed from here on
@@ -223,12 +236,10 @@ inline void check_many_in_flight(Comm& comm, bool direct, uint64_t seed) {
       continue;
     }
     exchanges[i]->wait();
-    for (int rank = 0; rank < comm.world_size(); ++rank) {
-      const std::vector<float> theirs = input_of(rank, total, seed + 100 + i);
-      require(std::memcmp(exchanges[i]->pieces()[static_cast<size_t>(rank)], theirs.data() + comm.rank() * kNumel,
-                          kNumel * 4) == 0,
-              "exchange ", i, ": piece of rank ", rank, " differs");
-    }
+    const std::vector<float> sum = sum_of(comm.world_size(), total, seed + 100 + i);
+    require(
+        std::memcmp(sum_of_pieces(*exchanges[i], kNumel).data(), sum.data() + comm.rank() * kNumel, kNumel * 4) == 0,
+        "exchange ", i, ": the sum of the pieces differs");
     exchanges[i]->release();
   }
   for (auto& exchange : exchanges) exchange->drain();
@@ -317,13 +328,12 @@ inline void check_barrier_protects_inputs(Comm& comm, uint64_t seed) {
   comm.barrier("end");
 }
 
-// `rank_order`: reduce_scatter sums in rank order.
-inline void check_conformance(Comm& comm, bool rank_order = true) {
+inline void check_conformance(Comm& comm, const Promises& promises = {}) {
   uint64_t seed = 1;
   for (const bool direct : {true, false})
     for (const int64_t numel : {int64_t{0}, int64_t{1}, int64_t{3}, int64_t{511}, int64_t{4099}}) {
       for (const bool in_place : {true, false}) check_gather(comm, numel, direct, in_place, ++seed);
-      check_reductions(comm, numel, direct, ++seed, rank_order);
+      check_reductions(comm, numel, direct, ++seed, promises);
       check_all_to_all(comm, numel, direct, ++seed);
       for (int i = 0; i < 4; ++i) check_all_to_all_v(comm, numel, direct, ++seed);
       check_all_reduce(comm, numel, direct, ++seed);

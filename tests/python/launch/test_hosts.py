@@ -124,13 +124,55 @@ def check_nothing_left(hosts):
 
 
 @pytest.mark.row("H1")
-@pytest.mark.parametrize(("count", "nproc"), [(2, 2), (3, 1)])
+@pytest.mark.parametrize(("count", "nproc"), [(2, 2), (3, 1), (3, 2), (2, 3)])
 def test_hosts_train_with_the_bits_of_one(tmp_path, script, lan, count, nproc):
     made = lan(count)
     job = launchers(made, tmp_path, script(TRAIN), tmp_path, 5, nproc=nproc)
     assert job.codes() == [0] * count, job.said()
     assert digests(tmp_path, count * nproc) == on_one_host(tmp_path / "one", script, count * nproc)
     check_nothing_left(made)
+
+
+COUNTED = """
+import torch
+import zeroshard
+folder, stage = sys.argv[1], int(sys.argv[2])
+
+def sent():
+    line = next(line for line in open("/proc/net/dev") if line.strip().startswith("eth0:"))
+    return int(line.split(":")[1].split()[8])
+
+torch.set_num_threads(1)
+zeroshard.init_distributed()
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)))
+config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},
+          "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
+engine, *_ = zeroshard.initialize(model=model, config=config)
+for step in range(6):
+    if step == 2:
+        torch.distributed.barrier()
+        before = sent()
+    engine.backward(engine(torch.ones(1, 1024)).square().mean())
+    engine.step()
+torch.distributed.barrier()
+with open(f"{folder}/sent.{rank}", "w") as file:
+    file.write(str(sent() - before))
+"""
+
+
+@pytest.mark.row("H1")
+@pytest.mark.parametrize("stage", [1, 3])
+def test_bytes_cross_the_link_once_for_each_host(tmp_path, script, lan, stage):
+    """Of M bytes of parameters, each of H hosts sends M (H - 1) / H in a gather, and as much in a reduction."""
+    job = launchers(lan(2), tmp_path, script(COUNTED), tmp_path, stage, nproc=2)
+    assert job.codes() == [0, 0] and "4 rank(s) over shm+gloo" in job.said(), job.said()
+    bytes_of_model, steps = 4 * 1024 * 1024 * 4, 4
+    # Stage 3 gathers again in backward, except for the last of four layers.
+    collectives = 2 if stage == 1 else 2.75
+    for rank in range(4):
+        sent = int((tmp_path / f"sent.{rank}").read_text())
+        assert sent == pytest.approx(steps * collectives * bytes_of_model / 2, rel=0.03), rank
 
 
 @pytest.mark.row("H1")

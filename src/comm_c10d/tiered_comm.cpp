@@ -1,0 +1,90 @@
+#include "comm_c10d/tiered_comm.h"
+
+#include <bit>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "comm/arguments.h"
+#include "comm_c10d/c10d_core.h"
+#include "comm_c10d/c10d_work.h"
+
+namespace zeroshard {
+namespace {
+
+// Memory of the host's communicator, kept like that of a C10dAllocation.
+class TieredAllocation final : public Allocation {
+ public:
+  TieredAllocation(std::shared_ptr<C10dCore> core, std::unique_ptr<Allocation> memory)
+      : core_(std::move(core)), memory_(std::move(memory)) {}
+  ~TieredAllocation() override {
+    if (core_->still_writes() || core_->is_forked()) static_cast<void>(memory_.release());
+  }
+  TieredAllocation(const TieredAllocation&) = delete;
+  TieredAllocation& operator=(const TieredAllocation&) = delete;
+  void* data() const override { return memory_->data(); }
+  int64_t bytes() const override { return memory_->bytes(); }
+
+ private:
+  std::shared_ptr<C10dCore> core_;
+  std::unique_ptr<Allocation> memory_;
+};
+
+}  // namespace
+
+TieredComm::TieredComm(std::unique_ptr<Tiers> tiers, c10::intrusive_ptr<c10d::ProcessGroup> group, PeerWatch watch,
+                       const CommOptions& options, std::shared_ptr<Divergence> divergence)
+    : C10dComm(std::move(group), at::kCPU, std::move(watch), options, std::move(divergence)),
+      tiers_(std::move(tiers)),
+      transport_(concat("shm+", C10dComm::transport())) {
+  core()->failure().listen(this, [this](const std::string& text) { tiers_->abort(text); });
+}
+
+TieredComm::~TieredComm() {
+  if (core()->is_forked()) {
+    static_cast<void>(tiers_.release());  // the child does not have its thread
+    return;
+  }
+  core()->failure().leave(this);
+}
+
+// A sum in fp32 on each host is sent instead of the pieces of its ranks. It is a node of the canonical tree if the host
+// has a power of two of ranks. With fewer bytes on the link, it also fits into the scratch.
+bool TieredComm::sums_on_hosts(DType dtype) const {
+  const int ranks = tiers_->ranks_per_host();
+  return std::has_single_bit(unsigned(ranks)) && ranks * element_size(dtype) >= 2 * int64_t{sizeof(float)};
+}
+
+std::unique_ptr<Exchange> TieredComm::exchange(ConstSpan full, Span scratch, std::string_view tag) {
+  if (full.numel == 0 || !sums_on_hosts(full.dtype)) return C10dComm::exchange(full, scratch, tag);
+  check_exchange(full, scratch, exchange_needs_scratch(), world_size(), tag);
+  core()->throw_if_failed();
+  auto* const sums = static_cast<float*>(scratch.data);
+  Op op(OpKind::kExchange, full.numel, full.dtype, tag);
+  auto work = core()->issue(op, [&] { return tiers_->exchange(full, sums, tag); });
+  std::vector<const void*> pieces;
+  for (int host = 0; host < tiers_->hosts(); ++host)
+    pieces.push_back(tiers_->shard_sums(full, sums) + host * (full.numel / world_size()));
+  return std::make_unique<C10dExchange>(std::make_unique<C10dWork>(core(), op, std::move(work)), std::move(pieces),
+                                        DType::kFloat32);
+}
+
+std::unique_ptr<Allocation> TieredComm::allocate(int64_t bytes, std::string_view tag) {
+  check_allocate(bytes, tag);
+  core()->throw_if_failed();
+  const auto memory = std::make_shared<std::unique_ptr<Allocation>>();
+  Op op(OpKind::kAllocate, bytes, DType::kOther1, tag);
+  const auto work = core()->issue(op, [&] { return tiers_->allocate(bytes, tag, memory); });
+  core()->complete(*work, op);
+  return std::make_unique<TieredAllocation>(core(), std::move(*memory));
+}
+
+c10::intrusive_ptr<c10d::Work> TieredComm::start_all_gather(const Span& full, const ConstSpan& shard, const Op& op) {
+  return tiers_->all_gather(full, shard, op.tag);
+}
+
+c10::intrusive_ptr<c10d::Work> TieredComm::start_broadcast(const at::Tensor& bytes, const Op& op) {
+  return tiers_->broadcast(bytes, op.argument, op.tag);
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,32 @@
+#pragma once
+#include <memory>
+
+#include "comm_c10d/c10d_comm.h"
+#include "comm_c10d/tiers.h"
+
+namespace zeroshard {
+
+// A C10dComm over several hosts whose gathers, broadcasts and exchanges cross the network once for each host (Tiers).
+// Its other collectives are small or rare, and go through the process group.
+class TieredComm final : public C10dComm {
+ public:
+  TieredComm(std::unique_ptr<Tiers> tiers, c10::intrusive_ptr<c10d::ProcessGroup> group, PeerWatch watch,
+             const CommOptions& options, std::shared_ptr<Divergence> divergence = nullptr);
+  ~TieredComm() override;
+  TieredComm(const TieredComm&) = delete;
+  TieredComm& operator=(const TieredComm&) = delete;
+
+  std::string_view transport() const override { return transport_; }
+  std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override;
+  std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> start_all_gather(const Span& full, const ConstSpan& shard, const Op& op) override;
+  c10::intrusive_ptr<c10d::Work> start_broadcast(const at::Tensor& bytes, const Op& op) override;
+  bool sums_on_hosts(DType dtype) const;
+
+  std::unique_ptr<Tiers> tiers_;
+  std::string transport_;
+};
+
+}  // namespace zeroshard
