@@ -134,6 +134,8 @@ void Tiers::end_job() {
 void Tiers::throw_if_stopped() {
   const std::scoped_lock lock(mutex_);
   if (!reason_.empty()) throw CommError(reason_);
+  // A rank of this host may have failed while this one waits for the link.
+  if (const std::string why = host_->why_broken(); !why.empty()) throw CommError(why);
 }
 
 void Tiers::run() {
