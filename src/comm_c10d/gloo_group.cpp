@@ -151,9 +151,11 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
     return c10::make_intrusive<c10d::TCPStore>(loopback ? "127.0.0.1" : host, options);
   } catch (const c10::Error& error) {
     if (options.isServer) throw;
-    throw CommError(concat("rank ", rank, ": rank 0 has not come within ", static_cast<double>(timeout_ms) / 1000,
-                           " s (zeroshard.timeout_s): nobody serves the store at ", host, ":", options.port,
-                           " (MASTER_ADDR, MASTER_PORT): ", error.what_without_backtrace()));
+    throw CommError(
+        concat("rank ", rank, ": rank 0 has not come within ", static_cast<double>(timeout_ms) / 1000,
+               " s (zeroshard.timeout_s), so nobody serves the store at ", host, ":", options.port,
+               ". Look for the first error of rank 0, and check MASTER_ADDR and MASTER_PORT. PyTorch says: ",
+               error.what_without_backtrace()));
   }
 }
 

@@ -186,9 +186,10 @@ class Beside {
     if (now - start_ < std::chrono::milliseconds(options_.timeout_ms)) return;
     std::string who;
     for (const size_t rank : cards_.missing()) who += concat(who.empty() ? "missing: rank " : ", ", rank);
-    throw CommError(concat("rank ", rank_, ": not all ranks have made the group beside the device's within ",
+    throw CommError(concat("rank ", rank_, ": the process group of all ranks on the CPU was not made within ",
                            double(options_.timeout_ms) / 1000, " s (zeroshard.timeout_s); ",
-                           who.empty() ? std::string("all came, but were not connected") : who));
+                           who.empty() ? std::string("all came, but were not connected") : who,
+                           ". Look for the first error of the other ranks"));
   }
 
   c10::intrusive_ptr<c10d::Store> store_;

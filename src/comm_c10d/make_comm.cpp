@@ -54,7 +54,8 @@ std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, co
   }
   for (size_t rank = 1; rank < cards.size(); ++rank)
     if (cards[rank].transport != cards[0].transport || cards[rank].device_type != cards[0].device_type)
-      throw CommError(concat("rank ", rank, " asks for another transport or device type than rank 0"));
+      throw CommError(concat("rank ", rank, " asks for another transport or device type than rank 0: start every rank ",
+                             "with the same configuration and kind of device"));
   return cards;
 }
 

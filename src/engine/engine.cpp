@@ -89,9 +89,11 @@ bool Engine::is_in_backward(size_t unit) const {
 
 void Engine::end_unit(size_t unit, const std::vector<at::Tensor>& outputs) {
   if (!post_forward(unit, outputs)) return;
-  throw StateError(concat("unit '", impl_->plan.layouts[unit].name,
-                          "' returned a parameter of its own or a view of one, which is sharded from here on: return a "
-                          "copy of it, or name in zeroshard.unit_classes a class of module that contains who uses it"));
+  throw StateError(
+      concat("unit '", impl_->plan.layouts[unit].name,
+             "' returned a parameter of its own or a view of one, but its parameters are sharded again when "
+             "it ends. Return a copy, or name in zeroshard.unit_classes a class of module that contains the "
+             "code that uses the parameter"));
 }
 
 StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
@@ -224,9 +226,9 @@ void Engine::publish_update(bool ends) {
   impl.check_whole();
   if (!ends && agree_on_flags(impl.ranks.reduce, {has_pending_gradients() ? 1 : 0}).front() != 0)
     throw StateError(
-        "zeroshard.offload.delayed_update: the last step's update cannot come to the parameters between the "
-        "micro-batches of a step, whose gradients would be of two sets of weights. Save, export and call "
-        "zeroshard.gathered(..., modify_rank=...) after step()");
+        "a save, an export or zeroshard.gathered(..., modify_rank=...) was called between the micro-batches of a step. "
+        "With zeroshard.offload.delayed_update, this call would apply the last step's update, and the gradients of "
+        "the step would be of two sets of weights. Call it after step()");
   impl.writes->check_late();
   impl.publish_outside_of_steps();
 }

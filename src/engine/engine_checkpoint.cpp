@@ -53,8 +53,9 @@ bool are_split_beside_device(const ShardedGroup& group, c10::Device device) {
 void check_replaces(const std::map<StateKey, std::string>& overwritten, const std::set<StateKey>& chosen) {
   for (const auto& [state, damaged] : overwritten) {
     ZS_CHECK(chosen.contains(state), damaged, " is damaged, and reading it has overwritten '", state.name, "' (",
-             state.kind, "), which the next older checkpoint does not have. Make a new engine, and load that one by ",
-             "its tag");
+             state.kind,
+             "). The next older checkpoint does not have this state. Make a new engine, and load the older ",
+             "checkpoint by its tag");
   }
 }
 

@@ -101,8 +101,8 @@ class HostActivations::Copies {
   void check_process() const {
     if (!process_.is_own())
       throw StateError(
-          "this process is a fork of a rank: what that keeps beside its device cannot be used here "
-          "(zeroshard.offload.activations)");
+          "this process is a fork of a rank, and cannot use the activations that the rank keeps beside its device "
+          "(zeroshard.offload.activations). Use the engine only in the process that made it");
   }
 
   // Returns the index of a free block that is long enough: the shortest one and, among equals, the one that has been

@@ -193,10 +193,10 @@ void check_purposes(Meeting::State& state) {
     if (state.purposes[rank] == state.purpose) continue;
     state.out_of_step = true;
     state.board.write(key(state, kOutOfStep), "");
-    throw CommError(concat("rank ", state.rank, " is to connect ", state.purpose, ", but rank ", rank, " ",
-                           state.purposes[rank],
-                           ": an earlier try has failed on some ranks alone, or their configurations differ. To try "
-                           "again, every rank has to"));
+    throw CommError(concat("rank ", state.rank, " is to connect ", state.purpose, ", but rank ", rank,
+                           " is to connect ", state.purposes[rank],
+                           ": an earlier try has failed on some ranks alone, or their configurations differ. Try again "
+                           "on every rank, with the same configuration"));
   }
 }
 

@@ -178,7 +178,8 @@ const std::vector<size_t>& ModuleUnits::of(const Module& module) const {
            " was called that was not in the model when the engine was built");
   const Known& known = at->second;
   ZS_CHECK(known.unit_module == &module, "module '", known.path, "' is inside the unit '",
-           modules_.at(known.unit_module).path, "': call that one through the engine, and this one directly within it");
+           modules_.at(known.unit_module).path, "'. Call '", modules_.at(known.unit_module).path,
+           "' through the engine, and let its forward call '", known.path, "' directly");
   return known.units;
 }
 

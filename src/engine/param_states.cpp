@@ -203,7 +203,8 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
   const Range owned = owned_part(*found, impl.ranks.reduce.rank());
   const Range both = intersect(owned, {first, first + scaled.numel()});
   ZS_CHECK(both == owned, "values are for elements [", begin, ", ", begin + scaled.numel(), ") of '",
-           found->spec().name(), "', this rank keeps ", owned.size());
+           found->spec().name(), "', but this rank keeps [", owned.begin - first + begin, ", ",
+           owned.end - first + begin, "): give values for all that it keeps");
   impl.reducer->replace(found->group->number(), found->index, scaled.slice(0, both.begin - first, both.end - first));
   impl.pass->gradients().show();
 }

@@ -25,10 +25,10 @@ std::string share_reason(Comm& comm, int root, const std::string& reason) {
 // Throws for a backward if an update was published outside of a step after its forward.
 [[noreturn]] void refuse_other_parameters() {
   throw StateError(
-      "between this forward pass and its backward() the last step's update came to the parameters, with "
-      "zeroshard.offload.delayed_update: backward() would use others than the forward pass. Saves, exports, loads and "
-      "zeroshard.gathered(..., modify_rank=...) publish it: call them before the forward pass or after step(), and "
-      "begin this step again");
+      "backward() would use other parameters than its forward pass, because the last step's update "
+      "(zeroshard.offload.delayed_update) was applied between them. Saves, exports, loads and "
+      "zeroshard.gathered(..., modify_rank=...) apply the update. Call these before the forward pass or after step(), "
+      "and begin this step again");
 }
 
 }  // namespace
@@ -203,9 +203,10 @@ void Pass::before_gradient() {
 
 void Pass::throw_discarded(const std::string& failure) {
   if (failure.empty()) return;
-  throw StateError(
-      concat("a backward pass was discarded on all ranks, with all that this step had before it, because of ", failure,
-             ". To go on, begin the step again"));
+  throw StateError(concat(
+      "a backward pass was discarded on all ranks, and all gradients since the last step with it. To go on, begin "
+      "the step again. The reason, from ",
+      failure));
 }
 
 void Pass::discard_failed() {
@@ -267,8 +268,8 @@ void Pass::check_reduced(const ParamSpec& param) const {
                             "coalesce_grad_reduction() that has not ended. Ask for it after one that is reduced"));
   if (!progress_.is_in_pass() && !progress_.has_open_gradients() && !other_.has_counted) return;
   throw StateError(concat("the gradient of '", param.name(),
-                          "' is not reduced yet: ask for it after engine.backward(loss), not within it and not after a "
-                          "loss.backward(), or, at stage 3, a torch.autograd.grad(), which end with the step"));
+                          "' is not reduced yet: ask for it when engine.backward(loss) has returned. Passes of "
+                          "loss.backward(), and at stage 3 of torch.autograd.grad(), end only with the step"));
 }
 
 }  // namespace zeroshard

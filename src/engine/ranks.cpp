@@ -10,8 +10,8 @@ void Ranks::check_caller() const {
   if (!process.is_own()) throw StateError(process.refusal(reduce.rank(), "engine"));
   if (in_interrupt_check())
     throw StateError(
-        "the handler of a signal called the engine while it waits for other ranks or for a checkpoint. Let the handler "
-        "note the signal, or call request_stop(), and act on it between steps");
+        "a signal handler called the engine while the engine waits for other ranks or for a checkpoint. Let the "
+        "handler only set a flag or call request_stop(), and act on the signal between steps");
   if (device.is_cpu()) return;
   gather.check();  // the thread that watches the device may have noticed that a rank is gone
   reduce.check();

@@ -50,7 +50,7 @@ void check_replicas(Comm& ranks, const std::vector<std::pair<std::string, at::Te
     const std::string wrong = disagreement(hashes);
     if (!wrong.empty())
       throw StateError(
-          concat("'", replicas[size_t(i)].first, "' should be the same on every rank, and ", wrong, ". ", advice));
+          concat("'", replicas[size_t(i)].first, "' should be the same on every rank, but ", wrong, ". ", advice));
   }
 }
 

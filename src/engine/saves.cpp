@@ -209,8 +209,9 @@ void Saves::check_not_half_loaded() const {
   for (const auto& [state, checkpoint] : half_loaded_)
     if (names.empty() || names.back() != state.name) names.push_back(state.name);
   throw StateError(concat("load_checkpoint failed when it had read a part of ", half_loaded_.begin()->second, ": ",
-                          some_of(names), " may be of two checkpoints. Load one that is whole (zeroshard checkpoint ",
-                          "verify tells) and has them, with the same options, or make a new engine"));
+                          some_of(names),
+                          " may be of two checkpoints. Load a checkpoint that has all of these, with the ",
+                          "same options, or make a new engine. `zeroshard checkpoint verify` tells which are whole"));
 }
 
 // If every rank's optimizer has a whole state, each rank saves only its share.

@@ -125,9 +125,9 @@ void Step::check(const std::vector<ParamGroupOptions>& groups) const {
                             "zeroshard.set_gradient(param, values)"));
   }
   if (consensus_.some_have_gradients == consensus_.all_have_gradients) return;
-  throw StateError(concat("step(): there are gradients since the last step on some ranks alone, and rank ",
-                          ranks_.reduce.rank(), pass_.progress().is_unapplied() ? " has some" : " has none",
-                          ". Every rank calls backward and zero_grad as often as the others"));
+  throw StateError(concat("step(): only some ranks have gradients since the last step, and rank ", ranks_.reduce.rank(),
+                          pass_.progress().is_unapplied() ? " has some" : " has none",
+                          ". Call backward and zero_grad on every rank as often as on the others"));
 }
 
 // Call it before the update, because the update of stages 1 and 2 overwrites elements that other ranks own.
@@ -142,9 +142,10 @@ void Step::compare_replicas() {
     for (size_t i = 0; i < unit.layout().params.size(); ++i)
       replicas.emplace_back(unit.layout().params[i].name(), unit.tensors(i).front());
   }
-  check_replicas(ranks_.reduce, replicas,
-                 "(zeroshard.check_replicas_every) Faulty memory, or code that wrote into it on one rank alone: go on "
-                 "from the last checkpoint");
+  check_replicas(
+      ranks_.reduce, replicas,
+      "The memory of a rank is faulty, or code wrote into the parameter on one rank alone. Go on from the last "
+      "checkpoint (zeroshard.check_replicas_every)");
 }
 
 void Step::report_skip(double scale) {

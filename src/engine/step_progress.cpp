@@ -57,8 +57,8 @@ void StepProgress::set_train_batch_size(int64_t samples, const Config& config) {
            "\"fp32\"}} in the configuration, or start with gradient_accumulation_steps of 2 or more");
   if (is_unapplied_ || has_open_)
     throw StateError(
-        "set_train_batch_size within a step would average its micro-batches by two numbers: call it after the step() "
-        "that updates");
+        "set_train_batch_size within a step would average its micro-batches with two different counts. Call it after "
+        "the step() that updates");
   batch.accumulation = accumulation;
   counts_.micro_steps = counts_.global_steps * accumulation;
 }

@@ -99,8 +99,8 @@ std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted
 
 void warn_of(const SwapFile& file, std::string_view what, std::string_view path_key, int rank) {
   if (file.in_memory())
-    log(LogLevel::kWarning, concat(file.path(), " is in memory: its file system is a tmpfs, and ", what,
-                                   " there save none. Set ", path_key, " to a directory on a disk"));
+    log(LogLevel::kWarning, concat(file.path(), " is in memory, because its file system is a tmpfs, so ", what,
+                                   " in it save no memory. Set ", path_key, " to a directory on a disk"));
   else if (!file.direct() && rank == 0)
     log(LogLevel::kWarning, concat(file.path(), " goes through the page cache: its file system has no O_DIRECT"));
 }

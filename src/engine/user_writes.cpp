@@ -132,14 +132,15 @@ void UserWrites::check_write(size_t unit, size_t param, int64_t how) const {
   const std::string& name = executor_.unit(unit).layout().params[param].name();
   if (how != 0 && executor_.unit(unit).placement() == Placement::kSharded) {
     if (how == WriteWatch::kWritten)
-      throw StateError(concat("parameter '", name,
-                              "' was written outside of zeroshard.gathered(..., modify_rank=...), while it was whole "
-                              "for a forward: each rank keeps a shard of it alone, and what was written is lost. "
-                              "Write it inside of that"));
+      throw StateError(
+          concat("parameter '", name,
+                 "' was written outside of zeroshard.gathered(..., modify_rank=...), while it was whole "
+                 "for a forward. What was written is lost, because each rank keeps only a shard. Write the "
+                 "parameter inside of zeroshard.gathered(..., modify_rank=0)"));
     throw StateError(concat("parameter '", name,
                             "' was given other memory (param.data = ...) outside of zeroshard.gathered(..., "
-                            "modify_rank=...): each rank keeps a shard of it alone, and would train that. Assign to it "
-                            "inside of that"));
+                            "modify_rank=...). Training would ignore that memory, because each rank trains its own "
+                            "shard. Assign inside of zeroshard.gathered(..., modify_rank=0)"));
   }
   if (how == WriteWatch::kRefused) throw StateError(refused_memory(unit, param));
 }
@@ -223,9 +224,9 @@ void UserWrites::check_late() {
   }
   remember_open_parameters();
   throw StateError(
-      "parameters were written between two steps, on this rank or another, with zeroshard.offload.delayed_update: the "
-      "update of the step before overwrites them, and what was written is lost. Write inside of "
-      "zeroshard.gathered(..., modify_rank=0), which brings that update to the parameters first");
+      "parameters were written between two steps, on this rank or another, and what was written is lost. With "
+      "zeroshard.offload.delayed_update, the update of the step before comes later and overwrites it. Write inside of "
+      "zeroshard.gathered(..., modify_rank=0), which applies that update first");
 }
 
 }  // namespace zeroshard

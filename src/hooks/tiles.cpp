@@ -387,8 +387,8 @@ class TileFunction : public torch::autograd::Function<TileFunction> {
     if (tiling->call.at_once) {
       if (!tiling->at_once)
         throw StateError(
-            "a second backward pass through a loss whose gradients were computed in its forward pass, and taken by the "
-            "first one: compute the loss again");
+            "a second backward pass goes through a loss whose gradients were computed in its forward pass. The first "
+            "backward pass has taken these gradients: compute the loss again");
       Gradients gradients = *std::exchange(tiling->at_once, std::nullopt);
       gradients.scale(grads[0]);
       return with_rest(gradients.take(tiling->num_all), 1);

@@ -210,8 +210,8 @@ void MatrixUpdate::update(const Step& step) {
   if (batches_.empty()) return;
   for (const ParamGroupOptions& options : step.options)
     ZS_CHECK(!options.use_muon || !options.ns_gram || options_.dtype == DType::kFloat32,
-             "ns_method is now 'gram', and was 'standard' when the engine was made, for which momenta travel in bf16: ",
-             "make the engine with 'gram'");
+             "ns_method is now 'gram', but was 'standard' when the engine was made. Ranks of such an engine exchange ",
+             "momenta in bf16, which 'gram' does not support: make a new engine with 'gram'");
   try {
     update_batches(step);
   } catch (const std::exception& error) {  // other ranks wait for this one's matrices

@@ -191,8 +191,9 @@ void ShardedOptimizer::check(std::span<ShardedGroup* const> groups, std::span<co
       if (type_ == OptimizerConfig::Type::kSgd && number >= 0) check_sgd(*group, options[size_t(number)], number);
       if (type_ == OptimizerConfig::Type::kMuon && number >= 0)
         ZS_CHECK(options[size_t(number)].use_muon == group->flat().is_matrix, "param group ", number,
-                 " of Muon has use_muon ", options[size_t(number)].use_muon, ", which was ", group->flat().is_matrix,
-                 " when the engine was made: it cannot change");
+                 " of Muon has use_muon ", options[size_t(number)].use_muon ? "true" : "false", ", but had ",
+                 group->flat().is_matrix ? "true" : "false",
+                 " when the engine was made: make a new engine to change it");
     }
   }
 }

@@ -294,10 +294,10 @@ void GradBucket::drop(size_t index) {
   const bool is_under_way = is_filling() || is_in_flight();  // a pass may have ended the unit before any gradients
   if (reduced_ && is_under_way) {
     if (!options_.device.is_cpu() || !grads_->in_memory())
-      throw StateError(
-          concat("a gradient of unit '", unit_.name,
-                 "' was dropped (param.grad = None) behind a torch.autograd.grad() or a forward of another "
-                 "loss: call engine.zero_grad() instead"));
+      throw StateError(concat(
+          "a gradient of unit '", unit_.name,
+          "' was dropped (param.grad = None) after a torch.autograd.grad() or a forward of another loss had begun "
+          "to use the unit. Call engine.zero_grad() instead"));
     const Range mine = group_.layout.shard(comm_.rank()), owned = group_.layout.owned(index, comm_.rank());
     const at::Tensor sum = kept_.defined() ? kept_ : shard();
     if (owned.size() > 0) sum.slice(0, owned.begin - mine.begin, owned.end - mine.begin).zero_();

@@ -32,6 +32,7 @@ Deaths strike_host(int victim, int signal) {
   ::close(::mkstemp(name));
   CommOptions options;
   options.stall_timeout_ms = 700;
+  options.timeout_ms = 6'000;  // ends the ranks of the other host, which only see that a peer is silent
   testing::ForkedWorld world(4, [&](int rank, Bootstrap& bootstrap) {
     const auto store = c10::make_intrusive<c10d::FileStore>(name, 4);
     const auto group = make_gloo_group(store, rank, 4);

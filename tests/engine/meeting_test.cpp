@@ -271,10 +271,12 @@ TEST(MeetingTest, OneThatComesAfterAnothersTimeOutMeetsItsNextTry) {
 TEST(MeetingTest, RanksThatComeForDifferentThingsAreTold) {
   Board board;
   Meeting first(board.calls(), 0, 2, 60'000, "the default group"), second(board.calls(), 1, 2, 60'000, "groups");
-  EXPECT_THAT(error_of([&] { await(first); }),
-              HasSubstr("rank 0 is to connect the default group, but rank 1 groups: an earlier try has failed"));
+  EXPECT_THAT(
+      error_of([&] { await(first); }),
+      HasSubstr("rank 0 is to connect the default group, but rank 1 is to connect groups: an earlier try has failed"));
   first.leave("CommError");
-  EXPECT_THAT(error_of([&] { await(second); }), HasSubstr("rank 1 is to connect groups, but rank 0 the default group"));
+  EXPECT_THAT(error_of([&] { await(second); }),
+              HasSubstr("rank 1 is to connect groups, but rank 0 is to connect the default group"));
   EXPECT_TRUE(first.out_of_step() && second.out_of_step());
   expect_that_all_meet(board, 2, true);
 }
