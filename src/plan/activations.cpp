@@ -10,8 +10,8 @@
 
 // Note [Activations]
 // The coefficients were found by counting the storages that autograd saves (torch.autograd.graph.saved_tensors_hooks)
-// for transformers' classes while one size at a time changed. tests/python/plan/test_activations.py counts them again. `e`
-// is the element size of the compute dtype. Norms, logits and loss are computed in fp32.
+// for transformers' classes while one size at a time changed. tests/python/plan/test_activations.py counts them again.
+// `e` is the element size of the compute dtype. Norms, logits and loss are computed in fp32.
 namespace zeroshard {
 namespace {
 

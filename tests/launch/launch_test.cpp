@@ -1,4 +1,5 @@
-// launch() with small shell programs. tests/python/launch/test_launcher.py tests the same from outside, with Python scripts.
+// launch() with small shell programs. tests/python/launch/test_launcher.py tests the same from outside, with Python
+// scripts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
