@@ -90,10 +90,6 @@ void Tiers::abort(std::string_view reason) noexcept {
   }
   changed_.notify_all();
   host_->abort(reason);
-  try {
-    link_->abort();                  // the ranks of the other hosts see that it is closed
-  } catch (const std::exception&) {  // best effort
-  }
 }
 
 Tiers::WorkPtr Tiers::add(JobPtr job) {
