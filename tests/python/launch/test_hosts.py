@@ -228,7 +228,7 @@ def test_the_interface_is_the_one_that_leads_to_the_master(lan):
     first.ip("link add more type veth peer name end", "link set end up", "link set more up")
     first.ip("address add 10.99.0.1/24 dev more")
     error = told(first, "host0")
-    assert "the host host0 is 127.0.1.1 here" in error and "'eth0', 'more'" in error, error
+    assert "the host host0 has the address 127.0.1.1 here" in error and "'eth0', 'more'" in error, error
     assert error.endswith("set GLOO_SOCKET_IFNAME to the interface that leads to the other hosts")
     first.ip(f"route add default via {second.address}")
     assert told(first, "host0") == "eth0"
