@@ -3,6 +3,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <c10/core/DeviceGuard.h>
@@ -82,7 +83,8 @@ void aten::decode(const at::Tensor& codes, const at::Tensor& scales, bool is_sig
 
 void aten::encode(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed) {
   const at::Tensor blocks = rows(values);
-  const at::Tensor most = blocks.abs().amax({1}).clamp_max(std::numeric_limits<float>::max());
+  at::Tensor most = at::maximum(blocks.amax({1}), blocks.amin({1}).neg());
+  most = most.abs_().clamp_max(std::numeric_limits<float>::max());  // abs_() makes a -0.0 a 0
   scales.copy_(most);
   // The two factors are those of the kernels: the reciprocal of a subnormal would be infinite.
   const at::Tensor one = at::full_like(most, 1);

@@ -82,6 +82,18 @@ TEST_P(NarrowMoments, OfADeviceHaveTheBitsOfTheCpuInThePlannedMemory) {
   }
 }
 
+// By LibTorch's operations, whose results differ in the last bits.
+TEST_P(NarrowMoments, OfADeviceWithoutKernelsAreNearTheCpus) {
+  Scenario on_cpu = scenario(DType::kFloat32, 1, kCodes);
+  const Result expected = test::train(on_cpu);
+  use_own_kernels(false);
+  const Result result = test::train(on_devices(on_cpu));
+  use_own_kernels(true);
+  ASSERT_FALSE(HasFailure());
+  EXPECT_LE((expected.values - result.values).abs().max().item<float>(), 1e-4F);
+  EXPECT_THAT(Streams::get().races().found(), ::testing::IsEmpty());
+}
+
 TEST_P(NarrowMoments, CheckpointsGoBetweenTiers) {
   for (const DType moments : {DType::kBFloat16, kCodes}) {
     const Scenario on_host = offloading(scenario(DType::kBFloat16, 1, moments), Device::kCpu);
