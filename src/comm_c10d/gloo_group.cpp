@@ -123,6 +123,16 @@ bool meets_on_loopback() {
   return is_loopback(master_address());
 }
 
+bool reaches_other_hosts() noexcept {
+  try {
+    const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
+    if (!interface.empty()) return interface.find(',') == std::string::npos;
+    return !meets_on_loopback() && !interface_towards(master_address()).empty();
+  } catch (const std::exception&) {  // no interface, or several, lead there
+    return false;
+  }
+}
+
 void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   while (refuses_connections(port) && std::chrono::steady_clock::now() < end)

@@ -15,6 +15,9 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
 
 // Returns whether MASTER_ADDR is a loopback address or unset.
 bool meets_on_loopback();
+// Returns whether the variables name one interface, or an address, by which a Gloo group of this rank can reach other
+// hosts.
+bool reaches_other_hosts() noexcept;
 
 // Returns when a process listens on 127.0.0.1:port, or after `timeout`.
 void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout);

@@ -27,8 +27,9 @@ struct RankCard {
   ProcessId process;
   int32_t transport = 0;
   int32_t device_type = 0;
-  int64_t generation = 0;  // generation of its Divergence
-  int64_t serial = 0;      // of this card in its process
+  int64_t reaches_other_hosts = 0;  // 1: a Gloo group of zeroshard can connect it to other hosts
+  int64_t generation = 0;           // generation of its Divergence
+  int64_t serial = 0;               // of this card in its process
 
   std::string name() const { return concat(host, "/", process.pid, "/", process.start_time, "/", serial); }
 };
@@ -42,6 +43,7 @@ std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, co
   card.process = this_process();
   card.transport = static_cast<int32_t>(options.transport);
   card.device_type = static_cast<int32_t>(device.type());
+  card.reaches_other_hosts = reaches_other_hosts() ? 1 : 0;
   static std::atomic<int64_t> serials{0};
   card.generation = generation;
   card.serial = ++serials;
@@ -115,6 +117,9 @@ std::unique_ptr<Comm> try_tiers(C10dBootstrap& bootstrap, const std::vector<Rank
                                 const CommOptions& options, const std::shared_ptr<Divergence>& divergence) {
   const int ranks = ranks_per_host(cards);
   if (options.transport != CommOptions::Transport::kAuto || ranks == 1) return nullptr;
+  // The group of a caller may have met otherwise than by MASTER_ADDR.
+  for (const RankCard& card : cards)
+    if (card.reaches_other_hosts == 0) return nullptr;
   const c10::intrusive_ptr<c10d::Store> store = group->getStore();
   if (!store) return nullptr;
   std::unique_ptr<Tiers> tiers =

@@ -104,8 +104,9 @@ std::unique_ptr<Tiers> make_tiers(Bootstrap& bootstrap, int ranks_per_host, c10:
   std::unique_ptr<DirectComm> host = connect_host(bootstrap, ranks_per_host, options);
   if (!host) return nullptr;
   const int rank = bootstrap.rank(), hosts = bootstrap.world_size() / ranks_per_host;
+  // The caller of a collective names it when the time is over, so Gloo waits a little longer.
   std::future<Group> link = connect_gloo_group(store, concat(name, "/", rank % ranks_per_host), rank / ranks_per_host,
-                                               hosts, options.timeout_ms);
+                                               hosts, options.timeout_ms + 2000);
   return std::make_unique<Tiers>(std::move(host), connect_link(rank, std::move(link), watch, options));
 }
 

@@ -17,6 +17,7 @@ class TieredComm final : public C10dComm {
   TieredComm& operator=(const TieredComm&) = delete;
 
   std::string_view transport() const override { return transport_; }
+  bool still_writes() const override { return C10dComm::still_writes() || tiers_->has_failed(); }
   std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override;
   std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
 

@@ -92,6 +92,11 @@ void Tiers::abort(std::string_view reason) noexcept {
   host_->abort(reason);
 }
 
+bool Tiers::has_failed() {
+  const std::scoped_lock lock(mutex_);
+  return failure_ != nullptr;
+}
+
 Tiers::WorkPtr Tiers::add(JobPtr job) {
   std::exception_ptr failure;
   {
@@ -156,8 +161,9 @@ void Tiers::run() {
       job->alone();
       end_job();
     }
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
     failure = std::current_exception();
+    host_->abort(error.what());  // this rank passes on nothing more
   }
   std::deque<JobPtr> left;
   {

@@ -53,6 +53,8 @@ class Tiers {
 
   // Makes all collectives fail, also those of the other ranks of this host. Any thread may call it.
   void abort(std::string_view reason) noexcept;
+  // Returns whether a collective has failed. The link may then still use its memory.
+  bool has_failed();
 
  private:
   class Job;
