@@ -38,11 +38,33 @@ class LowBit:
     without_effect: list[str] = field(default_factory=list)
 
 
+# What each update consists of, beside step().
+_PARTS = ("update_step", "init_state", "get_config", "get_state_buffer", "_new_buffer", "_subclass_zeros")
+
+
+def updates_as(optimizer: torch.optim.Optimizer, known: type) -> bool:
+    """Returns whether neither a subclass nor the object replaces a part of the update of a class."""
+    return all(
+        name not in vars(optimizer) and getattr(type(optimizer), name, None) is getattr(known, name, None)
+        for name in _PARTS
+    )
+
+
 def kind_of(optimizer_type: type) -> _C.OptimizerType | None:
     """Returns the core's type for a class of one of the packages; None for a class that has none."""
     package = optimizer_type.__module__.partition(".")[0]
     known = {"bitsandbytes": _BITSANDBYTES, "torchao": _TORCHAO}.get(package, {})
     return known.get(optimizer_type.__name__)
+
+
+def settings_of(optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a param group that the optimizer reads: all, or those of the packages' optimizers.
+
+    A group may have settings of another optimizer, whose checkpoint was loaded.
+    """
+    if not any(kind_of(base) is not None for base in type(optimizer).__mro__):
+        return group
+    return {name: value for name, value in group.items() if name in ("lr", "betas", "eps", "weight_decay")}
 
 
 def read_low_bit(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor], config: _C.ParsedConfig) -> LowBit:
@@ -142,7 +164,14 @@ def plain_states(state: dict[str, Any]) -> dict[str, Any]:
 
 def _decoded(codes: torch.Tensor, scales: torch.Tensor, signed: bool) -> torch.Tensor:
     values = _map(signed).to(codes.device)[codes.flatten().int()]
-    return (values * scales.flatten().repeat_interleave(_BLOCK)[: values.numel()]).view(codes.shape)
+    # Paged states are on the host, and their scales on the device.
+    scales = scales.flatten().to(codes.device).repeat_interleave(_BLOCK)[: values.numel()]
+    if scales.numel() != values.numel():
+        raise ValueError(
+            f"the optimizer has 8-bit states of {values.numel():,} elements without a scale for each {_BLOCK}, as "
+            "older versions of bitsandbytes stored them: pass a new optimizer"
+        )
+    return (values * scales).view(codes.shape)
 
 
 def _map(signed: bool) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from . import _C
-from .low_bit import LowBit, kind_of, plain_states, read_low_bit
+from .low_bit import LowBit, kind_of, plain_states, read_low_bit, settings_of, updates_as
 from .marks import made_with, mark_of, step_of
 from .messages import a_type
 from .names import plain_name
@@ -166,7 +166,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, parsed: _C.P
     low_bit = None
     if kind is not None and any(kind_of(base) is not None for base in type(optimizer).__mro__):
         low_bit = read_low_bit(optimizer, chain.from_iterable(params), parsed)
-    if any(group.get("amsgrad") or group.get("initial_accumulator_value") for group in optimizer.param_groups):
+    elif any(group.get("amsgrad") or group.get("initial_accumulator_value") for group in optimizer.param_groups):
         kind = None
     external = kind is None
     for name in (base.__name__ for base in type(optimizer).__mro__):
@@ -229,7 +229,9 @@ def runs_in_core(kind: _C.OptimizerType) -> Callable[[type], type]:
 def _kind_in_core(optimizer: torch.optim.Optimizer) -> _C.OptimizerType | None:
     """Returns None for an optimizer that updates in its own way."""
     known = next((base for base in type(optimizer).__mro__ if _type_in_core(base) is not None), None)
-    return _type_in_core(known) if known is not None and _steps_as(optimizer, known) else None
+    if known is None or not _steps_as(optimizer, known):
+        return None
+    return _type_in_core(known) if kind_of(known) is None or updates_as(optimizer, known) else None
 
 
 def _type_in_core(optimizer_type: type) -> _C.OptimizerType | None:
@@ -489,7 +491,7 @@ class Optimizer(torch.optim.Optimizer):
         """Returns the options for the core's update. External optimizers' groups may hold anything and are ignored."""
         if self._outside:
             return [_C.ParamGroupOptions() for _ in self.param_groups]
-        return [group_options(group, self._kind) for group in self.param_groups]
+        return [group_options(settings_of(self._inner, group), self._kind) for group in self.param_groups]
 
     def outside_rates(self) -> list[_C.ParamGroupOptions]:
         """Returns the learning rates of an external optimizer, for comparison with other ranks. It may have none."""

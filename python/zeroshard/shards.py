@@ -128,6 +128,10 @@ class ShardedParameter(_Castable):
     def __repr__(self) -> str:
         return f"{shard_of(self)}, sharded"
 
+    def data_ptr(self) -> int:
+        """Returns 0, as for every tensor without memory. Trainer asks for it beside 8-bit optimizers."""
+        return 0
+
     @property
     def data(self) -> HollowData:
         return torch.Tensor.data.__get__(self).as_subclass(HollowData)

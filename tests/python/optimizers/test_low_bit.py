@@ -273,6 +273,44 @@ def one_differs():
     return True
 
 
+def update_of_ones_own():
+    import bitsandbytes
+
+    class Cautious(bitsandbytes.optim.AdamW8bit):
+        def update_step(self, group, p, gindex, pindex):
+            raise AssertionError("the core would not call this")
+
+    model = Layers()
+    config = models.configuration(0) | {"zero_allow_untested_optimizer": True}
+    engine = zeroshard.initialize(model=model, optimizer=Cautious(model.parameters(), lr=1e-2), config=config)[0]
+    with pytest.raises(AssertionError, match="the core would not call this"):
+        train(engine)
+    return True
+
+
+def test_an_update_of_ones_own_does_not_run_in_the_core():
+    assert world.run(1, update_of_ones_own) == [True]
+
+
+def group_of_another_optimizer():
+    """Param groups with settings that bitsandbytes does not read, as those of torch.optim.Adam in a checkpoint."""
+    digests = []
+    for settings in ({}, {"decoupled_weight_decay": False, "maximize": True, "amsgrad": True}):
+        model = Layers()
+        optimizer = made("AdamW8bit", model)
+        for group in optimizer.param_groups:
+            group |= settings
+        engine = zeroshard.initialize(model=model, optimizer=optimizer, config=models.configuration(1))[0]
+        train(engine)
+        digests.append(digest_of(engine))
+    return digests
+
+
+def test_settings_that_the_library_does_not_read_have_no_effect():
+    (digests,) = world.run(1, group_of_another_optimizer)
+    assert digests[0] == digests[1]
+
+
 def test_ranks_must_agree():
     assert world.run(2, one_differs) == [True, True]
 
