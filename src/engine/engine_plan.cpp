@@ -16,6 +16,7 @@
 #include "engine/host_threads.h"
 #include "engine/memory_needs.h"
 #include "plan/device_memory.h"
+#include "precision/loss_scaler.h"
 
 namespace zeroshard {
 namespace {
@@ -109,6 +110,7 @@ EnginePlan::EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& 
   for (const auto& [what, values] : engine_options.agreement) check_agreement(ranks.reduce, what, values);
   check_agreement(ranks.reduce, "parameters of the model", describe(layouts));
   check_agreement(ranks.reduce, "buffers of the model", describe(engine_options.buffers));
+  static_cast<void>(LossScaler(config.fp16));  // throws for bad settings while the model still has its values
   check_matrices(layouts, engine_options);
   double momentum = 0;
   for (const ParamGroupOptions& group : engine_options.param_groups) momentum = std::max(momentum, group.momentum);

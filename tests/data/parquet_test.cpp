@@ -190,7 +190,7 @@ TEST(Parquet, WithoutItsReaderTheFileIsNamedAndTheWayOut) {
   const std::string message = message_of<ValueError>([&] {
     tokenize_files(tokenizer, {root / "a.jsonl", root / "b.parquet"}, root / "out", {});
   });
-  EXPECT_THAT(message, ::testing::StartsWith("cannot read " + (root / "b.parquet") + ": "));
+  EXPECT_THAT(message, ::testing::StartsWith("cannot read " + (root / "b.parquet") + ", because "));
   EXPECT_THAT(message, ::testing::HasSubstr("libzeroshard_parquet.so"));
   EXPECT_THAT(message,
               ::testing::EndsWith("Install the Python package pyarrow and build zeroshard again, or convert the "

@@ -16,6 +16,15 @@ def initialize(model, groups=None, stage=1, **blocks):
     return zeroshard.initialize(model=model, model_parameters=groups, config=config)[0]
 
 
+def test_a_bad_loss_scale_leaves_the_model_as_it_was():
+    model = models.stack()
+    before = [param.detach().clone() for param in model.parameters()]
+    with pytest.raises(ValueError, match="the loss scale must be above 0"):
+        initialize(model, fp16={"enabled": True, "loss_scale": 1e39})
+    assert all(param.equal(value) for param, value in zip(model.parameters(), before, strict=True))
+    initialize(model).destroy()
+
+
 # -- parameters --------------------------------------------------------------------------------------------------------
 
 
