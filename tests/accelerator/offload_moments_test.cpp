@@ -91,7 +91,7 @@ TEST_P(NarrowMoments, OfADeviceWithoutKernelsAreNearTheCpus) {
   use_own_kernels(true);
   ASSERT_FALSE(HasFailure());
   EXPECT_LE((expected.values - result.values).abs().max().item<float>(), 1e-4F);
-  EXPECT_THAT(Streams::get().races().found(), ::testing::IsEmpty());
+  expect_no_race(on_cpu);
 }
 
 TEST_P(NarrowMoments, CheckpointsGoBetweenTiers) {

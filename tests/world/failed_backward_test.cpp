@@ -82,7 +82,7 @@ Result train_with(const Scenario& scenario, const Fault& fault) {
     if (fault.at(rank)) {
       EXPECT_THAT(thrown[size_t(rank)], HasSubstr("planted"));
     } else {
-      EXPECT_THAT(thrown[size_t(rank)], HasSubstr(concat("because of rank ", first, ": planted")));
+      EXPECT_THAT(thrown[size_t(rank)], HasSubstr(concat("from rank ", first, ": planted")));
     }
   }
   return world.rank(0).result;

@@ -136,7 +136,7 @@ def fail_and_try_again(stage, dtype, seeds):
             faults.insert(0, (0, 0, PLACES[seed % len(PLACES)], [seed % world.size()]))
         *got, errors = train(engine, dtype, faults, no_sync)
         for (_, _, _, ranks), error in zip(faults, errors, strict=True):
-            first = f"because of rank {min(ranks)}: Fault: planted"
+            first = f"from rank {min(ranks)}: Fault: planted"
             assert error == "Fault: planted" if world.rank() in ranks else first in error, (error, seed)
         start_again(engine, start)
         *expected, errors = train(engine, dtype, (), no_sync)

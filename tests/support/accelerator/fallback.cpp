@@ -109,6 +109,10 @@ std::vector<at::Tensor> logical_and_shapes(const Values& metas) {
   return {meta_of_sizes(at::infer_size(metas[0].toTensor().sizes(), metas[1].toTensor().sizes()), at::kBool)};
 }
 
+std::vector<at::Tensor> bucketize_shapes(const Values& metas) {
+  return {meta_of_sizes(metas[0].toTensor().sizes(), metas[2].toBool() ? at::kInt : at::kLong)};
+}
+
 std::vector<at::Tensor> index_select_shapes(const Values& metas) {
   const at::Tensor input = metas[0].toTensor();
   std::vector<int64_t> sizes = input.sizes().vec();
@@ -137,6 +141,7 @@ const std::map<std::string, Shapes>& known_shapes() {
       {"aten::isfinite", logical_not_shapes},
       {"aten::logical_not", logical_not_shapes},
       {"aten::logical_and", logical_and_shapes},
+      {"aten::bucketize", bucketize_shapes},
       {"aten::index_select", index_select_shapes},
       {"aten::index_add", index_add_shapes},
       {"aten::floor_divide", floor_divide_shapes},
