@@ -253,7 +253,7 @@ def test_without_the_plug_in_files_are_named_before_any_is_read(model, tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     lines = write_lines(tmp_path / "in.jsonl", [{"text": 5}])
     message = refusal(model, tmp_path / "in.parquet", lines, command=alone, env=environment)
-    assert "cannot read" in message and "in.parquet: " in message
+    assert "cannot read" in message and "in.parquet, because " in message
     assert "Install the Python package pyarrow and build zeroshard again, or convert the file to JSON lines" in message
     assert run(model, tmp_path / "out", tmp_path / "in.parquet", env=environment).returncode == 0
 
