@@ -38,7 +38,7 @@ class LowBit:
     without_effect: list[str] = field(default_factory=list)
 
 
-# What each update consists of, beside step().
+# The packages' step() calls these methods, and subclasses replace them.
 _PARTS = ("update_step", "init_state", "get_config", "get_state_buffer", "_new_buffer", "_subclass_zeros")
 
 
@@ -57,19 +57,24 @@ def kind_of(optimizer_type: type) -> _C.OptimizerType | None:
     return known.get(optimizer_type.__name__)
 
 
+def known_base(optimizer: torch.optim.Optimizer | None) -> type | None:
+    """Returns the class of one of the packages that the optimizer is of; None if it is of none."""
+    return next((base for base in type(optimizer).__mro__ if kind_of(base) is not None), None)
+
+
 def settings_of(optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of a param group that the optimizer reads: all, or those of the packages' optimizers.
 
     A group may have settings of another optimizer, whose checkpoint was loaded.
     """
-    if not any(kind_of(base) is not None for base in type(optimizer).__mro__):
+    if known_base(optimizer) is None:
         return group
     return {name: value for name, value in group.items() if name in ("lr", "betas", "eps", "weight_decay")}
 
 
 def read_low_bit(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor], config: _C.ParsedConfig) -> LowBit:
     """Raises ``ValueError`` for a setting that has another meaning than any of the core's."""
-    known = next(base for base in type(optimizer).__mro__ if kind_of(base) is not None)
+    known = known_base(optimizer)
     is_bitsandbytes = known.__module__.startswith("bitsandbytes")
     found = LowBit(f"{known.__name__} of {'bitsandbytes' if is_bitsandbytes else 'torchao'}")
     (_read_bitsandbytes if is_bitsandbytes else _read_torchao)(found, optimizer, list(params))

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from . import _C
-from .low_bit import LowBit, kind_of, plain_states, read_low_bit, settings_of, updates_as
+from .low_bit import LowBit, kind_of, known_base, plain_states, read_low_bit, settings_of, updates_as
 from .marks import made_with, mark_of, step_of
 from .messages import a_type
 from .names import plain_name
@@ -164,7 +164,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, parsed: _C.P
     group_of = _index(groups, model, "the optimizer has", advice)
     kind = _kind_in_core(optimizer)
     low_bit = None
-    if kind is not None and any(kind_of(base) is not None for base in type(optimizer).__mro__):
+    if kind is not None and known_base(optimizer) is not None:
         low_bit = read_low_bit(optimizer, chain.from_iterable(params), parsed)
     elif any(group.get("amsgrad") or group.get("initial_accumulator_value") for group in optimizer.param_groups):
         kind = None

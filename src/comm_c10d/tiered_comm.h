@@ -7,7 +7,7 @@
 namespace zeroshard {
 
 // A C10dComm over several hosts whose gathers, broadcasts and exchanges cross the network once for each host (Tiers).
-// Its other collectives are small or rare, and go through the process group.
+// The process group does its other collectives, which are small or rare.
 class TieredComm final : public C10dComm {
  public:
   TieredComm(std::unique_ptr<Tiers> tiers, c10::intrusive_ptr<c10d::ProcessGroup> group, PeerWatch watch,

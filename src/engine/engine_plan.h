@@ -15,7 +15,7 @@ namespace zeroshard {
 // index becomes the current one.
 EngineOptions completed(EngineOptions options, std::vector<UnitDefinition>& units);
 
-// What an engine will keep where, and the ledger that counts what it keeps.
+// An engine plans here what it will keep where, and its ledger counts what it keeps.
 struct EnginePlan : PlanReport {
   // Compares the model and the options of the ranks, replaces "auto" places in the configuration, and checks that the
   // plan fits. Allocates nothing. Collective.

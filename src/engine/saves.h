@@ -23,7 +23,8 @@ struct StateKey {
   auto operator<=>(const StateKey&) const = default;
 };
 
-// What an engine saves and loads: its states, the save that runs in the background, and what a load has left half done.
+// Saves and loads the states of an engine. It owns the save that runs in the background, and remembers what a load has
+// left half done.
 class Saves {
  public:
   static constexpr std::string_view kSaveCall = "save_checkpoint";  // the name of users' call, in messages

@@ -40,7 +40,7 @@ class UserWrites {
   // A load has written to all parameters.
   void accept_loaded();
   void forget_readings() { watch_.forget_readings(); }
-  // What users hold has other values from now on.
+  // A step has changed the values that users hold.
   void end_step();
   // Forgets the values that a release would restore.
   void forget_held() { held_.forget(); }

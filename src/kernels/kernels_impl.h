@@ -171,9 +171,9 @@ struct Pieces<0> {
 };
 
 // Note [The tree of a sum]
-// The pieces are added as a binary tree. Its left half is the largest power of two of pieces that leaves some for the
-// right half: (p0 + p1) + p2, ((p0 + p1) + (p2 + p3)) + p4. So groups of a power of two of neighbours are subtrees: who
-// adds their sums gets the same bits.
+// The pieces are added as a binary tree. The left half has the largest power of two of pieces that leaves some for the
+// right half: (p0 + p1) + p2, ((p0 + p1) + (p2 + p3)) + p4. So groups of a power of two of neighbours are subtrees, and
+// code that adds their sums gets the same bits.
 
 // Adds the pieces [first, first + kCount).
 template <class V, typename Src, int kCount, class Each, class Where>

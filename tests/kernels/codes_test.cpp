@@ -273,7 +273,7 @@ TEST_P(Codes, OfAdagradHaveTheBitsOfTheReference) {
   expect_right_codes(table(), AdagradArgs{.lr_decay = 0.1});
 }
 
-// The square of 1e25 is infinite in fp32. Its block has a finite scale, so the other elements stay numbers.
+// The square of 1e25 is infinite in fp32. The block gets a finite scale, so the other elements stay numbers.
 TEST_P(Codes, OfAMomentThatOverflowsStayFinite) {
   SeededRandom random(3);
   CodedState state(3 * kScaledNumel, DType::kFloat32, nullptr, random);

@@ -72,8 +72,8 @@ def forget_pids(folder):
         note.unlink()
 
 
-# What a script does to wait for two such notes, to note its own process, to wait for ever, and to start a process that
-# leaves its session and is deaf to SIGTERM. A script's `time.sleep(60)` is a rank that works on until it is ended.
+# Scripts paste these lines. They wait for two such notes, wait for ever, note their own process, and start a process
+# that leaves its session and is deaf to SIGTERM. A script's `time.sleep(60)` is a rank that works on until it is ended.
 WAIT_FOR_TWO = "while sum(n[:4] == 'pid.' for n in os.listdir(os.path.dirname(__file__))) < 2: time.sleep(0.01)\n"
 WAIT = "while True: time.sleep(60)\n"
 NOTE = "open(f'{os.path.dirname(__file__)}/pid.{os.getpid()}', 'w').close()\n"
