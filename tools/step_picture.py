@@ -98,7 +98,7 @@ ARROWS = (
     Arrow("full", "packed", 2, ("compute",), 248),
     Arrow("activations", "packed"),
     Arrow("packed", "their gradients", 3, ("exchange pieces",), 138, both=True),
-    Arrow("packed", "reduced", 3, ("sum in rank order",), 338),
+    Arrow("packed", "reduced", 3, ("sum as one tree",), 338),
     Arrow("reduced", "states"),
     Arrow("states", "agreement", 4, ("one all-reduce",), 138, both=True),
     Arrow("states", "new"),
