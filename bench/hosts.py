@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Times a training step of two hosts with two ranks each over a slow link: in two levels, and flat over Gloo.
+"""Times a training step of two hosts with two ranks each over a slow link, beside FSDP2's HSDP over Gloo.
+
+The arms: one copy of the states over all ranks, in two levels and flat over Gloo; a replica of the states on each host
+(zeroshard.mesh.shard); and FSDP2 on a mesh of hosts and ranks, which also has a replica on each host.
 
     bench/hosts.py                       # as root; writes bench/results/hosts-DATE.{md,json}
 
-The hosts are namespaces (tests/python/hosts.py) whose link tc slows down in both directions. Each process has both
+The hosts are namespaces (tests/python/hosts.py) whose link tc slows down in both directions. Each process has all
 engines, which take turns: one step each in every round, with the same input. Ratios are taken within a round, and
 medians over rounds. A step's time is that of rank 0, from a barrier to a barrier. Bytes are those that host 0 sends.
 """
@@ -21,7 +24,12 @@ from pathlib import Path
 from machine import cpu_name
 
 ROOT = Path(__file__).resolve().parent.parent
-ARMS = {"two levels": "auto", "flat": "process_group"}
+ARMS = {
+    "two levels": {"transport": "auto"},
+    "flat": {"transport": "process_group"},
+    "replicas": {"mesh": {"shard": "host"}},
+}
+PEER = "FSDP2 HSDP"
 HOSTS, RANKS = 2, 2
 
 
@@ -52,28 +60,57 @@ def run_rank(arguments):
     torch.set_num_threads(1)
     zeroshard.init_distributed()
 
-    def begin(transport):
+    def make_layers():
         torch.manual_seed(0)
-        layers = [torch.nn.Linear(arguments.width, arguments.width) for _ in range(arguments.layers)]
+        return [torch.nn.Linear(arguments.width, arguments.width) for _ in range(arguments.layers)]
+
+    def begin(own):
         config = {
             "train_micro_batch_size_per_gpu": 4,
             "zero_optimization": {"stage": arguments.rank, "stage3_param_persistence_threshold": 0},
             "optimizer": {"type": "AdamW"},
-            "zeroshard": {"transport": transport},
+            "zeroshard": own,
         }
-        return zeroshard.initialize(model=torch.nn.Sequential(*layers), config=config)[0]
+        engine = zeroshard.initialize(model=torch.nn.Sequential(*make_layers()), config=config)[0]
 
-    engines = {name: begin(transport) for name, transport in ARMS.items()}
+        def step(rows):
+            engine.backward(engine(rows).square().mean())
+            engine.step()
+
+        return engine, step
+
+    def begin_peer():
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = torch.distributed.init_device_mesh("cpu", (HOSTS, RANKS), mesh_dim_names=("replicate", "shard"))
+        model = torch.nn.Sequential(*make_layers())
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+        def step(rows):
+            model(rows).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    engines, steps = {}, {}
+    for name, own in ARMS.items():
+        engines[name], steps[name] = begin(own)
+    if arguments.rank == 3:  # FSDP2 has no other stage
+        steps[PEER] = begin_peer()
     data = torch.Generator().manual_seed(torch.distributed.get_rank())
     rounds = []
     for _ in range(arguments.rounds + 1):
         rows = torch.randn(4, arguments.width, generator=data)
         measured = {}
-        for name, engine in engines.items():
+        for name, step in steps.items():
             torch.distributed.barrier()
             start, sent = time.perf_counter(), sent_bytes()
-            engine.backward(engine(rows).square().mean())
-            engine.step()
+            step(rows)
             torch.distributed.barrier()
             measured[name] = {"seconds": time.perf_counter() - start, "bytes": sent_bytes() - sent}
         rounds.append(measured)
@@ -113,10 +150,16 @@ def summarise(found):
     rounds = found["rounds"]
     medians = {
         name: {key: statistics.median(each[name][key] for each in rounds) for key in ("seconds", "bytes")}
-        for name in ARMS
+        for name in rounds[0]
     }
-    ratio = statistics.median(each["flat"]["seconds"] / each["two levels"]["seconds"] for each in rounds)
-    return {"medians": medians, "speedup": ratio, "digests": found["digests"]}
+    ratios = {
+        name: statistics.median(each[name]["seconds"] / each["flat"]["seconds"] for each in rounds) for name in medians
+    }
+    if PEER in medians:
+        ratios["replicas to the peer"] = statistics.median(
+            each["replicas"]["seconds"] / each[PEER]["seconds"] for each in rounds
+        )
+    return {"medians": medians, "ratios": ratios, "digests": found["digests"]}
 
 
 def measure(arguments):
@@ -128,15 +171,24 @@ def measure(arguments):
         f"`bench/hosts.py` on {cpu_name()}, {os.cpu_count()} cores for all {HOSTS * RANKS} ranks; fp32, {parameters:,}"
         f" parameters, medians of {arguments.rounds} rounds. Host 0 sends:",
         "",
-        "| stage | two levels | flat | speed-up | MB in two levels | MB flat | same bits |",
-        "|---|---|---|---|---|---|---|",
+        "| stage | arm | step | of flat | MB | |",
+        "|---|---|---|---|---|---|",
     ]
     for stage, found in stages.items():
-        two, flat = (found["medians"][name] for name in ARMS)
-        lines.append(
-            f"| {stage} | {two['seconds']:.3f} s | {flat['seconds']:.3f} s | {found['speedup']:.2f} | "
-            f"{two['bytes'] / 1e6:.1f} | {flat['bytes'] / 1e6:.1f} | {'yes' if found['digests'] == 1 else 'NO'} |"
-        )
+        for name, medians in found["medians"].items():
+            said = (
+                "the bits of all"
+                if found["digests"] == 1 and name in ARMS
+                else "DIFFERENT BITS"
+                if name in ARMS
+                else ""
+            )
+            if name == "replicas" and PEER in found["medians"]:
+                said += f", {found['ratios']['replicas to the peer']:.2f} of {PEER}"
+            lines.append(
+                f"| {stage} | {name} | {medians['seconds']:.3f} s | {found['ratios'][name]:.2f} | "
+                f"{medians['bytes'] / 1e6:.1f} | {said} |"
+            )
     text = "\n".join(lines) + "\n"
     print(text)
     out = arguments.out or ROOT / "bench" / "results" / f"hosts-{datetime.date.today()}"

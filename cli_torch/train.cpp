@@ -168,7 +168,9 @@ struct Arguments {
 void train_rank(const Arguments& arguments) {
   const std::string& path = arguments.path;
   ConfigContext context;
-  context.world_size = arguments.check ? arguments.world_size : rank_environment().world_size;
+  const RankEnvironment ranks = rank_environment();
+  context.world_size = arguments.check ? arguments.world_size : ranks.world_size;
+  if (!arguments.check) context.ranks_per_host = ranks.local_world_size;
   const TrainConfig config = parse_train_config(read_text(path), context, path);
   const c10::Device device = arguments.device.empty()
                                  ? choose_device(config.train.device, concat(path, ": train.device"))

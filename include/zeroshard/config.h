@@ -232,6 +232,7 @@ struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
   bool managed_accumulation = true;  // false: every step() updates, no matter how many micro-batches preceded it
   int world_size = 1;
+  int shard_size = 0;                 // ranks that shard one copy of the states; 0: all
   int sequence_parallel_size = 1;     // ranks that train on the same rows; parameters are still sharded over all ranks
   double gradient_clipping = 1;       // largest gradient norm; 0: no clipping. 1 is DeepSpeed's default since 0.19.3
   int64_t steps_per_print = 0;        // 0: never
@@ -280,6 +281,7 @@ struct Config {
   MetricFilesConfig tensorboard, csv_monitor;
   WandbConfig wandb;
 
+  int shard_ranks() const { return shard_size > 0 ? shard_size : world_size; }
   // Returns the dtype of reduced gradients in a step of this many micro-batches; unset: the communication dtype. Sums
   // over several micro-batches are fp32 unless grad_accum_dtype says otherwise, because 16 bits lose small
   // contributions.
@@ -314,6 +316,7 @@ struct ParsedConfig {
 // Values that the JSON text does not contain. `hidden_size` resolves the "auto" values that depend on it.
 struct ConfigContext {
   int world_size = 1;
+  int ranks_per_host = 0;  // 0: not known, or not equal
   // Set if the caller has set up sequence groups; the text may repeat the same value.
   std::optional<int> sequence_parallel_size;
   std::optional<int64_t> hidden_size;

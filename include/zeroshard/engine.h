@@ -12,6 +12,7 @@
 #include "zeroshard/config.h"
 #include "zeroshard/optimizer.h"
 #include "zeroshard/progress.h"
+#include "zeroshard/replica_comms.h"
 
 namespace zeroshard {
 
@@ -115,10 +116,11 @@ class Engine {
   // Takes over the parameters. Collective. The parameters and buffers get rank 0's values on every rank. `gather` and
   // `reduce` may be the same communicator; two communicators let ranks differ in how gathers and reductions interleave.
   // A separate thread uses `checkpoint`, which moves host memory; without it nothing can be saved or loaded. The engine
-  // must be destroyed before the communicators. Throws ValueError on every rank if parameters or options differ among
+  // must be destroyed before the communicators. With `replication`, `gather` and `reduce` have only the ranks of this
+  // replica, and `checkpoint` has all ranks. Throws ValueError on every rank if parameters or options differ among
   // ranks.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce,
-         Comm* checkpoint = nullptr);
+         Comm* checkpoint = nullptr, const ReplicaComms& replication = {});
   // Uses the communicators of `world`, which the engine owns, and is else like the constructor above.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, std::unique_ptr<World> world);
   ~Engine();

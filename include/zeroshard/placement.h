@@ -19,7 +19,7 @@ struct PlacementRule {
 };
 
 struct PlacementOptions {
-  int world_size = 1;
+  int world_size = 1;  // ranks that shard one copy of the states among themselves
   int stage = 0;
   bool shard_one_rank = false;      // a single rank gathers and reduces like several ranks do
   std::optional<DType> wire_dtype;  // dtype of gradients on the wire; unset: the dtype of their parameters

@@ -18,6 +18,8 @@ struct PlanOptions : PlacementOptions {
   DType compute_dtype = DType::kBFloat16;
   bool overlap = true;
   bool prefetch = true;
+  int replicas = 1;                     // groups of world_size ranks each, which hold the same states
+  bool replicas_need_scratch = false;   // the transport between replicas copies the pieces of a sum
   bool exchange_needs_scratch = false;  // the transport cannot sum directly from the memory of peers
   int swap_buffers = 4;                 // chunks in memory at a time if states lie in files
   // If parameters lie in files: the number of shards in memory at a time, and the largest number of elements of each.

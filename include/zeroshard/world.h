@@ -9,6 +9,7 @@
 
 #include "zeroshard/config.h"
 #include "zeroshard/rank_environment.h"
+#include "zeroshard/replica_comms.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -17,6 +18,7 @@ class ProcessGroup;
 namespace zeroshard {
 
 class Comm;
+struct CommOptions;
 class Meeting;
 class RankObserver;
 
@@ -66,11 +68,16 @@ class World {
   // replaced by "shm" is not needed any more.
   std::vector<std::string> transports() const;
 
+  // Communicators of the ranks that shard one copy of the states among themselves: all ranks, unless
+  // Config::shard_size says otherwise.
   Comm& gather() { return *gather_; }
   // Returns the same communicator as gather() if all streams of the device share one queue
   // (CUDA_DEVICE_MAX_CONNECTIONS=1).
   Comm& reduce() { return reduce_ ? *reduce_ : *gather_; }
   Comm* checkpoint() { return checkpoint_.get(); }
+  // Returns the communicator of all ranks.
+  Comm& all() { return all_ ? *all_ : reduce(); }
+  ReplicaComms replication() { return {all_.get(), replicas_.get()}; }
   // Connects the ranks that share rows with this rank: sequence_parallel_size neighbours. Null where the size is 1, and
   // in a world over the caller's process groups.
   const std::shared_ptr<Comm>& sequence() { return sequence_; }
@@ -86,10 +93,12 @@ class World {
     Group gather, reduce, checkpoint, sequence;
   };
   void connect(const Config& config, const Groups& groups, Meeting* meeting);
+  void connect_replicas(const Config& config, const Groups& groups, Meeting* meeting, const CommOptions& options);
 
   c10::Device device_;
   std::shared_ptr<RankObserver> observer_;
   std::unique_ptr<Comm> gather_, reduce_, checkpoint_;
+  std::unique_ptr<Comm> all_, replicas_;  // null: there is one replica
   std::shared_ptr<Comm> sequence_;
 };
 

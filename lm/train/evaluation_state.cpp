@@ -74,7 +74,7 @@ EvaluationState read_evaluation(const std::string& checkpoints, int64_t step, co
     const EvaluationState state = take(checkpoints, step).value_or(saved);
     all = {state.step, std::bit_cast<int64_t>(state.best), state.without_progress};
   }
-  Comm& comm = world.reduce().host();
+  Comm& comm = world.all().host();
   comm.broadcast({all.data(), static_cast<int64_t>(all.size()), DType::kOther8}, 0, "evaluation")->wait();
   return {all[0], std::bit_cast<double>(all[1]), all[2]};
 }

@@ -7,6 +7,7 @@
 #include "layout/matrix_owners.h"
 #include "optim/lr_schedule.h"
 #include "zeroshard/optimizer.h"
+#include "zeroshard/rank_environment.h"
 
 namespace zeroshard {
 namespace {
@@ -14,6 +15,9 @@ namespace {
 ConfigContext context(int world_size, std::optional<int64_t> hidden_size, std::optional<int> sequence_parallel_size) {
   ConfigContext result;
   result.world_size = world_size;
+  // Ranks that torch.multiprocessing started have no variables of a launcher.
+  if (const RankEnvironment ranks = rank_environment(); ranks.world_size == world_size)
+    result.ranks_per_host = ranks.local_world_size;
   result.sequence_parallel_size = sequence_parallel_size;
   result.hidden_size = hidden_size;
   return result;

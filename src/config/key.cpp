@@ -62,6 +62,9 @@ std::string describe_one(const Paths&) {
 std::string describe_one(const Amount&) {
   return R"(bytes, or a text with a unit, such as "8GiB")";
 }
+std::string describe_one(const RanksOrHost&) {
+  return R"(a positive number of ranks, or "host")";
+}
 std::string describe_one(const Placements&) {
   return R"(a list of {"units": "layers.0-3", "parameters": "replicated" or "sharded"})";
 }
@@ -157,6 +160,11 @@ std::optional<Json> check_one(const Amount&, const Json& value) {
   if (!value.is_string()) return check_one(Integer{.min = 1, .truncate = true}, value);
   const std::optional<double> bytes = bytes_in(value.get<std::string>());
   return bytes ? check_one(Integer{.min = 1, .truncate = true}, *bytes) : std::nullopt;
+}
+
+std::optional<Json> check_one(const RanksOrHost&, const Json& value) {
+  if (value == "host") return value;
+  return check_one(Integer{.min = 1, .max = std::numeric_limits<int>::max()}, value);
 }
 
 std::optional<Json> check_one(const Placements&, const Json& value) {

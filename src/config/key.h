@@ -34,13 +34,14 @@ struct Only {  // false, or another single value that has no effect
 struct Betas {};  // two numbers in [0, 1)
 struct Text {};
 struct Strings {};
-struct Paths {};       // a string or a list of strings, none of them empty
-struct Amount {};      // amount of memory: bytes, or a text with a unit
-struct Placements {};  // [{"units": pattern, "parameters": "replicated" or "sharded"}]
+struct Paths {};        // a string or a list of strings, none of them empty
+struct Amount {};       // amount of memory: bytes, or a text with a unit
+struct RanksOrHost {};  // number of ranks, or "host"
+struct Placements {};   // [{"units": pattern, "parameters": "replicated" or "sharded"}]
 struct Anything {};
 struct NothingEnabled {};  // an object without "enabled": true at any depth
-using Allowed = std::variant<Bool, Integer, Number, Choice, Only, Betas, Text, Strings, Paths, Amount, Placements,
-                             Anything, NothingEnabled>;
+using Allowed = std::variant<Bool, Integer, Number, Choice, Only, Betas, Text, Strings, Paths, Amount, RanksOrHost,
+                             Placements, Anything, NothingEnabled>;
 
 inline Integer at_least(int64_t min) {
   return {.min = min};

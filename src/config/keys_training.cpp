@@ -204,6 +204,17 @@ std::vector<Key> own_keys() {
          for (const Json& rule : value)
            config.placement.push_back({rule["units"].get<std::string>(), rule["parameters"] == "replicated"});
        }},
+      {"zeroshard.mesh.shard", RanksOrHost{}, nullptr,
+       "neighbouring ranks that shard one copy of all states among themselves; each group of them holds a replica, and "
+       "groups exchange only gradients. \"host\": the ranks of a host. Unset: all ranks share one copy",
+       Effect::kYes,
+       [](Config& config, const Json& value) { config.shard_size = value == "host" ? 0 : value.get<int>(); }},
+      {"zeroshard.mesh.outer",
+       Choice{{"replicate"}, "optimizer states that all groups share are not supported"},
+       "replicate",
+       "what the groups of zeroshard.mesh.shard hold: \"replicate\" means that each has all states",
+       Effect::kYes,
+       {}},
       {"zeroshard.shard_one_rank", Bool{}, false,
        "one rank gathers parameters and reduces gradients as several do: to try a stage without other ranks",
        Effect::kYes, set<&Config::shard_one_rank>},

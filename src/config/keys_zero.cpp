@@ -106,6 +106,8 @@ std::vector<Key> effective() {
       leaf_module("names", "with one of these names in the model"),
       leaf_module("name_suffixes", "whose name in the model ends so"),
       gather_on_save(),
+      zero("mics_shard_size", Integer{.min = -1, .max = std::numeric_limits<int>::max()}, -1,
+           "MiCS: the same as zeroshard.mesh.shard; -1 or 0: all ranks share one copy"),
   };
 }
 
@@ -172,7 +174,7 @@ std::vector<Key> without_effect() {
       zero_inert("stage3_partition_stream_chunk_size", size_in_elements(), 0, "parameters are sharded unit by unit"),
       zero_inert("ignore_unused_parameters", Bool{}, true, "parameters without a gradient never stop a step"),
       zero_inert("legacy_stage1", Bool{}, false, "there is one implementation of stage 1"),
-      zero_inert("mics_hierarchical_params_gather", Bool{}, false, "MiCS is not in use"),
+      zero_inert("mics_hierarchical_params_gather", Bool{}, false, "a gather of MiCS stays within its group of ranks"),
       zero_inert("memory_efficient_linear", Bool{}, true, "saved tensors are views of the gathered unit at no cost"),
       zero_inert("pipeline_loading_checkpoint", Bool{}, false, kCheckpoints),
       zero_inert("override_module_apply", Bool{}, true, "Module.apply is left as it is"),
@@ -187,13 +189,13 @@ std::vector<Key> without_effect() {
 std::vector<Key> not_supported() {
   const std::string kQuantized = "quantized communication is not supported";
   return {
-      zero_unsupported("zero_hpz_partition_size", Integer{.min = 0, .max = 1}, 1,
-                       "secondary partitions (hpZ) are not supported"),
+      zero_unsupported(
+          "zero_hpz_partition_size", Integer{.min = 0, .max = 1}, 1,
+          "secondary partitions (hpZ) are not supported: zeroshard.mesh.shard keeps all gathers in a host"),
       zero_unsupported("zero_quantized_weights", Only{false}, false, kQuantized),
       zero_unsupported("zero_quantized_nontrainable_weights", Only{false}, false, kQuantized),
       zero_unsupported("zero_quantized_gradients", Only{false}, false, kQuantized),
       zero_unsupported("zeropp_loco_param", Only{nullptr}, nullptr, kQuantized),
-      zero_unsupported("mics_shard_size", Integer{.max = 0}, -1, "MiCS is not supported"),
       zero_unsupported("zenflow", Only{nullptr}, nullptr, "ZenFlow is not supported"),
   };
 }

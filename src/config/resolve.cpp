@@ -74,6 +74,7 @@ class Resolver {
     resolve_optimizer();
     resolve_scheduler();
     resolve_sequence_parallelism();
+    resolve_mesh();
     resolve_batch_keys();
     apply_rules();
     for (const std::string& path : document_.overridden()) {
@@ -288,11 +289,38 @@ class Resolver {
       value_of(path) = {path, std::to_string(*size), "of the sequence groups that the caller made"};
     }
     const int ranks = context_.world_size, size = config().sequence_parallel_size;
-    if (ranks % size == 0) return;
+    if (ranks % size != 0) fail_size(path, size);
+  }
+
+  void resolve_mesh() {
+    const char *own = "zeroshard.mesh.shard", *mics = "zero_optimization.mics_shard_size";
+    const bool is_host = value_of(own).value == "\"host\"", is_given = is_host || config().shard_size > 0;
+    const int ranks = context_.world_size, size_of_mics = std::stoi(value_of(mics).value);
+    if (is_host) {
+      if (context_.ranks_per_host == 0)
+        fail_value(own, "host",
+                   "needs hosts with equally many ranks, whose number the launcher says: write the number");
+      config().shard_size = context_.ranks_per_host;
+      value_of(own).origin += concat(": ", config().shard_size, " ranks");
+    }
+    if (size_of_mics > 0) {
+      if (is_given && config().shard_size != size_of_mics)
+        fail_value(mics, size_of_mics, concat("differs from ", config().shard_size, ", which ", own, " says"));
+      config().shard_size = size_of_mics;
+    }
+    if (config().shard_size > 0 && ranks % config().shard_size != 0)
+      fail_size(is_given ? own : mics, config().shard_size);
+    if (is_given && config().shard_size == ranks && ranks > 1)
+      parsed_.without_effect.push_back(
+          concat(own, " = ", value_of(own).value, ": all ", ranks, " ranks are one group"));
+  }
+
+  // Fails because groups of `size` ranks cannot be made.
+  [[noreturn]] void fail_size(const char* path, int size) {
     std::string fits;
-    for (int i = 1; i <= ranks; ++i)
-      if (ranks % i == 0) fits += concat(fits.empty() ? "" : ", ", i);
-    fail_value(path, size, concat("does not divide the ", ranks, " ranks: sizes that do are ", fits));
+    for (int i = 1; i <= context_.world_size; ++i)
+      if (context_.world_size % i == 0) fits += concat(fits.empty() ? "" : ", ", i);
+    fail_value(path, size, concat("does not divide the ", context_.world_size, " ranks: sizes that do are ", fits));
   }
 
   void resolve_batch_keys() {

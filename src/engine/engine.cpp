@@ -21,13 +21,14 @@ EngineOptions observed(EngineOptions options, const World& world) {
 
 }  // namespace
 
-Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce, Comm* checkpoint)
-    : impl_(std::make_unique<Impl>(std::move(units), std::move(options), gather, reduce, checkpoint)) {}
+Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce, Comm* checkpoint,
+               const ReplicaComms& replication)
+    : impl_(std::make_unique<Impl>(std::move(units), std::move(options), gather, reduce, checkpoint, replication)) {}
 
 Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, std::unique_ptr<World> world)
     : world_(std::move(world)),
       impl_(std::make_unique<Impl>(std::move(units), observed(std::move(options), *world_), world_->gather(),
-                                   world_->reduce(), world_->checkpoint())) {}
+                                   world_->reduce(), world_->checkpoint(), world_->replication())) {}
 
 Engine::~Engine() {
   // A forked child has neither the threads nor the peers that the destructors of the engine need. The memory is freed
@@ -224,7 +225,7 @@ void Engine::publish_update(bool ends) {
   Impl& impl = *impl_;
   if (!impl.update->is_pending()) return;
   impl.check_whole();
-  if (!ends && agree_on_flags(impl.ranks.reduce, {has_pending_gradients() ? 1 : 0}).front() != 0)
+  if (!ends && agree_on_flags(impl.ranks.all, {has_pending_gradients() ? 1 : 0}).front() != 0)
     throw StateError(
         "a save, an export or zeroshard.gathered(..., modify_rank=...) was called between the micro-batches of a step. "
         "With zeroshard.offload.delayed_update, this call would apply the last step's update, and the gradients of "
@@ -253,8 +254,8 @@ void Engine::gather(const std::vector<size_t>& units, bool to_modify, std::optio
 void Engine::release(const std::vector<size_t>& units, int modify_rank) {
   const WithoutTransforms plain_tensors;
   impl_->ranks.check_caller();
-  ZS_CHECK(modify_rank < impl_->ranks.gather.world_size(), "modify_rank is ", modify_rank, ", but there are ",
-           impl_->ranks.gather.world_size(), " ranks");
+  ZS_CHECK(modify_rank < impl_->ranks.all.world_size(), "modify_rank is ", modify_rank, ", but there are ",
+           impl_->ranks.all.world_size(), " ranks");
   if (impl_->in_use()) impl_->writes->release(units, modify_rank);  // else return_unit() was called in the meantime
 }
 
@@ -274,7 +275,7 @@ void Engine::Impl::publish_outside_of_steps() {
 
 void Engine::Impl::publish_before_load(bool has_gradients) {
   if (!update->is_pending()) return;
-  if (agree_on_flags(ranks.reduce, {has_gradients ? 1 : 0}).front() != 0) return;  // the load will be refused
+  if (agree_on_flags(ranks.all, {has_gradients ? 1 : 0}).front() != 0) return;  // the load will be refused
   publish_outside_of_steps();
 }
 

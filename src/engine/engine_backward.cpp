@@ -32,9 +32,8 @@ const std::string& Engine::backward_io_error() const {
 
 void Engine::fail_backward(const std::string& reason) noexcept {
   const Ranks& ranks = impl_->ranks;
-  if (ranks.reduce.world_size() > 1) {
-    log(LogLevel::kWarning,
-        concat("rank ", ranks.reduce.rank(), ": backward failed, and all ranks discard it: ", reason));
+  if (ranks.all.world_size() > 1) {
+    log(LogLevel::kWarning, concat("rank ", ranks.all.rank(), ": backward failed, and all ranks discard it: ", reason));
   }
   try {
     if (impl_->options.on_failed_backward) impl_->options.on_failed_backward(reason);

@@ -64,19 +64,19 @@ void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tens
 }  // namespace
 
 Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce,
-                   Comm* checkpoint)
+                   Comm* checkpoint, const ReplicaComms& replication)
     : options(completed(std::move(engine_options), units)),
-      ranks{gather, reduce, checkpoint, options.device},
+      ranks(gather, reduce, checkpoint, replication, options.device),
       plan(units, options, ranks),
       optimizer(options.optimizer, options.device, &plan.ledger) {
   const auto build = [&] {
     memory = std::make_unique<Memory>(units, options, plan, ranks, [this] {
       // The thread of a delayed update cannot be interrupted.
-      if (update && update->is_on_thread()) return ranks.reduce.check();
+      if (update && update->is_on_thread()) return ranks.all.check();
       ranks.check_while_waiting("it waited for a checkpoint to be read");
     });
     make_units(units);
-    share_buffers(gather, options.buffers);
+    share_buffers(ranks.all, options.buffers);
     options.buffers.clear();  // the model owns them
     make_reducer();
     pass = std::make_unique<Pass>(options.config, ranks, *executor, *reducer);
@@ -104,8 +104,8 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
       };
     }
     units.push_back(std::make_unique<Unit>(plan.layouts[u], memory->groups->of_unit(u), plan.placements[u].parameters,
-                                           std::move(source), options.device, ranks.gather, *memory->gather_ring,
-                                           memory->gathers));
+                                           std::move(source), options.device, ranks.gather, ranks.all,
+                                           *memory->gather_ring, memory->gathers));
     parents.push_back(definitions[u].parent);
     freed_bytes += plan.layouts[u].full_bytes();
     if (freed_bytes < kReturnBytes && u + 1 < plan.layouts.size()) continue;
@@ -129,13 +129,16 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
 
 void Engine::Impl::make_reducer() {
   Reducer::Options reduce;
-  static_cast<ReduceOptions&>(reduce) = reduce_options(options, ranks.reduce.world_size());
+  static_cast<ReduceOptions&>(reduce) = reduce_options(options, ranks.all.world_size());
   reduce.overlap = options.config.overlap_comm;
   reduce.ring = plan.reduce_ring;
   reduce.exit_buffers = plan.gradient_exit;
   reduce.pin = options.config.offload_optimizer.pin_memory;
   reduce.while_read = [this] { ranks.check_while_waiting("it waited for the update of the step before"); };
   reduce.scratch = exchange_scratch(plan.layouts, plan.placements, plan.options);
+  reduce.replica_buffers = replica_buffers(plan.layouts, plan.options);
+  reduce.all = &ranks.all;
+  reduce.replicas = ranks.replicas;
   reduce.files = memory->gradients_in_files.get();
   reducer = std::make_unique<Reducer>(plan.layouts, plan.placements, reduce, ranks.reduce, plan.ledger);
 }

@@ -116,7 +116,7 @@ void Engine::run_together(std::string_view call, const std::function<void()>& st
   impl_->ranks.check_caller();
   // The ranks wait in the communicator that also serves steps. If a rank comes here alone, the error then names this
   // rank and the calls of the other ranks.
-  impl_->ranks.reduce.barrier(call);
+  impl_->ranks.all.barrier(call);
   impl_->saves->wait_for_turn(call);  // until then the saver uses the checkpoint communicator
   zeroshard::together(impl_->ranks.checkpoint(), "checkpoint", step);
 }
@@ -188,7 +188,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   for (const std::string& part : load.takes) chosen.insert({part, "of the caller"});
   begin_overwriting(loaded->tag);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  if (impl.ranks.reduce.rank() == 0) tell_loaded(root, loaded->manifest, taken.count());
+  if (impl.ranks.all.rank() == 0) tell_loaded(root, loaded->manifest, taken.count());
   if (load.optimizer) saves.take_updates(TensorIndex(loaded->manifest));
   impl.update->refresh([](ShardedGroup& group) { group.publish_master(); });
   impl.writes->accept_loaded();

@@ -98,7 +98,7 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
   run_together(kExport, [&] {
     impl.check_whole();
     // Between micro-batches it does not publish, because the step's gradients belong to the present parameters.
-    if (impl.update->is_pending() && agree_on_flags(impl.ranks.reduce, {has_pending_gradients() ? 1 : 0}).front() == 0)
+    if (impl.update->is_pending() && agree_on_flags(impl.ranks.all, {has_pending_gradients() ? 1 : 0}).front() == 0)
       publish_update();
     impl.writes->take_all(UserWrites::OfMaster::kNone);  // the export only reads the parameters
   });

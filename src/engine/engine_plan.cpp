@@ -21,9 +21,12 @@
 namespace zeroshard {
 namespace {
 
-PlanOptions plan_options(const Config& config, c10::Device device, const Comm& comm, int num_moments) {
+PlanOptions plan_options(const Config& config, c10::Device device, const Ranks& ranks, int num_moments) {
+  const Comm& comm = ranks.reduce;
   PlanOptions plan = zeroshard::plan_options(config, /*on_device=*/!device.is_cpu());
   plan.world_size = comm.world_size();
+  plan.replicas = ranks.num_replicas();
+  plan.replicas_need_scratch = ranks.replicas != nullptr && ranks.replicas->exchange_needs_scratch();
   plan.optimizer_slots = num_moments;
   plan.exchange_needs_scratch = comm.exchange_needs_scratch() && config.reduction == Config::Reduction::kCanonical;
   return plan;
@@ -107,18 +110,18 @@ EnginePlan::EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& 
   const Config& config = engine_options.config;
   ZS_CHECK(!units.empty(), "the model has no parameters");
   layouts = make_layouts(units, engine_options, ranks.gather.world_size());
-  for (const auto& [what, values] : engine_options.agreement) check_agreement(ranks.reduce, what, values);
-  check_agreement(ranks.reduce, "parameters of the model", describe(layouts));
-  check_agreement(ranks.reduce, "buffers of the model", describe(engine_options.buffers));
+  for (const auto& [what, values] : engine_options.agreement) check_agreement(ranks.all, what, values);
+  check_agreement(ranks.all, "parameters of the model", describe(layouts));
+  check_agreement(ranks.all, "buffers of the model", describe(engine_options.buffers));
   static_cast<void>(LossScaler(config.fp16));  // throws for bad settings while the model still has its values
   check_matrices(layouts, engine_options);
   double momentum = 0;
   for (const ParamGroupOptions& group : engine_options.param_groups) momentum = std::max(momentum, group.momentum);
   const int moments =
       !engine_options.external_optimizer.empty() ? 0 : num_moments(engine_options.optimizer, momentum != 0);
-  const RankLimits limits = read_limits(engine_options, ranks.reduce);
+  const RankLimits limits = read_limits(engine_options, ranks.all);
   const auto plan_of = [&](const Config& of) {
-    PlanOptions made = plan_options(of, engine_options.device, ranks.reduce, moments);
+    PlanOptions made = plan_options(of, engine_options.device, ranks, moments);
     made.masters_in_memory =
         !engine_options.external_optimizer.empty();  // the external optimizer writes to master weights
     made.matrix_dtype = matrix_dtype(engine_options);
@@ -129,22 +132,22 @@ EnginePlan::EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& 
   engine_options.config.optimizer->type =
       engine_options.optimizer;  // the rules of offload look at the optimizer that runs
   engine_options.config.optimizer->momentum = momentum;
-  engine_options.config = choose_offload(engine_options, layouts, limits, plan_of, ranks.reduce);
+  engine_options.config = choose_offload(engine_options, layouts, limits, plan_of, ranks.all);
   check_offload(config, engine_options.device, engine_options.external_optimizer);
   engine_options.config.optimizer = configured;
   options = plan_of(config);
   static_cast<PlanReport&>(*this) = plan_ledger(layouts, options);
-  if (ranks.reduce.rank() == 0 && options.on_device && options.parameter_tier != Tier::kDevice)
+  if (ranks.all.rank() == 0 && options.on_device && options.parameter_tier != Tier::kDevice)
     tell_offload_param(config, layouts, placements);
   const std::vector<UnitOrigin> origins = origins_on_device(units);
   init_peak = engine_options.device.is_cpu() ? 0 : zeroshard::init_peak(layouts, *this, origins);
   int64_t model_bytes = 0;
   for (const UnitOrigin& origin : origins) model_bytes += origin.device_bytes;
-  check_memory({layouts, options, bytes, model_bytes}, limits, engine_options, ranks.reduce);
+  check_memory({layouts, options, bytes, model_bytes}, limits, engine_options, ranks.all);
   ledger.set_limits(limits.configured.of_tiers(options.on_device));
   const auto is_offloaded = [](const GroupPlacement& group) { return group.state_tier() != Tier::kDevice; };
   if (options.on_device && holds_for_some_group(is_offloaded))
-    warn_of_few_threads(limits.ranks_of_host, ranks.reduce.rank());
+    warn_of_few_threads(limits.ranks_of_host, ranks.all.rank());
 }
 
 }  // namespace zeroshard

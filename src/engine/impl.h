@@ -22,7 +22,8 @@ namespace zeroshard {
 
 // The parts of an engine. They are destroyed in reverse order of declaration. engine_build.cpp builds them.
 struct Engine::Impl {
-  Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce, Comm* checkpoint);
+  Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce, Comm* checkpoint,
+       const ReplicaComms& replication);
 
   void make_units(const std::vector<UnitDefinition>& units);
   void make_reducer();

@@ -32,12 +32,12 @@ Memory::Memory(const std::vector<UnitDefinition>& units, const EngineOptions& op
   }
   group_options.pin_states = options.config.offload_optimizer.pin_memory;
   group_options.pin_parameters = options.config.offload_param.pin_memory;
-  const SwapContext context{plan.layouts, plan.placements, options, plan.options, ranks.reduce, plan.ledger};
+  const SwapContext context{plan.layouts, plan.placements, options, plan.options, ranks.all, plan.ledger};
   const auto on_failure = [&ranks](const std::string& message) { ranks.fail_all("training cannot go on: " + message); };
   states_in_files = make_swap_files(context, on_failure);
   parameters_in_files = make_parameter_files(context, on_failure);
   gradients_in_files = make_gradient_files(context, on_failure);
-  activations = make_activation_keeper(options, ranks.reduce, plan.ledger, on_failure);
+  activations = make_activation_keeper(options, ranks.all, plan.ledger, on_failure);
   group_options.while_a_save_reads = std::move(while_a_save_reads);
   group_options.states_in_files = states_in_files.get();
   group_options.parameters_in_files = parameters_in_files.get();

@@ -76,7 +76,7 @@ ModuleEngine::ModuleEngine(const torch::nn::Module& model, const ParsedConfig& p
 ModuleEngine::ModuleEngine(const torch::nn::Module& model, ModuleUnits units, const ParsedConfig& parsed, World& world,
                            const ParameterValues& values)
     : Engine(with_values(units.definitions(), values), engine_options(model, parsed, world, values), world.gather(),
-             world.reduce(), world.checkpoint()),
+             world.reduce(), world.checkpoint(), world.replication()),
       units_(std::move(units)),
       group_(optimizer_of(parsed)),
       rank_(world.rank()) {

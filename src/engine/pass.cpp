@@ -38,7 +38,7 @@ Pass::Pass(const Config& config, const Ranks& ranks, Executor& executor, Reducer
       executor_(executor),
       reducer_(reducer),
       scaler_(config.fp16),
-      progress_(config, ranks.reduce.world_size()),
+      progress_(config, ranks.all.world_size()),
       gradients_(executor, reducer) {}
 
 void Pass::install_hooks(const std::vector<UnitDefinition>& units) {
@@ -96,7 +96,7 @@ void Pass::begin(bool sync) {
   executor_.begin_backward();
   // If gradients of an earlier loss.backward() are being reduced, the present order is kept.
   if (progress_.has_open_gradients()) return;
-  reducer_.begin_backward(executor_.needed(), sync, ranks_.gather);
+  reducer_.begin_backward(executor_.needed(), sync, ranks_.replicas != nullptr ? ranks_.all : ranks_.gather);
   if (sync) reducer_.read_ahead();
 }
 
@@ -144,26 +144,25 @@ std::string Pass::end_reductions(const std::string& failure) {
   }
   const std::vector<int64_t> late = progress_.syncs() ? reducer_.late() : std::vector<int64_t>();
   const bool is_late = std::any_of(late.begin(), late.end(), [](int64_t each) { return each != 0; });
-  const int world_size = ranks_.reduce.world_size();
-  std::vector<int64_t> words = {failure.empty() ? 0 : world_size - ranks_.reduce.rank(), is_late ? 1 : 0};
-  if (world_size > 1) words = all_reduce(ranks_.reduce, words, ReduceOp::kMax, "end of backward");
+  const int world_size = ranks_.all.world_size();
+  std::vector<int64_t> words = {failure.empty() ? 0 : world_size - ranks_.all.rank(), is_late ? 1 : 0};
+  if (world_size > 1) words = all_reduce(ranks_.all, words, ReduceOp::kMax, "end of backward");
   if (words[0] > 0) {
     const int rank = world_size - int(words[0]);
-    const std::string reason = share_reason(ranks_.reduce, rank, failure);
+    const std::string reason = share_reason(ranks_.all, rank, failure);
     reducer_.launch_all(true);  // also takes part in reductions that began in spite of no_sync
     executor_.forget_pass();
     discard();
     return concat("rank ", rank, ": ", reason);
   }
   if (words[1] > 0) {
-    reducer_.launch_again(world_size == 1 ? late : all_reduce(ranks_.reduce, late, ReduceOp::kMax, "late gradients"));
+    reducer_.launch_again(world_size == 1 ? late : all_reduce(ranks_.all, late, ReduceOp::kMax, "late gradients"));
   }
   reducer_.end_backward(progress_.syncs());
   if (progress_.syncs()) other_.has_counted = false;
   gradients_.end_pass();
   other_.ended.clear();
-  const std::array<Comm*, 2> comms = {&ranks_.reduce, &ranks_.gather};
-  compare_histories(comms, "end of backward");
+  ranks_.compare_histories("end of backward");
   progress_.end_pass();
   return "";
 }
@@ -171,7 +170,7 @@ std::string Pass::end_reductions(const std::string& failure) {
 void Pass::explain_backward(const CommError& error, const std::string& doing) {
   std::string text = error.what();
   if (text.find("ranks disagree") != text.npos)
-    text += concat("; rank ", ranks_.gather.rank(), " was about to ", doing,
+    text += concat("; rank ", ranks_.all.rank(), " was about to ", doing,
                    ". Backward passes of ranks may differ in units that some rank's needed in the pass before: where a "
                    "module enters the loss on some ranks alone, and later than that, add its output times 0 to the "
                    "loss of the others");
@@ -211,7 +210,7 @@ void Pass::throw_discarded(const std::string& failure) {
 
 void Pass::discard_failed() {
   if (progress_.is_in_pass() || !progress_.has_open_gradients() || !plain_.pass.expired()) return;
-  log(LogLevel::kWarning, concat("rank ", ranks_.reduce.rank(),
+  log(LogLevel::kWarning, concat("rank ", ranks_.all.rank(),
                                  ": loss.backward() failed, and all ranks discard it and what the step had before it"));
   end("a loss.backward() that failed");
 }

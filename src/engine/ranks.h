@@ -6,24 +6,42 @@
 
 #include "base/process_mark.h"
 #include "comm/comm.h"
+#include "layout/shard_layout.h"
+#include "zeroshard/replica_comms.h"
 
 namespace zeroshard {
 
 // The communicators of an engine, which outlive it, and the process that may use them.
 struct Ranks {
+  // `replication` is empty if there is one replica. Then `reduce` also serves all ranks.
+  Ranks(Comm& gather, Comm& reduce, Comm* checkpoint, const ReplicaComms& replication, c10::Device device);
+
   // Throws StateError in a forked child of the rank, and in a signal handler that runs while the engine waits.
   void check_caller() const;
   // Call it from time to time while this rank waits and others may wait for it. Throws if another rank has failed, or
   // if this one was interrupted; then the others fail, too. `waited` says what for: "it waited for ...".
   void check_while_waiting(std::string_view waited) const;
+  // Only on devices: throws CommError on every rank if ranks have called different collectives. It must run before
+  // anybody waits for the device, because such collectives may never end or may have mixed the ranks' data. Collective.
+  void compare_histories(std::string_view tag) const;
+  // Waits until the device has the reduced gradients. Throws CommError if a rank that the device needs does not come.
+  void await_gradients() const;
   // The states of this rank are lost, so collectives of the engine fail on every rank with this reason.
   void fail_all(const std::string& text) const noexcept;
   // Throws StateError if there is no communicator for checkpoints.
   Comm& checkpoint() const;
+  int num_replicas() const { return replicas != nullptr ? replicas->world_size() : 1; }
+  // Returns the part of the shard `mine` that this rank saves. The replicas of the shard save the other parts.
+  Range saved_part(Range mine) const;
+  // Returns whether this rank is in the first replica of the states.
+  bool is_in_first_replica() const { return replicas == nullptr || replicas->rank() == 0; }
 
+  // The ranks of this replica, which shard one copy of the states among themselves:
   Comm& gather;
   Comm& reduce;
-  Comm* checkpoint_or_null;
+  Comm* checkpoint_or_null;  // all ranks
+  Comm& all;                 // all ranks
+  Comm* replicas;            // the ranks that hold this rank's shard, one of each replica; null: there is one replica
   c10::Device device;
   ProcessMark process = {};
 };

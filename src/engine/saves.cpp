@@ -79,7 +79,7 @@ class Saves::States {
   void add(const ShardedGroup& group, const State& state, std::vector<StateSlice>& to) const {
     for (size_t i = 0; i < group.num_params(); ++i) {
       const ParamSpec& param = group.param(i);
-      const Range own = saves() ? group.mine() : state.positions;
+      const Range own = saves() ? saves_.ranks_.saved_part(group.mine()) : state.positions;
       const Range range = intersect(group.layout().param(i), own);
       StateSlice slice;
       slice.name = param.name();
@@ -94,7 +94,7 @@ class Saves::States {
         slice.elements = {range.begin - start, range.end - start};
         slice.data = state.data;
         slice.offset = (range.begin - state.positions.begin) * element_size(state.dtype);
-      } else if (saves() && (saves_.ranks_.gather.rank() != 0 || param.numel() > 0)) {
+      } else if (saves() && (saves_.ranks_.all.rank() != 0 || param.numel() > 0)) {
         continue;  // another rank saves it
       }
       to.push_back(std::move(slice));
@@ -164,7 +164,7 @@ bool Saves::has_room_for_staging(int64_t bytes) {
   if (must_stage() || (!limits.device_memory && !limits.host_memory)) return true;
   const int64_t more = bytes - plan_.ledger.current().at(Category::kCheckpointStaging, Tier::kHost);
   const int64_t no_room = plan_.ledger.has_room(Tier::kHost, more) ? 0 : 1;
-  return agree_on_flags(ranks_.reduce, {no_room})[0] == 0;  // a running save may be using the checkpoint communicator
+  return agree_on_flags(ranks_.all, {no_room})[0] == 0;  // a running save may be using the checkpoint communicator
 }
 
 void Saves::plan_staging(int64_t bytes) {
@@ -179,7 +179,7 @@ void Saves::wait_for_turn(std::string_view call) {
   const auto start = std::chrono::steady_clock::now();
   report_failed();
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
-  if (waited < kNoticeable || ranks_.reduce.rank() != 0) return;
+  if (waited < kNoticeable || ranks_.all.rank() != 0) return;
   const std::string told = concat(call, " waited ", waited.count(), " ms for the checkpoint before to be written");
   if (call != kSaveCall) return log(LogLevel::kInfo, told);
   log(LogLevel::kWarning, told + ". If every save waits like this, save less often, or to a faster disk");
@@ -199,7 +199,7 @@ bool Saves::report_failed() {
 }
 
 void Saves::tell_failed(const std::exception& error) const {
-  if (ranks_.reduce.rank() == 0)
+  if (ranks_.all.rank() == 0)
     log(LogLevel::kError, concat("a checkpoint was not saved, training goes on: ", error.what()));
 }
 
@@ -214,7 +214,7 @@ void Saves::check_not_half_loaded() const {
                           "same options, or make a new engine. `zeroshard checkpoint verify` tells which are whole"));
 }
 
-// If every rank's optimizer has a whole state, each rank saves only its share.
+// If several ranks' optimizers have the same elements of a state, each rank saves only its share.
 std::vector<StateSlice> Saves::own_share(const std::vector<TensorState>& states) const {
   std::map<std::string_view, std::pair<const ShardedGroup*, size_t>> places;
   for (const ShardedGroup& group : memory_.groups->all())
@@ -226,8 +226,8 @@ std::vector<StateSlice> Saves::own_share(const std::vector<TensorState>& states)
     ZS_CHECK(at != places.end(), "'", state.name, "' (", state.kind, ") is a state of no parameter");
     const auto& [group, index] = at->second;
     slice.trainable = true;
-    if (group->place().updates_whole()) {
-      const Range owned = group->layout().owned(index, ranks_.gather.rank());
+    if (group->place().updates_whole() || ranks_.replicas != nullptr) {
+      const Range owned = intersect(group->layout().param(index), ranks_.saved_part(group->mine()));
       const int64_t start = group->layout().param(index).begin;
       const Range mine = intersect(slice.elements, {owned.begin - start, owned.end - start});
       if (mine.size() == 0) continue;
@@ -322,14 +322,14 @@ std::vector<StateSlice> Saves::choose(const Manifest& manifest, const TensorInde
     ZS_CHECK(fitting > 0 || missing.empty() || unexpected.empty(),
              "the checkpoint has no parameter of this model, so that nothing would be loaded: the model has ",
              some_of(missing), ", the checkpoint ", some_of(unexpected));
-    if (ranks_.reduce.rank() == 0)
+    if (ranks_.all.rank() == 0)
       log(LogLevel::kWarning,
           concat("load_module_strict=False: the checkpoint has ", fitting, " of ",
                  fitting + missing.size() + kept.size(), " parameters of the model. ",
                  missing.empty() ? "" : concat("As they are stay ", some_of(missing), ". "),
                  unexpected.empty() ? "" : concat("Only the checkpoint has ", some_of(unexpected), ".")));
   }
-  if (!kept.empty() && ranks_.reduce.rank() == 0)
+  if (!kept.empty() && ranks_.all.rank() == 0)
     log(LogLevel::kInfo,
         concat("the checkpoint was saved without frozen parameters: ", some_of(kept), " stay as they are"));
   for (const TensorState& state : others(rest)) {

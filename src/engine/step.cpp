@@ -44,8 +44,9 @@ StepResult Step::prepare(const std::vector<ParamGroupOptions>& groups, bool save
                             writes_.any_written() || (update_.is_pending() && writes_.wrote_late()),
                             !pass_.gradients().assigned().empty()};
   const StepState state{pass_.progress().is_unapplied(), hash(groups)};
-  ranks_.reduce.await_device("gradients of the step");
-  consensus_ = agree_on_step(ranks_.reduce, reducer_.squares(), std::move(has_grad), signals, state);
+  ranks_.await_gradients();
+  consensus_ = agree_on_step(ranks_.all, ranks_.is_in_first_replica() ? reducer_.squares() : ExactSum(),
+                             std::move(has_grad), signals, state);
   check(groups);
   if (consensus_.signals.wrote && update_.is_pending()) writes_.check_late();
   compare_replicas();
@@ -110,12 +111,12 @@ void Step::check(const std::vector<ParamGroupOptions>& groups) const {
         now.emplace_back(executor_.unit(u).layout().params[i].name(), is_frozen ? "frozen" : "to be trained");
       }
     }
-    check_agreement(ranks_.reduce, "parameters that require a gradient", now);
-    check_agreement(ranks_.reduce, "param groups of the optimizer", settings_of(groups));
+    check_agreement(ranks_.all, "parameters that require a gradient", now);
+    check_agreement(ranks_.all, "param groups of the optimizer", settings_of(groups));
     NamedValues without;
     for (const std::string& name : pass_.gradients().dropped())
       without.emplace_back(name, "dropped (param.grad = None)");
-    check_agreement(ranks_.reduce, "gradients that were dropped", without);
+    check_agreement(ranks_.all, "gradients that were dropped", without);
   }
   if (consensus_.signals.assigned) {
     const std::string name = pass_.gradients().assigned();
@@ -125,7 +126,7 @@ void Step::check(const std::vector<ParamGroupOptions>& groups) const {
                             "zeroshard.set_gradient(param, values)"));
   }
   if (consensus_.some_have_gradients == consensus_.all_have_gradients) return;
-  throw StateError(concat("step(): only some ranks have gradients since the last step, and rank ", ranks_.reduce.rank(),
+  throw StateError(concat("step(): only some ranks have gradients since the last step, and rank ", ranks_.all.rank(),
                           pass_.progress().is_unapplied() ? " has some" : " has none",
                           ". Call backward and zero_grad on every rank as often as on the others"));
 }
@@ -143,18 +144,18 @@ void Step::compare_replicas() {
       replicas.emplace_back(unit.layout().params[i].name(), unit.tensors(i).front());
   }
   check_replicas(
-      ranks_.reduce, replicas,
+      ranks_.all, replicas,
       "The memory of a rank is faulty, or code wrote into the parameter on one rank alone. Go on from the last "
       "checkpoint (zeroshard.check_replicas_every)");
 }
 
 void Step::report_skip(double scale) {
-  const std::string bad = find_non_finite(ranks_.reduce, memory_.groups->trained(), reducer_.buckets());
+  const std::string bad = find_non_finite(ranks_.all, memory_.groups->trained(), reducer_.buckets());
   const std::string where = bad.empty() ? "" : concat(" in '", bad, "'");
   const std::string fp16 =
       options_.config.fp16.enabled ? concat(", loss scale ", scale, " -> ", pass_.scaler().scale()) : "";
   const std::string message = concat("step skipped on all ranks: the gradient is not finite", where, fp16);
-  if (ranks_.reduce.rank() == 0) log(LogLevel::kWarning, message);
+  if (ranks_.all.rank() == 0) log(LogLevel::kWarning, message);
   const int skipped = pass_.progress().skipped_in_a_row();
   if (skipped < options_.config.max_skipped_steps) return;
   throw StateError(concat(message, "; ", skipped,

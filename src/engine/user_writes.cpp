@@ -64,7 +64,7 @@ void UserWrites::take(bool written_somewhere) {
 }
 
 void UserWrites::take_all(OfMaster of_master) {
-  take(agree_on_flags(ranks_.reduce, {watch_.any_written() ? 1 : 0}).front() != 0);
+  take(agree_on_flags(ranks_.all, {watch_.any_written() ? 1 : 0}).front() != 0);
   take_to_groups(of_master);
 }
 
@@ -87,7 +87,7 @@ void UserWrites::check() {
     for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i, ++next)
       if (written[next] == WriteWatch::kMoved && !executor_.unit(u).prepare_take_back(i))
         written[next] = WriteWatch::kRefused;
-  written = agree_on_flags(ranks_.reduce, written);
+  written = agree_on_flags(ranks_.all, written);
   drop_writes_to_shards(written);
   next = 0;
   for (size_t u = 0; u < executor_.size(); ++u)
@@ -107,7 +107,7 @@ void UserWrites::check() {
       replicas.emplace_back(unit.layout().params[i].name(), unit.tensors(i).front());
     }
   }
-  check_replicas(ranks_.reduce, replicas,
+  check_replicas(ranks_.all, replicas,
                  "It was written, and not the same on every rank: write the same everywhere, or inside "
                  "zeroshard.gathered(..., modify_rank=0), which takes what that rank writes");
   watch_.accept_all();
@@ -156,7 +156,7 @@ std::string UserWrites::refused_memory(size_t unit, size_t param) const {
 // Takes the memory that rank `root` gave to parameters of units, before its writes are taken. Returns on all ranks why
 // that is not possible, or "". Collective.
 std::string UserWrites::take_moved(const std::vector<size_t>& units, int root) {
-  const bool is_root = ranks_.gather.rank() == root;
+  const bool is_root = ranks_.all.rank() == root;
   std::vector<std::pair<size_t, size_t>> params;
   int64_t refused = 0;  // 1 + index of the refused parameter
   for (const size_t u : units) {
@@ -165,8 +165,8 @@ std::string UserWrites::take_moved(const std::vector<size_t>& units, int root) {
       if (is_root && !executor_.unit(u).prepare_take_back(i)) refused = int64_t(params.size());
     }
   }
-  if (ranks_.gather.world_size() > 1)
-    refused = all_reduce(ranks_.gather, {refused}, ReduceOp::kMax, "memory of parameters")[0];
+  if (ranks_.all.world_size() > 1)
+    refused = all_reduce(ranks_.all, {refused}, ReduceOp::kMax, "memory of parameters")[0];
   for (const size_t u : units) executor_.unit(u).take_back(is_root && refused == 0);
   if (refused == 0) return "";
   const auto [unit, param] = params.at(size_t(refused - 1));
@@ -214,7 +214,7 @@ bool UserWrites::wrote_late() {
 }
 
 void UserWrites::check_late() {
-  if (agree_on_flags(ranks_.reduce, {wrote_late() ? 1 : 0}).front() == 0) return;
+  if (agree_on_flags(ranks_.all, {wrote_late() ? 1 : 0}).front() == 0) return;
   for (size_t u = 0; u < executor_.size(); ++u) {
     Unit& unit = executor_.unit(u);
     if (unit.placement() == Placement::kSharded) continue;

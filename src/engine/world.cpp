@@ -3,6 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdlib>
 #include <future>
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/standard_streams.h"
 #include "comm/wait_graph.h"
 #include "comm_c10d/device_group.h"
@@ -225,8 +227,12 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   if (!device_.is_cpu()) options.device_watch = std::make_shared<DeviceWatch>();
   std::shared_ptr<Divergence> divergence;
   if (gather) divergence = std::make_shared<Divergence>(gather->getStore(), gather->getRank(), gather->getSize());
-  gather_ = make_comm(gather, device_, options, divergence);
-  if (!has_one_queue(*gather_, device_)) reduce_ = make_comm(reduce, device_, options, divergence);
+  if (gather && config.shard_ranks() < gather->getSize()) {
+    connect_replicas(config, groups, meeting, options);
+  } else {
+    gather_ = make_comm(gather, device_, options, divergence);
+    if (!has_one_queue(*gather_, device_)) reduce_ = make_comm(reduce, device_, options, divergence);
+  }
   if (sequence) {
     // It fails with the others. It has no part in their wait graph, because it numbers the ranks of its group alone.
     CommOptions own = options;
@@ -246,35 +252,84 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   if (meeting != nullptr) meeting->end();
 }
 
+// Connects the ranks of this replica, and the ranks that hold the same shard.
+void World::connect_replicas(const Config& config, const Groups& groups, Meeting* meeting, const CommOptions& options) {
+  const Group& whole = groups.reduce;
+  const int rank = whole->getRank(), size = config.shard_ranks(), replicas = whole->getSize() / size;
+  all_ = make_comm(whole, device_, options);
+  if (has_one_queue(*all_, device_))
+    throw ConfigError(
+        "groups that shard among themselves (zeroshard.mesh.shard) need several queues of the device: "
+        "unset CUDA_DEVICE_MAX_CONNECTIONS");
+  const auto store = whole->getStore();
+  if (!store)
+    throw ConfigError(
+        "groups that shard among themselves (zeroshard.mesh.shard) need process groups that have a "
+        "store, such as those of Gloo or NCCL");
+  const auto connected = [&](const std::string& name, int first, int stride, int count) {
+    if (count == 1) return make_comm(Group(), device_, options);
+    const auto connect = [prefixed = c10::make_intrusive<c10d::PrefixStore>(concat("mesh/", name, "/", first), store),
+                          rank = (rank - first) / stride, count, device = device_, timeout = config.timeout_ms] {
+      // The caller of a collective names it when the time is over, so the group waits a little longer.
+      return device.is_cpu() ? make_gloo_group(prefixed, rank, count, timeout + 2000)
+                             : make_device_group(prefixed, rank, count, device, timeout + 2000);
+    };
+    const Group group =
+        meeting != nullptr ? while_all_live(*meeting, "process groups of replicas", connect) : connect();
+    // It fails with the others. It has no part in their wait graph, because it numbers its own ranks alone.
+    CommOptions own = options;
+    own.wait_graph.reset();
+    own.processes.clear();
+    for (int i = 0; i < count && !options.processes.empty(); ++i)
+      own.processes.push_back(options.processes.at(size_t(first + i * stride)));
+    own.first_rank = first;
+    return make_comm(group, device_, own);
+  };
+  const int first = rank / size * size;
+  gather_ = connected("gather", first, 1, size);
+  reduce_ = connected("reduce", first, 1, size);
+  replicas_ = connected("replicas", rank % size, size, replicas);
+  if (rank != 0) return;
+  log(LogLevel::kInfo, concat(replicas, " replicas of all states, each sharded over ", size, " rank(s)",
+                              std::has_single_bit(unsigned(size))
+                                  ? ""
+                                  : ". Gradients are summed within these first, so the bits are not those of one "
+                                    "replica: groups of 2, 4, 8, ... ranks would have those"));
+}
+
 int World::rank() const {
-  return gather_->rank();
+  return all_ ? all_->rank() : gather_->rank();
 }
 int World::world_size() const {
-  return gather_->world_size();
+  return all_ ? all_->world_size() : gather_->world_size();
 }
 std::string_view World::transport() const {
-  return gather_->transport();
+  return all_ ? all_->transport() : gather_->transport();
 }
 
 std::vector<std::string> World::transports() const {
   std::vector<std::string> all;
-  for (const Comm* const comm : {gather_.get(), reduce_ ? reduce_.get() : gather_.get(), checkpoint_.get()})
+  const Comm* const first = all_ ? all_.get() : gather_.get();
+  const Comm* const second = all_ || !reduce_ ? first : reduce_.get();
+  for (const Comm* const comm : std::initializer_list<const Comm*>{first, second, checkpoint_.get()})
     all.emplace_back(comm != nullptr ? comm->transport() : std::string_view());
   return all;
 }
 
 double World::mean(double value) {
-  reduce().host().all_reduce({&value, 1, DType::kFloat64}, ReduceOp::kSum, "mean")->wait();
+  all().host().all_reduce({&value, 1, DType::kFloat64}, ReduceOp::kSum, "mean")->wait();
   return value / world_size();
 }
 
 void World::barrier() {
-  reduce().barrier("World::barrier");
+  all().barrier("World::barrier");
 }
 
 void World::abort(std::string_view reason) noexcept {
   gather_->abort(reason);
   reduce().abort(reason);
+  if (all_) all_->abort(reason);
+  if (replicas_) replicas_->abort(reason);
   if (checkpoint_) checkpoint_->abort(reason);
   if (sequence_) sequence_->abort(reason);
 }

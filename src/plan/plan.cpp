@@ -68,7 +68,8 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.parameter_buffer_numel = config.offload_param.buffer_numel;
   options.swap_buffers = config.offload_optimizer.buffer_count;
   options.activations_in_files = config.offload.activations == OffloadConfig::Activations::kNvme;
-  options.world_size = config.world_size;
+  options.world_size = config.shard_ranks();
+  options.replicas = config.world_size / config.shard_ranks();
   options.stage = config.stage;
   options.compute_dtype = config.compute_dtype;
   options.wire_dtype = config.communication_dtype;

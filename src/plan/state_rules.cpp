@@ -80,6 +80,23 @@ RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable tab
   return scratch;
 }
 
+int64_t replica_sum_numel(int64_t numel, int replicas) {
+  constexpr int64_t kAlignment = 16;  // pieces start at multiples of 64 bytes
+  return align_up(ceil_div(numel, replicas), kAlignment) * replicas;
+}
+
+RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& options) {
+  RingClass buffers;
+  if (options.replicas == 1) return buffers;
+  int64_t numel = 0;
+  for (const UnitLayout& unit : units)
+    for (const FlatGroup& group : unit.groups)
+      if (group.requires_grad) numel = std::max(numel, group.layout.shard_numel());
+  if (numel == 0) return buffers;
+  const int copies = options.replicas_need_scratch ? 2 : 1;
+  return {copies * replica_sum_numel(numel, options.replicas) * element_size(DType::kFloat32), options.overlap ? 2 : 1};
+}
+
 RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table) {
   constexpr int kMost = 2;
   RingClass exit;
@@ -175,7 +192,7 @@ int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOp
         const int slots = own.moments.extent == Extent::kNothing ? 0 : own.moments.values;
         values = element_size(DType::kFloat32) * ((are_masters_in_file ? 0 : 1) + slots);
       }
-      bytes += group.layout.shard_numel() * values;
+      bytes += ceil_div(group.layout.shard_numel(), options.replicas) * values;
     }
   }
   return bytes;
@@ -184,6 +201,7 @@ int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOp
 void check_plan_options(const PlanOptions& options) {
   ZS_CHECK(options.world_size >= 1 && options.world_size <= kMaxPlannedWorldSize, "world_size must be 1 to ",
            kMaxPlannedWorldSize, ", got ", options.world_size);
+  ZS_CHECK(options.replicas >= 1, "replicas must be positive, got ", options.replicas);
   ZS_CHECK(options.stage >= 0 && options.stage <= 3, "stage must be 0, 1, 2 or 3, got ", options.stage);
   ZS_CHECK(options.optimizer_slots >= 0, "optimizer_slots must not be negative, got ", options.optimizer_slots);
   ZS_CHECK(options.state_share >= 0 && options.state_share <= 1, "state_share must be 0 to 1, got ",

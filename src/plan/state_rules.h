@@ -46,6 +46,12 @@ std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementT
 // reductions overlap. Every stage needs it to exchange gradients. 0 if the transport needs none or there are no peers.
 RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
+// Returns the elements of memory for a sum of `numel` elements over replicas, which cut it into equal pieces.
+int64_t replica_sum_numel(int64_t numel, int replicas);
+// Returns the memory in which the replicas of a shard add their gradients: fp32 for the largest shard of a group, again
+// if the transport copies pieces, and twice if reductions overlap. 0 if there is one replica.
+RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& options);
+
 // Returns the device buffers in which reduced gradients are summed before they go to the host. Each is as large as the
 // largest group's gradients. The next buffer is filled while one is copied. `units` are the groups whose gradients go.
 RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table);

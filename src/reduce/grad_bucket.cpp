@@ -1,6 +1,7 @@
 #include "reduce/grad_bucket.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/align.h"
@@ -69,7 +70,7 @@ void GradBucket::add(size_t index, const at::Tensor& grad) {
   }
   filling.filled[index] = true;
   has_grad_[index] = true;
-  if (++fired_[index] == expected_[index]) --missing_;
+  count(index);
 }
 
 math::Packed GradBucket::placed(size_t index, const at::Tensor& grad) const {
@@ -110,6 +111,16 @@ void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger)
   if (!std::exchange(local_used_, true)) local.zero_();
   math::pack(placed(index, grad), local, options_.pack_scale, /*add=*/true);
   has_grad_[index] = true;
+}
+
+void GradBucket::add_late(size_t index, const at::Tensor& grad, Ledger& ledger) {
+  add_local(index, grad, ledger);
+  count(index);
+}
+
+// Counts a gradient of the pass.
+void GradBucket::count(size_t index) {
+  if (++fired_[index] == expected_[index]) --missing_;
 }
 
 void GradBucket::launch(Span scratch, bool with_local) {
@@ -174,11 +185,14 @@ std::vector<const void*> GradBucket::arrived_pieces(InFlight& in_flight) const {
   return {in_flight.buffer.slice(0, mine.begin, mine.end).const_data_ptr()};
 }
 
-// Sums the pieces. If the gradients are in files, it sums part by part.
-void GradBucket::sum(InFlight& in_flight) {
-  const at::Tensor elsewhere = options_.exit ? options_.exit->begin(*grads_, reduced_) : kept_;
-  const std::vector<const void*> pieces = arrived_pieces(in_flight);
-  const DType dtype = in_flight.exchange ? in_flight.exchange->dtype() : place_.wire_dtype;
+DType GradBucket::dtype_of_pieces(const InFlight& in_flight) const {
+  return in_flight.exchange ? in_flight.exchange->dtype() : place_.wire_dtype;
+}
+
+// Adds the sum of the pieces to the reduced gradients, which may be `elsewhere`. If they are in files, it sums part by
+// part.
+void GradBucket::take(std::span<const void* const> pieces, DType dtype, const at::Tensor& elsewhere) {
+  squares_ = ExactSum();
   const int64_t first = shard_range().begin;
   const auto add = [&](Range part, const at::Tensor& out) {
     std::vector<const void*> parts;
@@ -191,12 +205,18 @@ void GradBucket::sum(InFlight& in_flight) {
   } else {
     grads_->lend(shard_range(), reduced_ ? Array::Access::kModify : Array::Access::kOverwrite, add);
   }
-  if (in_flight.exchange) in_flight.exchange->release();
   if (kept_.defined()) {
     shard().copy_(kept_);
     outlive_current_stream(std::exchange(kept_, at::Tensor()));
   }
   if (options_.exit) end_exit();
+  reduced_ = true;
+}
+
+// Returns the memory that the sum is added to or written to if it is not grads_: that of the exit, or the result of an
+// earlier reduction that has lent its place.
+at::Tensor GradBucket::sum_elsewhere() {
+  return options_.exit ? options_.exit->begin(*grads_, reduced_) : kept_;
 }
 
 void GradBucket::end_exit() {
@@ -212,11 +232,34 @@ void GradBucket::await_exchange() {
 void GradBucket::finish() {
   const NamedRange named("wait for the reduction of", unit_.name);
   InFlight& in_flight = std::get<InFlight>(state_);
-  squares_ = ExactSum();
-  sum(in_flight);
-  reduced_ = true;
+  const at::Tensor elsewhere = sum_elsewhere();
+  take(arrived_pieces(in_flight), dtype_of_pieces(in_flight), elsewhere);
+  if (in_flight.exchange) in_flight.exchange->release();
   uses(in_flight.slot).end();
   state_ = Draining{in_flight.slot, std::move(in_flight.exchange)};
+}
+
+void GradBucket::sum_in_replica(const at::Tensor& out) {
+  const NamedRange named("wait for the reduction of", unit_.name);
+  InFlight& in_flight = std::get<InFlight>(state_);
+  math::sum_in_order(arrived_pieces(in_flight), to_scalar_type(dtype_of_pieces(in_flight)), 1, out,
+                     /*accumulate=*/false);
+  if (in_flight.exchange) in_flight.exchange->release();
+  uses(in_flight.slot).end();
+  state_ = Crossing{{in_flight.slot, std::move(in_flight.exchange)}};
+}
+
+void GradBucket::take_sum(const at::Tensor& sum) {
+  const std::array<const void*, 1> pieces = {sum.const_data_ptr()};
+  if (!needs_slot()) uses_.take();
+  take(pieces, DType::kFloat32, sum_elsewhere());
+  if (!needs_slot()) uses_.end();
+  Crossing& crossing = std::get<Crossing>(state_);
+  if (needs_slot()) {
+    state_ = Idle{};
+  } else {
+    state_ = Draining{crossing.slot, std::move(crossing.exchange)};
+  }
 }
 
 void GradBucket::drain() {
@@ -228,9 +271,10 @@ void GradBucket::drain() {
 
 GradBucket::Lent GradBucket::hand_over() {
   ZS_ASSERT(needs_slot(), "unit ", unit_.name);
-  Draining& draining = std::get<Draining>(state_);
+  Crossing* const crossing = std::get_if<Crossing>(&state_);
+  Draining& draining = crossing != nullptr ? *crossing : std::get<Draining>(state_);
   Lent lent(draining.slot, std::move(draining.exchange));
-  state_ = Idle{};
+  if (crossing == nullptr) state_ = Idle{};
   return lent;
 }
 

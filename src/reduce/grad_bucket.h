@@ -34,7 +34,8 @@ struct ReduceOptions {
 
 // Takes the gradients of one trained group of a unit from autograd, and reduces them to this rank's shard.
 //
-// States: Idle -> add() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read) -> Idle. If
+// States: Idle -> add() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read) -> Idle. With
+// several replicas, InFlight -> sum_in_replica() -> Crossing -> take_sum() -> Draining takes the place of finish(). If
 // its placement keeps packed gradients, the bucket owns its filling buffer for the whole run. Otherwise it borrows a
 // buffer from a ring.
 class GradBucket {
@@ -45,6 +46,7 @@ class GradBucket {
              Comm& comm, at::Tensor full, std::unique_ptr<Array> grads);
 
   const FlatGroup& group() const { return group_; }
+  const std::string& unit_name() const { return unit_.name; }
   DType wire_dtype() const { return place_.wire_dtype; }
   bool updates_whole() const { return place_.updates_whole(); }
   int64_t slot_bytes() const;
@@ -52,7 +54,9 @@ class GradBucket {
 
   bool is_idle() const { return std::holds_alternative<Idle>(state_); }
   bool is_filling() const { return std::holds_alternative<Filling>(state_); }
-  bool is_in_flight() const { return std::holds_alternative<InFlight>(state_); }
+  bool is_in_flight() const {
+    return std::holds_alternative<InFlight>(state_) || std::holds_alternative<Crossing>(state_);
+  }
   bool is_draining() const { return std::holds_alternative<Draining>(state_); }
 
   // Idle -> Filling. `slot` is null unless needs_slot().
@@ -63,6 +67,8 @@ class GradBucket {
   void pack();
   // Adds to this rank's own sum instead (no_sync). The sum joins the next launch that takes it. Allowed in any state.
   void add_local(size_t index, const at::Tensor& grad, Ledger& ledger);
+  // Adds a gradient that comes while the bucket is in flight to that sum, and learns that the parameter gets it.
+  void add_late(size_t index, const at::Tensor& grad, Ledger& ledger);
   // Returns whether that sum waits for a launch.
   bool has_local() const { return local_used_; }
   // Returns whether every parameter has as many gradients as in earlier backward passes.
@@ -75,11 +81,17 @@ class GradBucket {
   void await_exchange();
   // InFlight -> Draining. Adds to the reduced gradients, or writes them if they are the first of the step.
   void finish();
+  // InFlight -> Crossing. Writes the sum of this replica's ranks to `out`, which has shard_numel fp32 elements.
+  void sum_in_replica(const at::Tensor& out);
+  // Crossing -> Draining, or Idle after hand_over(). Adds the sum over all replicas to the reduced gradients, or writes
+  // it if it is the first of the step.
+  void take_sum(const at::Tensor& sum);
   // Draining -> Idle, if the bucket owns its buffer.
   void drain();
   // A buffer that the ring lent and peers may still read.
   class Lent;
-  // Draining -> Idle at once, if a ring lends buffers. The next gradients take another buffer.
+  // Draining -> Idle at once, if a ring lends buffers. The next gradients take another buffer. A bucket in state
+  // Crossing stays in it.
   Lent hand_over();
 
   // Called after a backward pass: learns how many gradients each parameter gets.
@@ -138,13 +150,17 @@ class GradBucket {
     SlotRing::Slot* slot;
     std::unique_ptr<Exchange> exchange;
   };
+  struct Crossing : Draining {};
 
+  void count(size_t index);
   math::Packed placed(size_t index, const at::Tensor& grad) const;
   bool lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const;
   void pack_waiting(Filling& filling);
   StreamUses& uses(SlotRing::Slot* slot) { return slot ? slot->uses() : uses_; }
   std::vector<const void*> arrived_pieces(InFlight& in_flight) const;
-  void sum(InFlight& in_flight);
+  DType dtype_of_pieces(const InFlight& in_flight) const;
+  void take(std::span<const void* const> pieces, DType dtype, const at::Tensor& elsewhere);
+  at::Tensor sum_elsewhere();
   // Returns the positions of this rank's shard in grads_.
   Range shard_range() const;
   void end_exit();
@@ -169,7 +185,7 @@ class GradBucket {
   int missing_ = 0;
   std::vector<bool> has_grad_;
   ExactSum squares_;
-  std::variant<Idle, Filling, InFlight, Draining> state_;
+  std::variant<Idle, Filling, InFlight, Crossing, Draining> state_;
 };
 
 class GradBucket::Lent {

@@ -50,6 +50,8 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
   }
   for (int i = 0; i < options_.scratch.slots; ++i)
     scratch_.emplace_back(options_.scratch.slot_bytes, options_.device, ledger, Category::kReduceRing, &comm_);
+  if (options_.replicas != nullptr)
+    replicas_.emplace(*options_.replicas, options_.replica_buffers, options_.device, ledger);
   reset_pass();
   due_at_.assign(buckets_.size(), 1);
   std::vector<size_t> order(buckets_.size());
@@ -164,9 +166,15 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   ZS_ASSERT(place.bucket >= 0, "a frozen parameter got a gradient");
   const auto index = size_t(place.bucket);
   if (!sync) return buckets_[index].add_local(place.index, grad, ledger_);
-  GradBucket& bucket = filling(index);
-  if (const size_t before = std::exchange(last_added_, index); before != index) buckets_[before].pack();
-  bucket.add(place.index, grad);
+  GradBucket& bucket = buckets_[index];
+  if (replicas_ && bucket.is_in_flight()) {
+    // See Note [Launches of replicas]. The late gradient gets a second reduction at the end of the pass.
+    bucket.add_late(place.index, grad, ledger_);
+  } else {
+    filling(index);
+    if (const size_t before = std::exchange(last_added_, index); before != index) buckets_[before].pack();
+    bucket.add(place.index, grad);
+  }
   if (empty_[index]) {
     empty_[index] = false;
     ready_at_[index] = ends_[index] + 1;
@@ -197,10 +205,10 @@ SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
     if (!draining.empty()) {
       ring_->release(draining.front().drain());
       draining.pop_front();
-    } else if (std::any_of(in_flight_.begin(), in_flight_.end(), same_class)) {
+    } else if (!replicas_ && std::any_of(in_flight_.begin(), in_flight_.end(), same_class)) {
       finish_oldest();
     } else {
-      return ring_->acquire(bytes);  // every slot is being filled or waits for its launch
+      return ring_->acquire(bytes);  // every slot is being filled, waits for its launch, or must not be finished yet
     }
   }
 }
@@ -257,10 +265,17 @@ void Reducer::finish_oldest() {
   GradBucket& bucket = buckets_[index];
   {
     const SideStream::Scope scope(stream_);
-    bucket.finish();
+    replicas_ ? replicas_->add(bucket) : bucket.finish();
   }
   in_flight_.pop_front();
   if (bucket.needs_slot()) draining_[bucket.slot_bytes()].push_back(bucket.hand_over());
+  if (!options_.overlap) finish_replicas();
+}
+
+void Reducer::finish_replicas() {
+  if (!replicas_) return;
+  const SideStream::Scope scope(stream_);
+  replicas_->finish_all();
 }
 
 void Reducer::launch_all(bool sync) {
@@ -276,6 +291,7 @@ void Reducer::launch_all(bool sync) {
 
 void Reducer::finish_all() {
   while (!in_flight_.empty()) finish_oldest();
+  finish_replicas();
   stream_.join();
   if (exit_) exit_->settle();
 }
@@ -305,7 +321,7 @@ void Reducer::end_backward(bool sync) {
   finish_all();
   for (GradBucket& bucket : buckets_) bucket.end_backward();
   if (basis_ != Basis::kBackward) {
-    take_order_of_rank_0(completed_, comm_, "order of backward");
+    take_order_of_rank_0(completed_, options_.all != nullptr ? *options_.all : comm_, "order of backward");
     basis_ = Basis::kBackward;
   }
   for (size_t i = 0; i < buckets_.size(); ++i)

@@ -8,6 +8,7 @@
 
 #include "plan/state_rules.h"
 #include "reduce/grad_bucket.h"
+#include "reduce/replica_sum.h"
 
 namespace zeroshard {
 
@@ -31,15 +32,18 @@ class Reducer {
  public:
   struct Options : ReduceOptions {
     bool overlap = true;
-    std::vector<RingClass> ring;  // classes of ring slots for packed gradients: reduce_ring()
-    RingClass scratch = {};       // one slot per overlapping exchange: exchange_scratch()
-    RingClass exit_buffers = {};  // buffers of reduced gradients that go to the host: gradient_exit()
-    bool pin = true;              // pin the host memory of reduced gradients
-    SwapSpace* files = nullptr;   // swap files of reduced gradients; must outlive the reducer
+    std::vector<RingClass> ring;     // classes of ring slots for packed gradients: reduce_ring()
+    RingClass scratch = {};          // one slot per overlapping exchange: exchange_scratch()
+    RingClass replica_buffers = {};  // buffers of sums over replicas: replica_buffers()
+    Comm* all = nullptr;             // all ranks, if there are several replicas
+    Comm* replicas = nullptr;        // the ranks that reduce the same shard; null: there is one replica
+    RingClass exit_buffers = {};     // buffers of reduced gradients that go to the host: gradient_exit()
+    bool pin = true;                 // pin the host memory of reduced gradients
+    SwapSpace* files = nullptr;      // swap files of reduced gradients; must outlive the reducer
   };
 
-  // Collective, because it allocates. `placements` is indexed by unit. The layouts, `comm` and `ledger` must outlive
-  // the reducer.
+  // Collective, because it allocates. `comm` has the ranks that reduce to shards of one replica. `placements` is
+  // indexed by unit. The layouts, the communicators and `ledger` must outlive the reducer.
   Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options, Comm& comm,
           Ledger& ledger);
   // The reducer may be destroyed while buckets are in flight, as after a loss.backward() that nobody has ended.
@@ -105,6 +109,7 @@ class Reducer {
   void launch(size_t bucket, bool with_local);
   void finish_oldest();
   void finish_overlapped();
+  void finish_replicas();
   void finish_all();
   void set_order(std::vector<size_t> order);
   void take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag);
@@ -112,10 +117,11 @@ class Reducer {
   Options options_;
   Comm& comm_;
   Ledger& ledger_;
-  std::vector<FlatBuffer> memory_;      // memory of packed gradients that are kept, and of reduced gradients
-  std::unique_ptr<GradientExit> exit_;  // null if reduced gradients stay on the device
-  std::optional<SlotRing> ring_;        // buffers of packed gradients that are not kept
-  std::vector<FlatBuffer> scratch_;     // memory for transports that copy pieces
+  std::vector<FlatBuffer> memory_;       // memory of packed gradients that are kept, and of reduced gradients
+  std::unique_ptr<GradientExit> exit_;   // null if reduced gradients stay on the device
+  std::optional<SlotRing> ring_;         // buffers of packed gradients that are not kept
+  std::optional<ReplicaSums> replicas_;  // sums over several replicas
+  std::vector<FlatBuffer> scratch_;      // memory for transports that copy pieces
   std::vector<GradBucket> buckets_;
   std::vector<size_t> first_of_;              // by unit, and one for the end: index of its first bucket
   std::vector<std::vector<Place>> place_of_;  // [unit][param]

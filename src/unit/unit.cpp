@@ -22,12 +22,13 @@ constexpr int64_t kPieceNumel = int64_t{1} << 20;
 }  // namespace
 
 Unit::Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
-           at::Device device, Comm& comm, SlotRing& ring, GatherStream& gathers)
+           at::Device device, Comm& comm, Comm& all, SlotRing& ring, GatherStream& gathers)
     : layout_(layout),
       groups_(groups),
       placement_(placement),
       device_(device),
       comm_(comm),
+      all_(all),
       ring_(ring),
       gathers_(gathers),
       ready_(device) {
@@ -80,7 +81,7 @@ void Unit::load(UnitSource& source) {
       staging.slice(0, range.begin, range.end).view(dense.sizes()).copy_(dense);
     }
     const Span span{staging.data_ptr(), staging.numel(), to_dtype(type)};
-    comm_.broadcast(span, /*root=*/0, layout_.name)->wait();
+    all_.broadcast(span, /*root=*/0, layout_.name)->wait();
     groups_[g].write_master({0, staging.numel()}, staging);
     groups_[g].write_parameters({0, staging.numel()}, staging);
   }
@@ -312,7 +313,7 @@ void Unit::write_back(int root) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const at::Tensor whole = full(g);
     const Span span{whole.data_ptr(), whole.numel(), layout_.groups[g].dtype};
-    comm_.broadcast(span, root, layout_.name)->wait();
+    all_.broadcast(span, root, layout_.name)->wait();
     if (placement_ == Placement::kReplicated) continue;
     const Range mine = groups_[g].mine();
     groups_[g].write_parameters(mine, whole.slice(0, mine.begin, mine.end));

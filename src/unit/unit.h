@@ -52,9 +52,10 @@ struct GatherStream {
 class Unit {
  public:
   // Collective. `layout` and its `groups` must outlive the unit. The values are written to the groups' parameters and
-  // master weights. Unless the source has `values`, every rank takes the values of rank 0.
+  // master weights. Unless the source has `values`, every rank takes the values of rank 0. `comm` has the ranks that
+  // share the unit among themselves, and `all` also those of other replicas.
   Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
-       at::Device device, Comm& comm, SlotRing& ring, GatherStream& gathers);
+       at::Device device, Comm& comm, Comm& all, SlotRing& ring, GatherStream& gathers);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
   ~Unit();
@@ -135,6 +136,7 @@ class Unit {
   Placement placement_;
   at::Device device_;
   Comm& comm_;
+  Comm& all_;
   SlotRing& ring_;
   GatherStream& gathers_;
   StreamUses ready_;  // streams for which the gather was awaited, one after another

@@ -25,7 +25,7 @@ struct PlannedModel {
   std::vector<UnitDefinition> units{1};
   EngineOptions options;
   std::vector<std::unique_ptr<Comm>> world = make_local_world(1);
-  Ranks ranks{*world[0], *world[0], nullptr, at::kCPU};
+  Ranks ranks{*world[0], *world[0], nullptr, {}, at::kCPU};
 };
 
 TEST(EnginePlan, PlansEachUnitAndAllocatesNothing) {

@@ -17,7 +17,7 @@ using ::testing::ThrowsMessage;
 
 // Two ranks of one process.
 struct TwoRanks {
-  Ranks of(size_t rank) { return {*gather[rank], *reduce[rank], nullptr, at::kCPU}; }
+  Ranks of(size_t rank) { return {*gather[rank], *reduce[rank], nullptr, {}, at::kCPU}; }
 
   std::vector<std::unique_ptr<Comm>> gather = make_local_world(2), reduce = make_local_world(2);
 };

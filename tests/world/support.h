@@ -110,9 +110,9 @@ struct Scenario {
   };
 
   std::string text() const {
-    return concat("world ", world_size, ", stage ", config.stage, ", overlap ", config.overlap_comm, ", accumulation ",
-                  config.grad_accumulation_steps, ", ", name_of(config.compute_dtype), ", persistence ",
-                  config.persistence_threshold, ", no_sync ", no_sync);
+    return concat("world ", world_size, ", shard ", config.shard_ranks(), ", stage ", config.stage, ", overlap ",
+                  config.overlap_comm, ", accumulation ", config.grad_accumulation_steps, ", ",
+                  name_of(config.compute_dtype), ", persistence ", config.persistence_threshold, ", no_sync ", no_sync);
   }
 };
 
@@ -179,23 +179,28 @@ inline at::Tensor loss_of(const Model& model, const Scenario& scenario, int rank
 
 // One rank of a run. The engine outlives the call, since peers may read its memory.
 struct Rank {
-  Rank(const Scenario& scenario_, Comm& gather_, Comm& reduce_)
+  Rank(const Scenario& scenario_, Comm& gather_, Comm& reduce_, const ReplicaComms& replication_ = {})
       : scenario(scenario_),
         gather(gather_),
         reduce(reduce_),
-        model(scenario_.model, /*seed=*/uint64_t(gather_.rank()) * 1000, scenario_.device_of(gather_.rank())) {}
+        replication(replication_),
+        model(scenario_.model, /*seed=*/uint64_t(number()) * 1000, scenario_.device_of(number())) {}
+
+  // Among all ranks.
+  int number() const { return (replication.all != nullptr ? *replication.all : gather).rank(); }
 
   void make_engine() {
     EngineOptions options;
     options.config = scenario.config;
-    options.device = scenario.device_of(gather.rank());
-    engine = std::make_unique<Engine>(model.definitions(), std::move(options), gather, reduce);
+    options.device = scenario.device_of(number());
+    engine = std::make_unique<Engine>(model.definitions(), std::move(options), gather, reduce, /*checkpoint=*/nullptr,
+                                      replication);
   }
   void train_step(int step) {
     const auto micro_batches = int(scenario.config.grad_accumulation_steps);
     for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
       engine->begin_forward(/*training=*/true);
-      const at::Tensor loss = loss_of(model, scenario, gather.rank(), step, micro_batch, engine.get());
+      const at::Tensor loss = loss_of(model, scenario, number(), step, micro_batch, engine.get());
       engine->begin_backward(!scenario.no_sync || micro_batch + 1 == micro_batches);
       engine->scale_loss(loss).backward();
       engine->end_backward();
@@ -224,6 +229,7 @@ struct Rank {
   const Scenario& scenario;
   Comm& gather;
   Comm& reduce;
+  ReplicaComms replication;
   Model model;
   std::unique_ptr<Engine> engine;
   Result result;
@@ -235,18 +241,29 @@ class ThreadWorld {
  public:
   using Decorate = std::function<std::unique_ptr<Comm>(Comm& comm, bool is_gather)>;
 
-  explicit ThreadWorld(const Scenario& scenario, const Decorate& decorate = {})
-      : scenario_(scenario),
-        gather_(scenario.make_world(scenario.world_size)),
-        reduce_(scenario.make_world(scenario.world_size)) {
-    for (size_t rank = 0; rank < gather_.size(); ++rank) {
-      Comm *gather = gather_[rank].get(), *reduce = reduce_[rank].get();
-      if (decorate) {
-        gather = decorated_.emplace_back(decorate(*gather, true)).get();
-        reduce = decorated_.emplace_back(decorate(*reduce, false)).get();
+  // `decorate_across` is for the communicators of several replicas: that of all ranks if its argument is true, else the
+  // one between replicas.
+  explicit ThreadWorld(const Scenario& scenario, const Decorate& decorate = {}, const Decorate& decorate_across = {})
+      : scenario_(scenario) {
+    const int ranks = scenario.world_size, group = scenario.config.shard_ranks();
+    const auto add_world = [&](int first, int stride, int count, bool is_first_kind, const Decorate& with) {
+      auto world = scenario.make_world(count);
+      for (int i = 0; i < count; ++i) {
+        Comm* comm = comms_.emplace_back(std::move(world[size_t(i)])).get();
+        if (with) comm = decorated_.emplace_back(with(*comm, is_first_kind)).get();
+        of_rank_[size_t(first + i * stride)].push_back(comm);
       }
-      ranks_.push_back(std::make_unique<Rank>(scenario_, *gather, *reduce));
+    };
+    of_rank_.resize(size_t(ranks));
+    for (const bool is_gather : {true, false})
+      for (int first = 0; first < ranks; first += group) add_world(first, 1, group, is_gather, decorate);
+    if (group < ranks) {
+      add_world(0, 1, ranks, true, decorate_across);
+      for (int first = 0; first < group; ++first) add_world(first, group, ranks / group, false, decorate_across);
     }
+    for (const std::vector<Comm*>& own : of_rank_)
+      ranks_.push_back(std::make_unique<Rank>(scenario_, *own[0], *own[1],
+                                              own.size() > 2 ? ReplicaComms{own[2], own[3]} : ReplicaComms{}));
   }
   Rank& rank(int rank) { return *ranks_[size_t(rank)]; }
 
@@ -256,8 +273,7 @@ class ThreadWorld {
       try {
         body(*ranks_[size_t(rank)]);
       } catch (const std::exception& error) {
-        ranks_[size_t(rank)]->gather.abort(error.what());
-        ranks_[size_t(rank)]->reduce.abort(error.what());
+        for (Comm* const comm : of_rank_[size_t(rank)]) comm->abort(error.what());
         throw;
       }
     });
@@ -278,12 +294,14 @@ class ThreadWorld {
 
  private:
   Scenario scenario_;
-  std::vector<std::unique_ptr<Comm>> gather_, reduce_, decorated_;
+  std::vector<std::unique_ptr<Comm>> comms_, decorated_;
+  std::vector<std::vector<Comm*>> of_rank_;  // gather, reduce, and with several replicas: all, replicas
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-inline Result train(const Scenario& scenario, const ThreadWorld::Decorate& decorate = {}) {
-  return ThreadWorld(scenario, decorate).train();
+inline Result train(const Scenario& scenario, const ThreadWorld::Decorate& decorate = {},
+                    const ThreadWorld::Decorate& decorate_across = {}) {
+  return ThreadWorld(scenario, decorate, decorate_across).train();
 }
 
 inline int64_t peak_of(const Result& result, const std::string& category, const std::string& tier) {

@@ -29,12 +29,12 @@ FOR_EVER = 10**7
 TRAIN = """
 import torch
 import zeroshard
-folder, steps = sys.argv[1], int(sys.argv[2])
+folder, steps, shard = sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
 config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3},
-          "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+          "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}, "zeroshard": {"mesh": {"shard": shard}}}
 engine, *_ = zeroshard.initialize(model=model, config=config)
 engine.save_and_stop_on(f"{folder}/saved", [signal.SIGTERM])
 data = torch.Generator().manual_seed(rank)
@@ -124,10 +124,13 @@ def check_nothing_left(hosts):
 
 
 @pytest.mark.row("H1")
-@pytest.mark.parametrize(("count", "nproc"), [(2, 2), (3, 1), (3, 2), (2, 3)])
-def test_hosts_train_with_the_bits_of_one(tmp_path, script, lan, count, nproc):
+@pytest.mark.parametrize(
+    ("count", "nproc", "shard"),
+    [(2, 2, None), (3, 1, None), (3, 2, None), (2, 3, None), (2, 2, "host"), (3, 2, "host"), (3, 1, "host")],
+)
+def test_hosts_train_with_the_bits_of_one(tmp_path, script, lan, count, nproc, shard):
     made = lan(count)
-    job = launchers(made, tmp_path, script(TRAIN), tmp_path, 5, nproc=nproc)
+    job = launchers(made, tmp_path, script(TRAIN), tmp_path, 5, *filter(None, [shard]), nproc=nproc)
     assert job.codes() == [0] * count, job.said()
     assert digests(tmp_path, count * nproc) == on_one_host(tmp_path / "one", script, count * nproc)
     check_nothing_left(made)
@@ -136,7 +139,7 @@ def test_hosts_train_with_the_bits_of_one(tmp_path, script, lan, count, nproc):
 COUNTED = """
 import torch
 import zeroshard
-folder, stage = sys.argv[1], int(sys.argv[2])
+folder, stage, shard = sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
 
 def sent():
     line = next(line for line in open("/proc/net/dev") if line.strip().startswith("eth0:"))
@@ -147,7 +150,8 @@ zeroshard.init_distributed()
 torch.manual_seed(0)
 model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)))
 config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},
-          "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
+          "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+          "zeroshard": {"mesh": {"shard": shard}}}
 engine, *_ = zeroshard.initialize(model=model, config=config)
 for step in range(6):
     if step == 2:
@@ -173,6 +177,18 @@ def test_bytes_cross_the_link_once_for_each_host(tmp_path, script, lan, stage):
     for rank in range(4):
         sent = int((tmp_path / f"sent.{rank}").read_text())
         assert sent == pytest.approx(steps * collectives * bytes_of_model / 2, rel=0.03), rank
+
+
+@pytest.mark.row("H1")
+@pytest.mark.parametrize("stage", [1, 3])
+def test_only_sums_of_gradients_cross_the_link_between_replicas(tmp_path, script, lan, stage):
+    """Of M bytes of gradients, each of R replicas sends 2 M (R - 1) / R, and no gather crosses."""
+    job = launchers(lan(2), tmp_path, script(COUNTED), tmp_path, stage, "host", nproc=2)
+    assert job.codes() == [0, 0], job.said()
+    bytes_of_model, steps = 4 * 1024 * 1024 * 4, 4
+    for rank in range(4):
+        sent = int((tmp_path / f"sent.{rank}").read_text())
+        assert sent == pytest.approx(steps * bytes_of_model, rel=0.03), rank
 
 
 @pytest.mark.row("H1")

@@ -1,6 +1,7 @@
-"""The same bits at every stage, whatever the transport, overlap, units (the buckets), prefetch and persistence."""
+"""The same bits at every stage, whatever the transport, overlap, units (buckets), prefetch, persistence, replicas."""
 
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -19,6 +20,7 @@ AXES = {
     "unit_classes": [[], ["Linear", "Embedding"], ["LlamaMLP", "LlamaAttention"], ["LlamaModel"]],
     "persistence_threshold": [0, 1200, 10_000_000],  # all units sharded, some, none
     "prefetch_numel": [0, 50_000_000],
+    "mesh_shard": [None, 1, 2],  # ranks that shard a replica; 2 means 1 if it does not divide the ranks
 }
 VARIANTS_PER_WORLD = 24
 
@@ -38,13 +40,16 @@ def sampled_variants(count, seed, axes=AXES):
 
 
 def all_variants(seed):
-    """Every stage, transport, overlap and kind of unit with each other; values of the last two axes, drawn."""
+    """Every stage, transport, overlap and kind of unit with each other; values of the other axes, drawn."""
     crossed = list(itertools.product(*list(AXES.values())[:4]))
     drawn = sampled_variants(len(crossed), seed)
     return [variant | dict(zip(AXES, values, strict=False)) for variant, values in zip(drawn, crossed, strict=True)]
 
 
 def configuration(dtype, accumulation, clip, variant):
+    own = {"transport": variant["transport"], "unit_classes": variant["unit_classes"]}
+    if shard := variant["mesh_shard"]:
+        own["mesh"] = {"shard": shard if int(os.environ["WORLD_SIZE"]) % shard == 0 else 1}
     return models.configuration(
         variant["stage"],
         dtype,
@@ -56,7 +61,7 @@ def configuration(dtype, accumulation, clip, variant):
             "overlap_comm": variant["overlap_comm"],
             "stage3_prefetch_bucket_size": variant["prefetch_numel"],
         },
-        zeroshard={"transport": variant["transport"], "unit_classes": variant["unit_classes"]},
+        zeroshard=own,
         fp16={"initial_scale_power": 8},  # no step is skipped
     )
 

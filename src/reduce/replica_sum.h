@@ -1,0 +1,78 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "device/flat_buffer.h"
+#include "plan/state_rules.h"
+
+namespace zeroshard {
+
+class GradBucket;
+
+// Adds the sums that the replicas of a shard have of its gradients, so that each replica gets the sum over all ranks.
+// The sums are fp32 and nodes of the tree that math::sum_in_order() adds. A reduce-scatter and an all-gather over the
+// replicas move 2 (R - 1) / R elements for each element of a sum. One object has the memory for one sum at a time.
+//
+// Call partial(), begin(), gather() and finish() in this order. Each waits for what the one before has started. All
+// replicas make these calls in the same order for all their objects.
+class ReplicaSum {
+ public:
+  // Collective over `replicas`, which must outlive the object. `slot_bytes` is that of replica_buffers().
+  ReplicaSum(Comm& replicas, int64_t slot_bytes, at::Device device, Ledger& ledger);
+
+  // Returns `numel` elements of memory for the sum of this replica.
+  at::Tensor partial(int64_t numel);
+  // Starts to exchange the sums that partial() has. `tag` names the unit.
+  void begin(std::string tag);
+  // Sums this rank's piece over the replicas, and starts to gather the pieces.
+  void gather();
+  // Returns the sum over all replicas. It is valid until the next partial().
+  at::Tensor finish();
+
+ private:
+  Span padded() const;
+
+  Comm& replicas_;
+  FlatBuffer memory_;
+  int64_t numel_ = 0;  // of the present sum
+  std::string tag_;
+  std::unique_ptr<Exchange> exchange_;
+  std::unique_ptr<Work> gather_;
+};
+
+// The sums over replicas that run at the same time: one is exchanged while the one before is gathered, and both overlap
+// backward.
+//
+// Note [Launches of replicas]
+// Each call of add() waits for the same call on the other replicas. So all ranks make it at the same place between two
+// gathers of a pass, which is the launch of the next bucket: a rank must not make it earlier because it alone needs
+// memory or has a late gradient.
+class ReplicaSums {
+ public:
+  // Collective over `replicas`. `buffers` is replica_buffers().
+  ReplicaSums(Comm& replicas, const RingClass& buffers, at::Device device, Ledger& ledger);
+
+  // Finishes or moves on the earlier sums, and starts the sum of a bucket in flight.
+  void add(GradBucket& bucket);
+  void finish_all();
+
+ private:
+  struct Running {
+    GradBucket* bucket;
+    ReplicaSum* sum;
+    bool gathers = false;
+  };
+  void finish_oldest();
+
+  std::vector<ReplicaSum> sums_;
+  std::deque<Running> running_;  // oldest first
+  size_t count_ = 0;             // of sums that were started
+};
+
+}  // namespace zeroshard

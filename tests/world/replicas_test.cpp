@@ -1,0 +1,144 @@
+#include "plan/state_rules.h"
+#include "world/support.h"
+
+namespace zeroshard::test {
+namespace {
+
+// Groups of `shard` ranks hold a replica each.
+Scenario in_groups(Scenario scenario, int shard) {
+  scenario.config.shard_size = shard;
+  return scenario;
+}
+
+struct Mesh {
+  int ranks, shard;
+};
+
+class Replicas : public ::testing::TestWithParam<Mesh> {};
+INSTANTIATE_TEST_SUITE_P(Training, Replicas,
+                         ::testing::Values(Mesh{2, 1}, Mesh{3, 1}, Mesh{4, 2}, Mesh{7, 1}, Mesh{8, 2}, Mesh{8, 4}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.ranks) + "by" + std::to_string(info.param.shard);
+                         });
+
+TEST_P(Replicas, GiveTheBitsOfOneReplicaInThePlannedMemory) {
+  const auto [ranks, shard] = GetParam();
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const bool overlap : {true, false}) {
+      Scenario scenario = make_scenario(ranks, stage);
+      scenario.config.overlap_comm = overlap;
+      scenario.config.compute_dtype = overlap ? DType::kBFloat16 : DType::kFloat32;
+      scenario.config.grad_accumulation_steps = stage == 1 ? 2 : 1;
+      scenario.model.frozen = stage == 3;
+      expect_same_training(scenario, in_groups(scenario, shard));
+    }
+  }
+}
+
+// A unit without gradients (below stage 3 on the ranks of one replica alone), a gradient that is late on some ranks,
+// and sums under no_sync.
+TEST_P(Replicas, GiveTheBitsOfOneReplicaInPassesThatDiffer) {
+  const auto [ranks, shard] = GetParam();
+  for (const int stage : {0, 2, 3}) {
+    Scenario scenario = make_scenario(ranks, stage);
+    scenario.model.unused = true;
+    scenario.steps = 6;
+    scenario.skip = [group = shard, stage](int rank, int step, size_t unit) {
+      return step % 3 == 1 && unit == 2 && (stage == 3 || (rank / group) % 2 == 0);
+    };
+    expect_same_training(scenario, in_groups(scenario, shard), /*plan_holds=*/false);
+    scenario.skip = {};
+    scenario.counts_aside = [](int rank, int step) { return (rank + step) % 2 == 0; };
+    expect_same_training(scenario, in_groups(scenario, shard), /*plan_holds=*/false);
+    scenario.counts_aside = {};
+    scenario.no_sync = true;
+    scenario.config.grad_accumulation_steps = 3;
+    expect_same_training(scenario, in_groups(scenario, shard), /*plan_holds=*/false);
+  }
+}
+
+// Sums of three ranks are no subtree of the sum of six, but the same at every stage.
+TEST(Replicas, OfThreeRanksEachGiveTheSameBitsAtEveryStage) {
+  const Scenario whole = in_groups(make_scenario(6, 0), 3);
+  for (const int stage : {1, 2, 3}) expect_same_training(whole, in_groups(make_scenario(6, stage), 3));
+}
+
+TEST(Replicas, DelaysAndStepsThatAreSkippedChangeNothing) {
+  const Scenario scenario = skipping_a_step(make_scenario(4, 3));
+  const Result expected = train(scenario);
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    const auto delay = [&](Comm& comm, bool) { return std::make_unique<DelayComm>(comm, seed, /*max_us=*/300); };
+    const Result delayed = train(in_groups(scenario, 2), delay, delay);
+    ASSERT_TRUE(delayed.values.defined());
+    EXPECT_TRUE(delayed.values.equal(expected.values)) << "seed " << seed;
+    EXPECT_FALSE(delayed.steps.at(1).applied);
+  }
+}
+
+// Between replicas go fp32 sums of shards and nothing else, and each rank sends 2 (R - 1) / R of its own.
+TEST(Replicas, ExchangeOnlySumsOfGradients) {
+  for (const int stage : {0, 3}) {
+    const Scenario scenario = in_groups(make_scenario(4, stage), 2);
+    std::vector<RecordingComm*> across;
+    ThreadWorld world(scenario, {}, [&](Comm& comm, bool is_all) -> std::unique_ptr<Comm> {
+      auto recording = std::make_unique<RecordingComm>(comm);
+      if (!is_all) across.push_back(recording.get());
+      return recording;
+    });
+    world.train();
+    int64_t shard_numel = 0;
+    for (const auto& unit : world.rank(0).model.params()) {
+      std::vector<int64_t> numels;
+      for (const at::Tensor& param : unit) numels.push_back(param.numel());
+      shard_numel += replica_sum_numel(ShardLayout(numels, /*world_size=*/2).shard_numel(), /*replicas=*/2);
+    }
+    for (const RecordingComm* const comm : across) {
+      const int64_t bytes = scenario.steps * shard_numel * int64_t{sizeof(float)};
+      EXPECT_EQ(comm->bytes(OpKind::kExchange), bytes);
+      EXPECT_EQ(comm->bytes(OpKind::kAllGather), bytes);
+      for (const RecordingComm::Call& call : comm->calls())
+        EXPECT_TRUE(call.kind == OpKind::kExchange || call.kind == OpKind::kAllGather || call.tag == "sums of replicas")
+            << call.tag;
+    }
+  }
+}
+
+TEST(Replicas, EveryFailingCallEndsEveryRank) {
+  Scenario scenario = in_groups(make_scenario(4, 3), 2);
+  scenario.steps = 1;
+  for (const bool is_all : {true, false}) {
+    for (int64_t fail_at = 1;; ++fail_at) {
+      ASSERT_LT(fail_at, 500);
+      FaultComm* fault = nullptr;
+      ThreadWorld world(scenario, {}, [&](Comm& comm, bool of_all) -> std::unique_ptr<Comm> {
+        const bool bad = of_all == is_all && comm.rank() == 1 && fault == nullptr;
+        auto decorated = std::make_unique<FaultComm>(comm, bad ? fail_at : INT64_MAX);
+        if (bad) fault = decorated.get();
+        return decorated;
+      });
+      const std::vector<std::string> errors = world.run([](Rank& rank) {
+        rank.train();
+        rank.replication.all->barrier("end");
+      });
+      if (fault->calls() < fail_at) {
+        for (const std::string& error : errors) EXPECT_EQ(error, "");
+        EXPECT_GT(fail_at, 5);
+        break;
+      }
+      for (const std::string& error : errors) EXPECT_NE(error.find("injected fault"), std::string::npos) << error;
+    }
+  }
+}
+
+TEST(Replicas, CommunicatorsThatDoNotFitAreRefused) {
+  auto all = make_local_world(4), pair = make_local_world(2);
+  Model model({}, /*seed=*/1);
+  EngineOptions options;
+  options.config = make_scenario(4, 3).config;
+  const ReplicaComms replication{all[0].get(), pair[0].get()};
+  const auto single = make_single_comm();
+  EXPECT_THROW(Engine(model.definitions(), options, *single, *single, nullptr, replication), ValueError);
+}
+
+}  // namespace
+}  // namespace zeroshard::test
