@@ -2,7 +2,8 @@
 """Times a training step of two hosts with two ranks each over a slow link, beside FSDP2's HSDP over Gloo.
 
 The arms: one copy of the states over all ranks, in two levels and flat over Gloo; a replica of the states on each host
-(zeroshard.mesh.shard); and FSDP2 on a mesh of hosts and ranks, which also has a replica on each host.
+(zeroshard.mesh.shard), with exact sums of gradients and with sums in 8 bits; and FSDP2 on a mesh of hosts and ranks,
+which also has a replica on each host.
 
     bench/hosts.py                       # as root; writes bench/results/hosts-DATE.{md,json}
 
@@ -29,6 +30,7 @@ ARMS = {
     "flat": {"transport": "process_group"},
     "replicas": {"mesh": {"shard": "host"}},
 }
+CODED = "replicas, 8 bits"
 PEER = "FSDP2 HSDP"
 HOSTS, RANKS = 2, 2
 
@@ -64,10 +66,10 @@ def run_rank(arguments):
         torch.manual_seed(0)
         return [torch.nn.Linear(arguments.width, arguments.width) for _ in range(arguments.layers)]
 
-    def begin(own):
+    def begin(own, **zero):
         config = {
             "train_micro_batch_size_per_gpu": 4,
-            "zero_optimization": {"stage": arguments.rank, "stage3_param_persistence_threshold": 0},
+            "zero_optimization": {"stage": arguments.rank, "stage3_param_persistence_threshold": 0, **zero},
             "optimizer": {"type": "AdamW"},
             "zeroshard": own,
         }
@@ -100,6 +102,7 @@ def run_rank(arguments):
     engines, steps = {}, {}
     for name, own in ARMS.items():
         engines[name], steps[name] = begin(own)
+    steps[CODED] = begin(ARMS["replicas"], zero_quantized_gradients=True)[1]
     if arguments.rank == 3:  # FSDP2 has no other stage
         steps[PEER] = begin_peer()
     data = torch.Generator().manual_seed(torch.distributed.get_rank())
@@ -183,6 +186,8 @@ def measure(arguments):
                 if name in ARMS
                 else ""
             )
+            if name == CODED:
+                said = f"{medians['seconds'] / found['medians']['replicas']['seconds']:.2f} of exact sums"
             if name == "replicas" and PEER in found["medians"]:
                 said += f", {found['ratios']['replicas to the peer']:.2f} of {PEER}"
             lines.append(

@@ -233,6 +233,7 @@ struct Config {
   bool managed_accumulation = true;  // false: every step() updates, no matter how many micro-batches preceded it
   int world_size = 1;
   int shard_size = 0;                 // ranks that shard one copy of the states; 0: all
+  bool quantized_gradients = false;   // sums of gradients have 8 bits between replicas of the states
   int sequence_parallel_size = 1;     // ranks that train on the same rows; parameters are still sharded over all ranks
   double gradient_clipping = 1;       // largest gradient norm; 0: no clipping. 1 is DeepSpeed's default since 0.19.3
   int64_t steps_per_print = 0;        // 0: never

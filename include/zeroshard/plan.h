@@ -19,6 +19,7 @@ struct PlanOptions : PlacementOptions {
   bool overlap = true;
   bool prefetch = true;
   int replicas = 1;                     // groups of world_size ranks each, which hold the same states
+  bool quantized_gradients = false;     // sums of gradients have 8 bits between replicas
   bool replicas_need_scratch = false;   // the transport between replicas copies the pieces of a sum
   bool exchange_needs_scratch = false;  // the transport cannot sum directly from the memory of peers
   int swap_buffers = 4;                 // chunks in memory at a time if states lie in files

@@ -106,6 +106,11 @@ std::vector<Key> effective() {
       leaf_module("names", "with one of these names in the model"),
       leaf_module("name_suffixes", "whose name in the model ends so"),
       gather_on_save(),
+      zero("zero_quantized_gradients", Bool{}, false,
+           "the sums of gradients that go between the groups of zeroshard.mesh.shard have 8 bits, with an fp32 scale "
+           "for "
+           "256 elements. Within a group gradients stay as they are",
+           set<&Config::quantized_gradients>),
       zero("mics_shard_size", Integer{.min = -1, .max = std::numeric_limits<int>::max()}, -1,
            "MiCS: the same as zeroshard.mesh.shard; -1 or 0: all ranks share one copy"),
   };
@@ -187,15 +192,15 @@ std::vector<Key> without_effect() {
 }
 
 std::vector<Key> not_supported() {
-  const std::string kQuantized = "quantized communication is not supported";
+  const std::string kQuantized =
+      "quantized gathers are not supported: zeroshard.mesh.shard keeps all gathers in a host";
   return {
       zero_unsupported(
           "zero_hpz_partition_size", Integer{.min = 0, .max = 1}, 1,
           "secondary partitions (hpZ) are not supported: zeroshard.mesh.shard keeps all gathers in a host"),
       zero_unsupported("zero_quantized_weights", Only{false}, false, kQuantized),
       zero_unsupported("zero_quantized_nontrainable_weights", Only{false}, false, kQuantized),
-      zero_unsupported("zero_quantized_gradients", Only{false}, false, kQuantized),
-      zero_unsupported("zeropp_loco_param", Only{nullptr}, nullptr, kQuantized),
+      zero_unsupported("zeropp_loco_param", Only{nullptr}, nullptr, "rounding errors of gradients are not fed back"),
       zero_unsupported("zenflow", Only{nullptr}, nullptr, "ZenFlow is not supported"),
   };
 }

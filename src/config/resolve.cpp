@@ -310,6 +310,10 @@ class Resolver {
     }
     if (config().shard_size > 0 && ranks % config().shard_size != 0)
       fail_size(is_given ? own : mics, config().shard_size);
+    if (config().quantized_gradients && config().shard_ranks() == ranks)
+      parsed_.without_effect.push_back(
+          "zero_optimization.zero_quantized_gradients = true: it is for what goes between groups of ranks, and all "
+          "ranks are one group (zeroshard.mesh.shard)");
     if (is_given && config().shard_size == ranks && ranks > 1)
       parsed_.without_effect.push_back(
           concat(own, " = ", value_of(own).value, ": all ", ranks, " ranks are one group"));

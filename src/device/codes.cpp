@@ -1,3 +1,4 @@
+#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -8,6 +9,7 @@
 #include <ATen/ops/where.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <bit>
 #include <limits>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "base/check.h"
 #include "device/device_kernels.h"
 #include "device/math.h"
+#include "kernels/kernels.h"
 #include "layout/shard_layout.h"
 
 namespace zeroshard::math {
@@ -73,6 +76,15 @@ at::Tensor rows(const at::Tensor& flat) {
   return (rest > 0 ? at::constant_pad_nd(flat, {0, rest}) : flat).view({-1, kScaledNumel});
 }
 
+// Calls body(begin, end) for ranges of whole blocks, on all threads.
+template <typename Body>
+void for_block_ranges(int64_t numel, const Body& body) {
+  constexpr int64_t kGrainBlocks = 256;
+  at::parallel_for(0, ceil_div(numel, kScaledNumel), kGrainBlocks, [&](int64_t first, int64_t last) {
+    body(first * kScaledNumel, std::min(numel, last * kScaledNumel));
+  });
+}
+
 }  // namespace
 
 void aten::decode(const at::Tensor& codes, const at::Tensor& scales, bool is_signed, const at::Tensor& to) {
@@ -99,6 +111,11 @@ void aten::encode(const at::Tensor& values, const at::Tensor& codes, const at::T
 }
 
 void decode(const at::Tensor& codes, const at::Tensor& scales, bool is_signed, const at::Tensor& to) {
+  if (codes.is_cpu()) {
+    return for_block_ranges(codes.numel(), [&](int64_t begin, int64_t end) {
+      kernels::decode(values_of(codes, scales, is_signed), begin, end, to.data_ptr<float>() + begin);
+    });
+  }
   const DeviceKernels* const own = device_kernels(codes.device().type());
   if (own == nullptr || own->decode == nullptr) return aten::decode(codes, scales, is_signed, to);
   const c10::OptionalDeviceGuard guard(codes.device());
@@ -106,6 +123,13 @@ void decode(const at::Tensor& codes, const at::Tensor& scales, bool is_signed, c
 }
 
 void encode(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed) {
+  if (codes.is_cpu()) {
+    return for_block_ranges(codes.numel(), [&](int64_t begin, int64_t end) {
+      const kernels::CodedValues all = values_of(codes, scales, is_signed);
+      kernels::encode(values.const_data_ptr<float>() + begin, end - begin,
+                      {static_cast<uint8_t*>(all.codes) + begin, all.scales + begin / kScaledNumel, is_signed});
+    });
+  }
   const DeviceKernels* const own = device_kernels(codes.device().type());
   if (own == nullptr || own->encode == nullptr) return aten::encode(values, codes, scales, is_signed);
   const c10::OptionalDeviceGuard guard(codes.device());

@@ -37,8 +37,7 @@ void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, floa
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 
 // Decode and encode moments in blocks of kScaledNumel elements, the last of which may be incomplete. `codes` have one
-// byte for each element, and `scales` one fp32 value for each block. The codes are those of the CPU's updates. For
-// devices: the CPU's kernels work on codes themselves.
+// byte for each element, and `scales` one fp32 value for each block. The codes are those of the CPU's updates.
 void decode(const at::Tensor& codes, const at::Tensor& scales, bool is_signed, const at::Tensor& to);
 void encode(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 

@@ -137,6 +137,7 @@ void Engine::Impl::make_reducer() {
   reduce.while_read = [this] { ranks.check_while_waiting("it waited for the update of the step before"); };
   reduce.scratch = exchange_scratch(plan.layouts, plan.placements, plan.options);
   reduce.replica_buffers = replica_buffers(plan.layouts, plan.options);
+  reduce.quantized = options.config.quantized_gradients;
   reduce.all = &ranks.all;
   reduce.replicas = ranks.replicas;
   reduce.files = memory->gradients_in_files.get();

@@ -70,6 +70,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.activations_in_files = config.offload.activations == OffloadConfig::Activations::kNvme;
   options.world_size = config.shard_ranks();
   options.replicas = config.world_size / config.shard_ranks();
+  options.quantized_gradients = config.quantized_gradients;
   options.stage = config.stage;
   options.compute_dtype = config.compute_dtype;
   options.wire_dtype = config.communication_dtype;

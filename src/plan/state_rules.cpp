@@ -80,9 +80,15 @@ RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable tab
   return scratch;
 }
 
-int64_t replica_sum_numel(int64_t numel, int replicas) {
-  constexpr int64_t kAlignment = 16;  // pieces start at multiples of 64 bytes
-  return align_up(ceil_div(numel, replicas), kAlignment) * replicas;
+int64_t replica_sum_numel(int64_t numel, int replicas, bool is_coded) {
+  // Pieces and scales start at multiples of 64 bytes.
+  const int64_t alignment = is_coded ? 16 * kScaledNumel : 16;
+  return align_up(ceil_div(numel, replicas), alignment) * replicas;
+}
+
+int64_t replica_sum_bytes(int64_t numel, bool is_coded) {
+  const int64_t wide = element_size(DType::kFloat32);
+  return is_coded ? numel + numel / kScaledNumel * wide : numel * wide;
 }
 
 RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& options) {
@@ -93,8 +99,10 @@ RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& 
     for (const FlatGroup& group : unit.groups)
       if (group.requires_grad) numel = std::max(numel, group.layout.shard_numel());
   if (numel == 0) return buffers;
-  const int copies = options.replicas_need_scratch ? 2 : 1;
-  return {copies * replica_sum_numel(numel, options.replicas) * element_size(DType::kFloat32), options.overlap ? 2 : 1};
+  const int64_t padded = replica_sum_numel(numel, options.replicas, options.quantized_gradients);
+  const int64_t sent = replica_sum_bytes(padded, options.quantized_gradients);
+  const int64_t values = options.quantized_gradients ? replica_sum_bytes(padded, /*is_coded=*/false) : 0;
+  return {values + sent * (options.replicas_need_scratch ? 2 : 1), options.overlap ? 2 : 1};
 }
 
 RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table) {

@@ -46,10 +46,14 @@ std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementT
 // reductions overlap. Every stage needs it to exchange gradients. 0 if the transport needs none or there are no peers.
 RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
-// Returns the elements of memory for a sum of `numel` elements over replicas, which cut it into equal pieces.
-int64_t replica_sum_numel(int64_t numel, int replicas);
-// Returns the memory in which the replicas of a shard add their gradients: fp32 for the largest shard of a group, again
-// if the transport copies pieces, and twice if reductions overlap. 0 if there is one replica.
+// Returns the elements of memory for a sum of `numel` elements over replicas, which cut it into equal pieces. Pieces of
+// 8-bit codes are whole blocks.
+int64_t replica_sum_numel(int64_t numel, int replicas, bool is_coded);
+// Returns the bytes of `numel` elements between replicas: fp32, or codes and a scale for each block of kScaledNumel.
+int64_t replica_sum_bytes(int64_t numel, bool is_coded);
+// Returns the memory in which the replicas of a shard add their gradients: fp32 for the largest shard of a group and,
+// if it is coded, its codes; what is sent again if the transport copies pieces; and all of it twice if reductions
+// overlap. 0 if there is one replica.
 RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // Returns the device buffers in which reduced gradients are summed before they go to the host. Each is as large as the

@@ -51,7 +51,7 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
   for (int i = 0; i < options_.scratch.slots; ++i)
     scratch_.emplace_back(options_.scratch.slot_bytes, options_.device, ledger, Category::kReduceRing, &comm_);
   if (options_.replicas != nullptr)
-    replicas_.emplace(*options_.replicas, options_.replica_buffers, options_.device, ledger);
+    replicas_.emplace(*options_.replicas, options_.quantized, options_.replica_buffers, options_.device, ledger);
   reset_pass();
   due_at_.assign(buckets_.size(), 1);
   std::vector<size_t> order(buckets_.size());

@@ -1,54 +1,119 @@
 #include "reduce/replica_sum.h"
 
+#include <ATen/ops/maximum.h>
+
 #include <span>
 #include <utility>
 
 #include "device/math.h"
+#include "layout/shard_layout.h"
 #include "reduce/grad_bucket.h"
 
 namespace zeroshard {
 
-ReplicaSum::ReplicaSum(Comm& replicas, int64_t slot_bytes, at::Device device, Ledger& ledger)
-    : replicas_(replicas), memory_(replicas, slot_bytes, device, ledger, Category::kReduceRing, "sums of replicas") {}
+ReplicaSum::ReplicaSum(Comm& replicas, bool is_coded, int64_t slot_bytes, at::Device device, Ledger& ledger)
+    : replicas_(replicas),
+      is_coded_(is_coded),
+      memory_(replicas, slot_bytes, device, ledger, Category::kReduceRing, "sums of replicas") {}
 
-Span ReplicaSum::padded() const {
-  return {memory_.data(), replica_sum_numel(numel_, replicas_.world_size()), DType::kFloat32};
+int64_t ReplicaSum::piece_numel() const {
+  return replica_sum_numel(numel_, replicas_.world_size(), is_coded_) / replicas_.world_size();
+}
+
+// Returns the fp32 elements of a piece of the sum.
+at::Tensor ReplicaSum::values(int piece) const {
+  return memory_.view(at::kFloat, piece_numel() * piece * element_size(DType::kFloat32), piece_numel());
+}
+
+// Returns the memory of the pieces that replicas exchange. Codes have their own, behind the values.
+Span ReplicaSum::sent() const {
+  const int64_t numel = piece_numel() * replicas_.world_size();
+  if (!is_coded_) return {memory_.data(), numel, DType::kFloat32};
+  return {memory_.data() + numel * element_size(DType::kFloat32), replica_sum_bytes(numel, /*is_coded=*/true),
+          DType::kOther1};
+}
+
+namespace {
+
+// The codes of a piece, and their scales behind them.
+struct CodedPiece {
+  at::Tensor codes, scales;
+
+  CodedPiece(void* data, int64_t numel, at::Device device)
+      : codes(view_memory(data, numel, at::kByte, device)),
+        scales(view_memory(static_cast<std::byte*>(data) + numel, numel / kScaledNumel, at::kFloat, device)) {}
+};
+
+}  // namespace
+
+void ReplicaSum::encode(int piece) {
+  const Span all = sent();
+  const at::Tensor from = values(piece), blocks = from.view({-1, kScaledNumel});
+  const CodedPiece to(static_cast<std::byte*>(all.data) + all.bytes() / replicas_.world_size() * piece, from.numel(),
+                      from.device());
+  math::encode(from, to.codes, to.scales, /*is_signed=*/true);
+  // A block that is not finite gets a scale that is not, because all ranks must see it and skip the step.
+  to.scales.add_(at::maximum(blocks.amax({1}), blocks.amin({1}).neg_()).mul_(0));
+}
+
+void ReplicaSum::decode(const void* codes, int piece) {
+  const at::Tensor to = values(piece);
+  const CodedPiece from(const_cast<void*>(codes), to.numel(), to.device());
+  math::decode(from.codes, from.scales, /*is_signed=*/true, to);
 }
 
 at::Tensor ReplicaSum::partial(int64_t numel) {
   if (gather_) std::exchange(gather_, nullptr)->drain();
   numel_ = numel;
+  if (is_coded_) {  // blocks at the end are encoded whole
+    const int64_t padded = piece_numel() * replicas_.world_size();
+    memory_.view(at::kFloat, numel * element_size(DType::kFloat32), padded - numel).zero_();
+  }
   return memory_.view(at::kFloat, 0, numel);
 }
 
 void ReplicaSum::begin(std::string tag) {
   tag_ = std::move(tag);
-  const Span full = padded();
+  const Span full = sent();
   Span scratch;
-  if (replicas_.exchange_needs_scratch()) scratch = {memory_.data() + full.bytes(), full.numel, full.dtype};
+  if (replicas_.exchange_needs_scratch())
+    scratch = {static_cast<std::byte*>(full.data) + full.bytes(), full.numel, full.dtype};
+  if (is_coded_)
+    for (int piece = 0; piece < replicas_.world_size(); ++piece) encode(piece);
   exchange_ = replicas_.exchange(full, scratch, tag_);
 }
 
 void ReplicaSum::gather() {
-  const Span full = padded();
-  const int64_t piece = full.numel / replicas_.world_size();
+  const Span full = sent();
+  const int64_t numel = full.numel / replicas_.world_size();
   exchange_->wait();
-  const at::Tensor mine = memory_.view(at::kFloat, piece * replicas_.rank() * element_size(DType::kFloat32), piece);
-  math::sum_in_order(exchange_->pieces(), at::kFloat, 1, mine, /*accumulate=*/false);
+  const std::span<const void* const> arrived = exchange_->pieces();
+  std::vector<const void*> pieces(arrived.begin(), arrived.end());
+  for (size_t i = 0; i < pieces.size() && is_coded_; ++i) {
+    decode(arrived[i], int(i));
+    pieces[i] = values(int(i)).const_data_ptr();
+  }
+  math::sum_in_order(pieces, at::kFloat, 1, values(replicas_.rank()), /*accumulate=*/false);
   exchange_->release();
   exchange_->drain();  // the gather writes to memory that the other replicas have read
   exchange_.reset();
-  gather_ = replicas_.all_gather(full, {mine.const_data_ptr(), piece, full.dtype}, tag_);
+  if (is_coded_) encode(replicas_.rank());
+  const auto* const mine =
+      static_cast<std::byte*>(full.data) + full.bytes() / replicas_.world_size() * replicas_.rank();
+  gather_ = replicas_.all_gather(full, {mine, numel, full.dtype}, tag_);
 }
 
 at::Tensor ReplicaSum::finish() {
   gather_->wait();
+  const Span full = sent();
+  for (int piece = 0; piece < replicas_.world_size() && is_coded_; ++piece)
+    decode(static_cast<std::byte*>(full.data) + full.bytes() / replicas_.world_size() * piece, piece);
   return memory_.view(at::kFloat, 0, numel_);
 }
 
-ReplicaSums::ReplicaSums(Comm& replicas, const RingClass& buffers, at::Device device, Ledger& ledger) {
+ReplicaSums::ReplicaSums(Comm& replicas, bool is_coded, const RingClass& buffers, at::Device device, Ledger& ledger) {
   sums_.reserve(size_t(buffers.slots));
-  for (int i = 0; i < buffers.slots; ++i) sums_.emplace_back(replicas, buffers.slot_bytes, device, ledger);
+  for (int i = 0; i < buffers.slots; ++i) sums_.emplace_back(replicas, is_coded, buffers.slot_bytes, device, ledger);
 }
 
 void ReplicaSums::add(GradBucket& bucket) {

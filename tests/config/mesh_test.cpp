@@ -32,6 +32,17 @@ TEST(Mesh, AHostIsAsManyRanksAsTheLauncherSays) {
   EXPECT_THAT(one_host.without_effect[0], ::testing::HasSubstr("all 4 ranks are one group"));
 }
 
+TEST(Mesh, QuantizedGradientsAreForSeveralGroups) {
+  const char* json =
+      R"({"zeroshard": {"mesh": {"shard": 2}}, "zero_optimization": {"zero_quantized_gradients": true}})";
+  const ParsedConfig several = parse_config(json, ranks(4)), one = parse_config(json, ranks(2));
+  EXPECT_TRUE(several.config.quantized_gradients && several.without_effect.empty());
+  ASSERT_FALSE(one.without_effect.empty());
+  EXPECT_THAT(one.without_effect[0], ::testing::HasSubstr("zero_quantized_gradients"));
+  EXPECT_NE(several.config.digest(),
+            parse_config(R"({"zeroshard": {"mesh": {"shard": 2}}})", ranks(4)).config.digest());
+}
+
 TEST(Mesh, GroupsThatCannotBeMadeAreRefused) {
   expect_error(R"({"zeroshard": {"mesh": {"shard": 4}}})",
                {"zeroshard.mesh.shard", "4", "does not divide the 6 ranks", "1, 2, 3, 6"}, ranks(6));

@@ -47,14 +47,14 @@ TEST(KeyTable, OnlyFewRowsWithAnEffectAreAppliedElsewhere) {
   for (const Key& key : every_key()) {
     if (key.effect == Key::Effect::kYes && !key.apply) elsewhere.insert(key.path);
   }
-  EXPECT_EQ(elsewhere, (std::set<std::string>{
-                           "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-                           "prescale_gradients", "optimizer.type", "scheduler.type",
-                           "zero_optimization.stage3_max_live_parameters", "zero_optimization.leaf_module.classes",
-                           "zero_optimization.leaf_module.names", "zero_optimization.leaf_module.name_suffixes",
-                           "torch_autocast.enabled", "torch_autocast.dtype", "data_types.buffer_dtype",
-                           "data_types.keep_in_fp32_modules", "zeroshard.mesh.outer",
-                           "zero_optimization.mics_shard_size"}));
+  EXPECT_EQ(elsewhere,
+            (std::set<std::string>{"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+                                   "prescale_gradients", "optimizer.type", "scheduler.type",
+                                   "zero_optimization.stage3_max_live_parameters",
+                                   "zero_optimization.leaf_module.classes", "zero_optimization.leaf_module.names",
+                                   "zero_optimization.leaf_module.name_suffixes", "torch_autocast.enabled",
+                                   "torch_autocast.dtype", "data_types.buffer_dtype", "data_types.keep_in_fp32_modules",
+                                   "zeroshard.mesh.outer", "zero_optimization.mics_shard_size"}));
 }
 
 // A default in the table that differs from the field's initial value would make Config{} and configuration("{}")

@@ -77,8 +77,9 @@ TEST(Replicas, DelaysAndStepsThatAreSkippedChangeNothing) {
 
 // Between replicas go fp32 sums of shards and nothing else, and each rank sends 2 (R - 1) / R of its own.
 TEST(Replicas, ExchangeOnlySumsOfGradients) {
-  for (const int stage : {0, 3}) {
-    const Scenario scenario = in_groups(make_scenario(4, stage), 2);
+  for (const auto& [stage, is_coded] : std::vector<std::pair<int, bool>>{{0, false}, {3, false}, {3, true}}) {
+    Scenario scenario = in_groups(make_scenario(4, stage), 2);
+    scenario.config.quantized_gradients = is_coded;
     std::vector<RecordingComm*> across;
     ThreadWorld world(scenario, {}, [&](Comm& comm, bool is_all) -> std::unique_ptr<Comm> {
       auto recording = std::make_unique<RecordingComm>(comm);
@@ -90,10 +91,10 @@ TEST(Replicas, ExchangeOnlySumsOfGradients) {
     for (const auto& unit : world.rank(0).model.params()) {
       std::vector<int64_t> numels;
       for (const at::Tensor& param : unit) numels.push_back(param.numel());
-      shard_numel += replica_sum_numel(ShardLayout(numels, /*world_size=*/2).shard_numel(), /*replicas=*/2);
+      shard_numel += replica_sum_numel(ShardLayout(numels, /*world_size=*/2).shard_numel(), /*replicas=*/2, is_coded);
     }
     for (const RecordingComm* const comm : across) {
-      const int64_t bytes = scenario.steps * shard_numel * int64_t{sizeof(float)};
+      const int64_t bytes = scenario.steps * replica_sum_bytes(shard_numel, is_coded);
       EXPECT_EQ(comm->bytes(OpKind::kExchange), bytes);
       EXPECT_EQ(comm->bytes(OpKind::kAllGather), bytes);
       for (const RecordingComm::Call& call : comm->calls())
@@ -101,6 +102,32 @@ TEST(Replicas, ExchangeOnlySumsOfGradients) {
             << call.tag;
     }
   }
+}
+
+TEST(Replicas, SumsInEightBitsAreTheSameAtEveryStageAndNearTheExactOnes) {
+  for (const int ranks : {4, 6}) {
+    Scenario scenario = in_groups(make_scenario(ranks, 0), 2);
+    const Result exact = train(scenario);
+    scenario.config.quantized_gradients = true;
+    for (const int stage : {1, 2, 3}) {
+      Scenario other = scenario;
+      other.config.stage = stage;
+      other.config.overlap_comm = stage != 2;
+      const Result coded = expect_same_training(scenario, other);
+      ASSERT_TRUE(coded.values.defined());
+      EXPECT_FALSE(coded.values.equal(exact.values));
+      for (size_t i = 0; i < coded.steps.size(); ++i)
+        EXPECT_NEAR(coded.steps[i].grad_norm, exact.steps[i].grad_norm, 0.01 * exact.steps[i].grad_norm);
+    }
+  }
+}
+
+TEST(Replicas, SumsInEightBitsThatAreNotFiniteSkipTheStep) {
+  Scenario scenario = in_groups(skipping_a_step(make_scenario(4, 3)), 2);
+  scenario.config.quantized_gradients = true;
+  const Result result = train(scenario);
+  ASSERT_EQ(result.steps.size(), 5U);
+  for (size_t i = 0; i < result.steps.size(); ++i) EXPECT_EQ(result.steps[i].applied, i != 1) << i;
 }
 
 TEST(Replicas, EveryFailingCallEndsEveryRank) {
