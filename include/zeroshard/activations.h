@@ -9,15 +9,15 @@
 // Plans how many bytes of activations a rank holds while it trains. The planner needs only the shapes of the model.
 namespace zeroshard {
 
-// The number of tiles in which zeroshard.tile() computes a loss of this many tokens. The logits of one tile take at
-// most 256 MiB.
+// Returns the number of tiles in which zeroshard.tile() computes the loss of `tokens` tokens. The logits of one tile
+// take at most 256 MiB.
 int64_t loss_tiles(int64_t tokens, int64_t vocabulary);
-// The number of tiles in which zeroshard.tile() computes an MLP. A tile of a sequence has at most as many tokens as a
-// hidden state has elements.
+// Returns the number of tiles in which zeroshard.tile() computes an MLP on a sequence of `length` tokens. A tile has at
+// most `hidden` tokens, where `hidden` is the number of elements of a hidden state.
 int64_t mlp_tiles(int64_t length, int64_t hidden);
 
-// Throws ValueError with the sizes that fit if so many ranks of a sequence group cannot share a model's heads. `name`
-// is what the number of ranks is called there.
+// Throws ValueError if `ranks` ranks of a sequence group cannot share a model's attention heads. The message begins
+// with `name`, the setting that gives the number of ranks, and lists the numbers that fit.
 void check_shared_heads(std::string_view name, int64_t ranks, int64_t heads, int64_t kv_heads);
 
 struct ActivationOptions {
@@ -30,7 +30,8 @@ struct ActivationOptions {
   bool on_device = true;             // ranks run on a GPU or another accelerator; false: on the CPU
   bool tiled = false;                // zeroshard.tile() computes the loss and the MLPs in tiles
 
-  // The tokens of each sequence that one rank has. The loader pads sequences so that all pieces are equally long.
+  // Returns how many tokens of each sequence one rank has. The loader pads sequences so that all ranks have equally
+  // many.
   int64_t piece_length() const { return (sequence_length + sequence_parallel - 1) / sequence_parallel; }
   int64_t tokens() const { return batch * piece_length(); }
 };
@@ -42,8 +43,8 @@ struct PlannedActivations {
   // The largest temporary need on top of `layers` and `ends`: the logits with the loss and its gradients, or the
   // decoder layer or MLP tile that the backward pass computes again.
   double at_most = 0;
-  // Not in the total. `elsewhere`: the inputs of layers that lie on the tier ActivationOptions::checkpoints.
-  // `on_the_way`: the part of `elsewhere` that is in host memory at most, on its way between a device and files.
+  // total() leaves out both. `elsewhere` counts the kept layer inputs on the tier ActivationOptions::checkpoints.
+  // `on_the_way` counts the largest part of them that is in host memory at one time, between a device and files.
   double elsewhere = 0, on_the_way = 0;
 
   double total() const { return layers + ends + at_most; }

@@ -58,8 +58,8 @@ struct LoadOptions {
   // checkpoint.
   std::function<void(const std::string& state)> accept = {};
   // Loads the caller's own part. The engine calls it on all ranks after it has loaded its own part. If `finish` throws
-  // on one rank, the load has failed half way on all ranks: the engine then refuses to continue until a load of at
-  // least as much succeeds. `takes` describes the caller's part in messages.
+  // on one rank, the load has failed half way on all ranks. The engine then refuses to continue until a load that
+  // covers the same parts succeeds. `takes` describes the caller's part in messages.
   std::function<void(const LoadedState&)> finish = {};
   std::vector<std::string> takes = {};
 };
@@ -68,9 +68,9 @@ struct LoadOptions {
 // {"torch": ...}}.
 std::string random_state();
 // Restores the random state that `rank` saved. A rank that did not exist in the saved run takes another rank's state
-// with a seed of its own. That seed is returned so that the caller can seed the other generators of the process. Throws
-// ValueError on every rank if another version of zeroshard saved some rank's state in another form. An imported
-// checkpoint has no random state, so nothing changes.
+// with a seed of its own. In that case the function returns the seed, so that the caller can seed the other generators
+// of the process. Throws ValueError on every rank if another version of zeroshard saved some rank's state in another
+// form. An imported checkpoint has no random state, so nothing changes.
 std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank_states, int rank);
 
 // Gives a buffer new values of its own shape and dtype. It also works where torch refuses to write: into an expanded
@@ -78,8 +78,8 @@ std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank
 void set_buffer(const at::Tensor& buffer, const at::Tensor& values);
 
 // Allocates memory for some of the checkpoint's tensors that the engine does not manage, and returns these tensors. The
-// memory must be separate from the caller's own state, because a failed load leaves it partly filled and then asks
-// again for an older checkpoint.
+// memory must be separate from the caller's own state, because a load that fails leaves the memory partly filled. The
+// load then calls this function again for an older checkpoint.
 using ChooseTensors = std::function<std::vector<TensorState>(const std::vector<TensorInfo>&)>;
 
 }  // namespace zeroshard

@@ -19,8 +19,8 @@ struct CheckpointSummary {
   bool latest = true;   // loading without a tag may choose it
   std::string problem;  // why it cannot be used; empty if its manifest is sound and its files have the expected sizes
 };
-// Lists the newest commit first, then the checkpoints that a run abandoned when it went back to an older one, then
-// those with a problem.
+// Returns the checkpoints in `root`, the newest commit first. Checkpoints that a run abandoned when it went back to an
+// older one come next. Checkpoints with a problem come last.
 std::vector<CheckpointSummary> list_checkpoints(const std::string& root);
 
 struct StoredTensor {
@@ -72,14 +72,15 @@ struct ExportOptions {
   std::function<void(const std::string& name, int64_t begin, int64_t end, float* values, const Read& read)> change = {};
 };
 // Writes the weights and buffers in Hugging Face's layout: STEM.safetensors, or several files and an index. Tied
-// parameters are written once. Needs memory for one piece of 16 MiB, and half as much again for `change`. All files are
-// written under temporary names first, so a failure leaves the directory unchanged. After that, files of an earlier
-// export with the same stem are deleted if this export has not replaced them. Returns the files, with the index last.
+// parameters are written once. Needs 16 MiB of memory, or 24 MiB if `change` is set. All files are written under
+// temporary names first, so a failure leaves the directory unchanged. After that, files of an earlier export with the
+// same stem are deleted if this export has not replaced them. Returns the files, with the index last.
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
                                         const ExportOptions& options = {});
 
-// The contents of a checkpoint that no engine saved. `state` and `rank_state` are JSON: `state` and one entry of
-// `ranks` in docs/format.md. `data` must hold each tensor's contiguous elements until write_checkpoint returns.
+// The contents of a checkpoint that no engine saved. `state` and `rank_state` are JSON; docs/format.md describes them
+// as `state` and as an entry of `ranks`. `data` must hold each tensor's contiguous elements until write_checkpoint
+// returns.
 struct NewTensor {
   StoredTensor description;  // `bytes` is not read
   const void* data = nullptr;
@@ -91,7 +92,7 @@ struct NewCheckpoint {
   std::map<std::string, std::string> versions;
   std::vector<NewTensor> tensors;
 };
-// Commits the checkpoint as a save of one rank would; see save_checkpoint.
+// Writes and commits the checkpoint in the same way as Engine::save_checkpoint() on a single rank.
 void write_checkpoint(const NewCheckpoint& checkpoint);
 
 // Compares two checkpoints. Returns one line per tensor that is missing on one side or differs in shape, dtype or

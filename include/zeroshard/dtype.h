@@ -7,7 +7,7 @@ namespace zeroshard {
 // Element types that zeroshard moves. Only the floating-point ones can be trained; kOther* are moved as bytes.
 enum class DType : uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kOther1, kOther2, kOther4, kOther8 };
 
-// The type of moments that are stored as 8-bit codes, with one fp32 scale for each 256 of them.
+// The type of moments that are stored as 8-bit codes, with one fp32 scale per 256 codes.
 inline constexpr DType kCodes = DType::kOther1;
 
 constexpr int64_t element_size(DType dtype) {

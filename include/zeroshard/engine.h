@@ -24,7 +24,7 @@ using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
 // One parameter of a unit, before zeroshard owns it.
 struct ParamDefinition {
-  std::vector<std::string> names;  // every name a tied parameter is reached by; the first is used in messages
+  std::vector<std::string> names;  // all names of the parameter (several if it is tied); messages use the first
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = true;
@@ -87,7 +87,7 @@ struct OptimizerSlice {
   at::Tensor master;
   bool has_grad = false;  // valid between prepare_step() and finish_step()
   at::Tensor grad;        // fp32, unscaled and clipped; undefined without a gradient
-  // Moments that the engine keeps for it: fp32, 1-D; copies if they lie in files or are bf16.
+  // The engine's moments of these elements, fp32 and 1-D. They are copies if the moments lie in files or are not fp32.
   std::vector<at::Tensor> moments;
   std::vector<int64_t> shape;  // shape of the whole parameter
   int64_t begin = 0;           // first element of the slice, in the parameter's row-major order
@@ -121,7 +121,7 @@ class Engine {
   // ranks.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce,
          Comm* checkpoint = nullptr, const ReplicaComms& replication = {});
-  // Uses the communicators of `world`, which the engine owns, and is else like the constructor above.
+  // Works like the constructor above, with the communicators of `world`, which the engine then owns.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, std::unique_ptr<World> world);
   ~Engine();
 
@@ -159,9 +159,9 @@ class Engine {
   // Returns loss * loss_scale, for a caller that calls backward() itself and averages over micro-batches. If there is a
   // loss scale, each such loss must be scaled here first.
   at::Tensor scale(const at::Tensor& loss);
-  // The caller calls them before and after loss.backward(). If `sync` is false (no_sync), the gradients are only added
-  // to this rank's own sum until the next pass with sync or the step. end_backward() is collective, and so is the first
-  // begin_backward() with sync.
+  // The caller calls begin_backward() before loss.backward() and end_backward() after it. If `sync` is false (no_sync),
+  // the gradients are only added to this rank's own sum until the next pass with sync or the step. end_backward() is
+  // collective, and so is the first begin_backward() with sync.
   void begin_backward(bool sync = true);
   void end_backward();
   // Calls begin_backward(), backward() of the scaled loss, and end_backward() for one micro-batch. The micro-batch ends
@@ -176,10 +176,10 @@ class Engine {
   const std::string& backward_comm_error() const;
   // Returns the text of an IoError in the same way.
   const std::string& backward_io_error() const;
-  // For an external optimizer that writes master weights between steps. Call it before writing: it returns when no
-  // other rank reads this rank's parameters any more.
+  // For an external optimizer that writes master weights between steps. The optimizer calls it before writing. It
+  // returns when no other rank reads this rank's parameters any more.
   void await_readers_of_master_weights();
-  // Call it after writing: it copies the master weights to the parameters of all ranks. Collective.
+  // The optimizer calls it after writing. It copies the master weights to the parameters of all ranks. Collective.
   void publish_master_weights();
   // Discards all gradients since the last step. Their micro-batches do not count any more. Collective.
   void zero_grad();
@@ -201,8 +201,8 @@ class Engine {
   // Sets how many samples each of the caller's micro-batches has from now on.
   void set_micro_batch_size(int64_t samples);
 
-  // If Progress::is_boundary() says that the step ends: clips gradients, updates and publishes the parameters, and
-  // counts the step. `groups` may differ from step to step (learning rates). Throws ValueError if they differ among
+  // Clips gradients, updates and publishes the parameters, and counts the step, if Progress::is_boundary() says that
+  // the step ends. `groups` may differ from step to step (learning rates). Throws ValueError if they differ among
   // ranks.
   StepResult step(const std::vector<ParamGroupOptions>& groups);
   StepResult step();
@@ -221,9 +221,9 @@ class Engine {
   // there. The slice may be read and written between passes. Returns nothing for a parameter that no optimizer updates.
   // The slice has no gradient. It may be empty, and then it has no moments.
   std::optional<OptimizerSlice> slice(size_t unit, size_t param) const;
-  // Returns all values of one state of a parameter, as fp32 in the parameter's shape. Each rank with a slice passes its
-  // own values as `mine`. Returns nothing if no rank has any. Collective, unless every rank keeps all states. `kind`
-  // names the state.
+  // Returns all values of one state of a parameter, as fp32 in the parameter's shape. `kind` names the state. Each rank
+  // that has a slice of the parameter passes its own values as `mine`. Returns nothing if no rank has values.
+  // Collective, unless every rank keeps all states.
   std::optional<at::Tensor> full_state(size_t unit, size_t param, const std::optional<at::Tensor>& mine,
                                        const std::string& kind);
   // Returns a 1-D copy of the averaged gradient of this rank's shard, without loss scale and before clipping. The
@@ -256,23 +256,23 @@ class Engine {
   static constexpr int kReadOnly = -1, kDropWrites = -2;
   // Unshards these units until release(), so that their parameters can be read. With `modify_rank` >= 0, release()
   // broadcasts that rank's values to every rank, including master weights. With kReadOnly, release() throws StateError
-  // on a rank whose values have changed, unless they were gathered `to_modify`. With kDropWrites, release() does not
-  // check: it restores the values of units gathered with `can_drop`, unless a step was taken. For this, gather() copies
-  // units that are not sharded to the host. The default of `can_drop` is `to_modify`.
+  // on a rank that has changed values of units gathered without `to_modify`. With kDropWrites, release() does not check
+  // for changes. It restores the values of units gathered with `can_drop`, unless a step was taken meanwhile. To make
+  // this possible, gather() copies units that are not sharded to the host. The default of `can_drop` is `to_modify`.
   void gather(const std::vector<size_t>& units, bool to_modify = false, std::optional<bool> can_drop = std::nullopt);
   void release(const std::vector<size_t>& units, int modify_rank = kReadOnly);
 
   // Saves the parameters, the optimizer's states and `contents` as the checkpoint root/tag. Any number of ranks can
-  // load it at any stage. Collective, at a step boundary. With zeroshard.checkpoint.async it returns after copying the
-  // state, and a thread writes the files; the error of a previous save is thrown then. Throws IoError or ValueError on
-  // every rank. Earlier checkpoints are never lost.
+  // load it at any stage. Collective, at a step boundary. With zeroshard.checkpoint.async the call returns after
+  // copying the state, and a thread writes the files. The call then also throws the error of a previous background
+  // save. Throws IoError or ValueError on every rank. Earlier checkpoints are never lost.
   void save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                        const CheckpointContents& contents = {}, const SaveOptions& save = {});
-  // Waits for a pending save. Throws its error. With zeroshard.checkpoint.on_error "warn" it logs the error instead and
-  // returns false. Every call that has to wait for a save treats its error in this way.
+  // Waits for a pending save, and throws the error of that save. With zeroshard.checkpoint.on_error "warn" it logs the
+  // error instead and returns false. Every call that has to wait for a save treats the save's error in this way.
   bool wait_for_checkpoint();
-  // Call it after a step with StepResult::save_failed, when the step is counted, because the step was applied. Throws
-  // the error of the save on every rank, or logs it with zeroshard.checkpoint.on_error "warn".
+  // The caller calls it after a step with StepResult::save_failed, when it has counted the step, because the step was
+  // applied. Throws the error of the save on every rank, or logs it with zeroshard.checkpoint.on_error "warn".
   void report_failed_save();
   // Waits for a pending save, then runs `step` on this rank. Collective: if `step` throws on any rank, every rank
   // throws the error of the first failing rank. ValueError and StateError keep their type; other errors become IoError.
@@ -281,8 +281,8 @@ class Engine {
   // Loads parameters and states from a checkpoint. Any number of ranks at any stage may have written it. `others`
   // provides memory for tensors that the engine does not manage. Collective. Returns nothing if there is no checkpoint
   // and no tag was given. Throws IoError if no checkpoint is whole, and ValueError if it belongs to another model. If
-  // the load fails after it has overwritten some part, passes, steps and saves throw StateError until a load of that
-  // part succeeds.
+  // the load fails after it has overwritten a part of the state, passes, steps and saves throw StateError until a load
+  // of that part succeeds.
   std::optional<LoadedState> load_checkpoint(
       const std::string& root, const LoadOptions& load = {},
       const ChooseTensors& others = [](const auto&) { return std::vector<TensorState>(); });
@@ -299,11 +299,11 @@ class Engine {
   // Makes every rank see StepResult::stop at the next step. May be called from any thread and from signal handlers.
   void request_stop() noexcept;
 
-  // With zeroshard.offload.delayed_update: applies the pending update of the last step to the parameters. Saves,
+  // Applies the pending update of the last step to the parameters, with zeroshard.offload.delayed_update. Saves,
   // exports and gather() for modifying do the same. Afterwards gradients of an earlier forward are refused. Does
-  // nothing if no update is pending. Collective. Throws StateError between the micro-batches of a step. Also throws
-  // StateError, and loses the update, if users have written to parameters since the last step. `ends` says that
-  // training is over, so the call is also allowed between micro-batches.
+  // nothing if no update is pending. Collective. If `ends` is true, training is over. Otherwise the call throws
+  // StateError between the micro-batches of a step. If users have written to parameters since the last step, the call
+  // throws StateError and the update is lost.
   void publish_update(bool ends = false);
 
   // Turns the parameters of a unit into ordinary tensors with their own memory, current values and dtype. The first
@@ -316,14 +316,14 @@ class Engine {
   int skipped_in_a_row() const;
   const Config& config() const;
   std::vector<MemoryLine> memory() const;
-  // Returns the bytes of freed CPU tensors that this process keeps for the next step. They are never more than its
-  // operators needed at once.
+  // Returns the bytes of freed CPU tensors that this process keeps for the next step. The process never keeps more than
+  // its operators needed at one time.
   static int64_t kept_memory();
   size_t num_units() const;
   // Returns whether every rank keeps all of the unit's parameters, so that they are never gathered.
   bool is_replicated(size_t unit) const;
 
-  // Returns, for each of these tensors, whether some rank has other values. Collective; waits for a pending save first.
+  // Returns for each tensor whether its values differ on any two ranks. Collective. Waits for a pending save first.
   std::vector<bool> differ_among_ranks(const std::vector<at::Tensor>& tensors);
   // The world that the engine owns; null if the communicators belong to the caller.
   World* world() { return world_.get(); }

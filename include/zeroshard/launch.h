@@ -9,7 +9,7 @@ namespace zeroshard {
 struct LaunchOptions {
   int nproc = 1;  // ranks on this host
   int nnodes = 1, node_rank = 0;
-  std::string job;  // of several hosts: a name by which launchers of other jobs are told apart; empty: none
+  std::string job;  // with several hosts: the job's name, so that launchers of other jobs are refused; empty: none
   std::string master_addr = "127.0.0.1";
   int master_port = 0;          // 0: a free port; with several hosts, a port that all of them know
   double grace_period_s = 30;   // seconds from a signal to SIGKILL
@@ -48,7 +48,7 @@ int count_gpus();
 std::vector<std::string> visible_gpus();
 // Returns whether this host has any GPU, visible or not.
 bool has_gpus();
-// The number of CPUs that this process may use, and their numbers.
+// Return how many CPUs this process may use, and the numbers of these CPUs.
 int count_cpus();
 std::vector<int> usable_cpus();
 
@@ -72,7 +72,7 @@ struct SearchPaths {
 // Returns this process's values with two folders put first, so that `import deepspeed` and the program `deepspeed` find
 // zeroshard. Returns nothing if the Python of resolve() has no zeroshard; the function starts that Python to find out.
 std::optional<SearchPaths> paths_with_deepspeed();
-// Returns this process's values without these two folders.
+// Returns this process's values without the two folders of paths_with_deepspeed().
 SearchPaths paths_without_deepspeed();
 
 }  // namespace zeroshard

@@ -20,8 +20,8 @@ struct NoteBoard {
 
 // Waits until all ranks of a run have arrived, before there is a process group that could tell which rank is missing.
 // The ranks watch one another until the meeting ends. All ranks learn of a death on the same host within a second, and
-// of any other death by the time-out. The observer, which may be null, is told that this rank waits. Used by one
-// thread.
+// of any other death by the time-out. The meeting tells the observer, which may be null, that this rank waits. Only one
+// thread uses a meeting.
 class Meeting {
  public:
   // Announces that this rank has arrived. Every rank must make the same number of meetings with a board, not counting
@@ -42,12 +42,12 @@ class Meeting {
   // longer than the time that ranks had to arrive. `what` names the awaited event. Exceptions of the board pass
   // through.
   void check(std::string_view what);
-  // Call it with an error that occurred while ranks met or connected, because a peer's death may have caused the error.
-  // Throws a CommError that names the dead rank or a rank that left, or else has the text `error`. Takes up to a
+  // Explains an error that occurred while ranks met or connected, because a peer's death may have caused it. Throws a
+  // CommError that names a rank that died or left. If there is none, the CommError has the text `error`. Takes up to a
   // second.
   [[noreturn]] void explain(std::string_view error);
 
-  // Call it when all ranks are connected. Ranks are not watched any more.
+  // The caller calls it when all ranks are connected. From then on the ranks do not watch one another.
   void end();
   // Ends the meeting because this rank gives up. The other ranks learn it at once, with `reason` unless they know
   // another reason. Does nothing after end(). On rank 0 it returns when all ranks that arrived have left, or after

@@ -35,8 +35,8 @@ struct MetricsOptions {
 // Writes the metrics of one run to files; docs/metrics.md has their formats.
 //
 // Without resume_step the run is new, and files of an earlier run are renamed to metrics.1.jsonl and so on. With
-// resume_step the files are continued: records of later steps are cut off, because the resumed run computes these steps
-// again.
+// resume_step the object appends to the existing files. It first cuts off records of later steps, because the resumed
+// run computes these steps again.
 class RunMetrics {
  public:
   // Throws IoError when the files cannot be created, ValueError for invalid options.

@@ -24,8 +24,8 @@ struct ParameterValues {
   std::string identity;  // ranks whose sources have different identities are refused
 };
 
-// Splits the parameters of a model into units, and knows for each module which units must be unsharded around its
-// forward.
+// The units of a model: splits the model's parameters into units, and tells for each module which units its forward
+// needs.
 //
 // A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl). Without unit_classes,
 // each element of a ModuleList, Sequential or ModuleDict is a unit. Any other module with parameters of its own forms a
@@ -40,8 +40,8 @@ class ModuleUnits {
 
   // The definitions for Engine's constructor. The caller may set param groups here first.
   std::vector<UnitDefinition>& definitions() { return definitions_; }
-  // Returns the units that the forward of `module` needs; empty for a module without units. Throws ValueError for a
-  // module inside a unit, or of another model.
+  // Returns the units that must be unsharded around the forward of `module`; empty if there are none. Throws ValueError
+  // for a module inside a unit, and for a module of another model.
   const std::vector<size_t>& of(const torch::nn::Module& module) const;
 
  private:
@@ -90,7 +90,7 @@ class ModuleEngine : public Engine {
   auto call(Module&& module, Args&&... args) {
     return around(*module, [&] { return module->forward(std::forward<Args>(args)...); });
   }
-  // Runs `forward`, which uses the parameters of `module`.
+  // Runs `forward` with the units of `module` unsharded.
   template <typename Forward>
   auto around(const torch::nn::Module& module, Forward&& forward) {
     const std::vector<size_t>& units = units_.of(module);
@@ -101,8 +101,8 @@ class ModuleEngine : public Engine {
     return output;
   }
 
-  // Clips gradients and updates. Advances the configuration's learning-rate schedule if the step was applied. Call it
-  // once per Config::grad_accumulation_steps calls of backward().
+  // Clips gradients and updates. Advances the configuration's learning-rate schedule if the step was applied. The
+  // caller calls it once per Config::grad_accumulation_steps calls of backward().
   StepResult step();
   double lr() const;  // learning rate of the next step
   int64_t steps() const { return progress().global_steps; }

@@ -45,8 +45,8 @@ Tier tier_of_gradients(const PlanOptions& options);
 // Returns whether the config places anything in files.
 bool asks_for_files(const Config& config);
 // Returns whether to plan for a GPU if the user does not say where the ranks run. If only GPU ranks or only CPU ranks
-// accept the config's offload, the plan is for them. Otherwise it is for a GPU, unless the config places something in
-// files.
+// accept the config's offload, the plan is for those ranks. Otherwise the plan is for a GPU, unless the config places
+// something in files.
 bool is_for_device(const Config& config);
 
 // The bytes of one rank on a tier other than its device.
@@ -57,8 +57,8 @@ struct PlannedTier {
   double total() const { return parameters + gradients + master_weights + moments + buffers; }
 };
 
-// The bytes of one rank, on its device unless a member says otherwise. They are whole numbers if they are computed from
-// a model's shapes, and exact below 2^53. A mere count of parameters has no padding and may give fractions.
+// The bytes of one rank, on its device unless a member says otherwise. A plan from a model's shapes gives whole
+// numbers, which are exact below 2^53. A plan from a mere count of parameters has no padding and may give fractions.
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
@@ -72,11 +72,11 @@ struct PlannedBytes {
   double total() const { return model_states() + gather_ring + reduce_ring + swap; }
 };
 
-// Larger counts of parameters are refused, so that every byte count is exact.
+// The largest number of parameters that can be planned. Larger numbers are refused, so that every byte count is exact.
 inline constexpr int64_t kMaxParams = 100'000'000'000'000;
 
-// The formulas of the ZeRO paper for `num_params` trainable parameters: model states alone, without padding or rings.
-// Throws ValueError for a count, world size, stage or dtype that cannot be planned.
+// Plans `num_params` trainable parameters by the formulas of the ZeRO paper: model states alone, without padding or
+// gather and reduce rings. Throws ValueError for a count, world size, stage or dtype that cannot be planned.
 PlannedBytes plan_count(int64_t num_params, const PlanOptions& options);
 
 // A parameter with transformers' name and shape. Tied parameters are one entry with several names.
@@ -131,8 +131,9 @@ std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
 // Returns the host bytes of one rank for background checkpoints: its share of the fp32 weights and the optimizer's
-// states. They are allocated by the first save, and are the same at every stage. States and parameters in files need no
-// copy, because the save reads them there; only fp32 parameters that are whole on every rank are copied then.
+// states. The first save allocates them, and they are the same at every stage. States and parameters in files need no
+// copy, because the save reads them from the files. In that case only fp32 parameters that are whole on every rank are
+// copied.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 
@@ -147,13 +148,14 @@ struct FitReport {
   std::optional<int> min_world_size_stage_3;
 };
 
-// Compares bytes_per_rank(options) with `device_bytes`, also for other stages and world sizes.
+// Compares bytes_per_rank(options) with `device_bytes`, and finds the lowest stage and the smallest world size that
+// fit.
 FitReport check_fit(double device_bytes, const PlanOptions& options,
                     const std::function<double(const PlanOptions&)>& bytes_per_rank);
 
-// "7.5e9", "7.5B", "350M": a whole number of parameters. Throws ValueError.
+// Parses a whole number of parameters: "7.5e9", "7.5B", "350M". Throws ValueError for other text.
 int64_t parse_param_count(std::string_view text);
-// "24GB", "24e9", "22.5 GiB": bytes. Throws ValueError.
+// Parses a number of bytes: "24GB", "24e9", "22.5 GiB". Throws ValueError for other text.
 double parse_bytes(std::string_view text);
 
 }  // namespace zeroshard

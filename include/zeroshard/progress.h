@@ -15,8 +15,8 @@ struct BatchSize {
 
 using NamedCounts = std::vector<std::pair<std::string, int64_t>>;
 
-// The progress of training, including the time before the checkpoint that it continued from. The engine counts. Its
-// caller may set the counts and decide where steps end, as scripts for DeepSpeed do.
+// The progress of training, including the time before the checkpoint that it continued from. The engine counts. The
+// engine's caller may set the counts and decide where steps end, as scripts for DeepSpeed do.
 struct Progress {
   int64_t global_steps = 0;    // updates, skipped ones included
   int64_t skipped_steps = 0;   // updates whose gradients were not finite

@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Is told about the progress of this rank, for a supervisor that detects hung ranks. Several threads may call it at a
-// time.
+// Receives reports on the progress of this rank, for a supervisor that detects hung ranks. Several threads may call it
+// at the same time.
 class RankObserver {
  public:
   virtual ~RankObserver() = default;

@@ -14,7 +14,7 @@ namespace zeroshard {
 
 // The rates of one rank per second, as measured on the machine. Unset: not known.
 struct MachineRates {
-  double flops = 0;            // operations of matrix products in the dtype of compute
+  double flops = 0;            // floating-point operations of matrix products, in the dtype of compute
   std::optional<double> host;  // bytes that the CPU reads from and writes to memory, together
   std::optional<double> link;  // bytes copied between device and host, in each direction
   std::optional<double> disk;  // bytes of swap files that are read and written at the same time, together
