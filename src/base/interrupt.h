@@ -2,9 +2,9 @@
 
 namespace zeroshard {
 
-// Lets the program interrupt a wait inside the library: long waits call the check about ten times a second. The check
-// belongs to the process and not to an object, like signals, because Python runs signal handlers only when it is asked
-// to. Any thread may call the check. An exception from it ends the wait.
+// A function by which the program interrupts a wait inside the library. Long waits call it about ten times a second,
+// and an exception from it ends the wait. Any thread may call it. There is one check per process, as there is one set
+// of signal handlers, because Python runs signal handlers only when it is asked to.
 using InterruptCheck = void (*)();
 
 void set_interrupt_check(InterruptCheck check) noexcept;
@@ -12,8 +12,8 @@ void check_interrupt();
 // Returns whether this thread is inside the check. If so, a wait must not call the check again.
 bool in_interrupt_check() noexcept;
 
-// While it lives, waits of this thread do not call the check. It is for a thread that the program does not know: the
-// program interrupts the thread that waits for it.
+// While an object lives, waits of its thread do not call the check. Threads that the library starts use it, because the
+// program interrupts only its own thread, which waits for the library's thread.
 class UninterruptedThread {
  public:
   UninterruptedThread() noexcept;

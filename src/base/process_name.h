@@ -16,11 +16,11 @@ std::string process_name();
 bool ends_as_process_name(std::string_view text);
 
 // Returns whether `name`, from process_name(), names a process of this host that has ended. Returns false for other
-// names, and for another boot or namespace of a host with this name, because such a process cannot be seen.
+// names, and for names of another boot or namespace, because this process cannot see such processes.
 bool has_ended(std::string_view name);
-// Returns whether the process is on this host, or on one with the same name.
+// Returns whether `name`, from process_name(), has this host's name as HOST.
 bool is_of_this_host(std::string_view name);
-// The same, but for another boot or namespace.
+// Returns whether `name` has this host's name as HOST, but PLACE of another boot or namespace.
 bool is_of_another_place(std::string_view name);
 
 // Returns whether a process exists that has not been waited for. A negative number means a process group.

@@ -7,7 +7,7 @@ namespace zeroshard {
 
 // Returns the bytes of a text like "24GB", "24e9" or "22.5 GiB"; nothing for other text or less than 1 byte.
 std::optional<double> bytes_in(std::string_view text);
-// Returns the number "7.5e9", "7.5B" or "350M"; nothing for other text.
+// Returns the number in a text like "7.5e9", "7.5B" or "350M"; nothing for other text.
 std::optional<double> count_in(std::string_view text);
 
 }  // namespace zeroshard

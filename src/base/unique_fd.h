@@ -41,7 +41,7 @@ Pipe make_pipe();
 // Makes reads and writes of the descriptor return EAGAIN where they would wait.
 void set_nonblocking(int fd);
 
-// Throws Error "what: reason", with the reason of errno.
+// Throws Error with the text "<what>: <reason>", where the reason comes from errno.
 [[noreturn]] void throw_errno(const char* what);
 
 }  // namespace zeroshard

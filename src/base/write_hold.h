@@ -14,9 +14,9 @@ class WriteHold {
   struct End {
     void operator()(WriteHold* hold) const noexcept { hold->end(); }
   };
-  // While it lives, writers wait. It may be destroyed on any thread. The hold must outlive it.
+  // While a Reading lives, writers wait. Any thread may destroy it. The hold must outlive it.
   using Reading = std::unique_ptr<WriteHold, End>;
-  // A waiting writer calls it about ten times a second. An exception from it ends the wait.
+  // A function that a waiting writer calls about ten times a second. An exception from it ends the wait.
   using WhileWaiting = std::function<void()>;
 
   explicit WriteHold(WhileWaiting while_waiting = {}) : while_waiting_(std::move(while_waiting)) {}
@@ -24,7 +24,7 @@ class WriteHold {
   WriteHold& operator=(const WriteHold&) = delete;
 
   Reading read();
-  // Call it before writing: it returns when nobody reads. Throws what WhileWaiting throws.
+  // A writer calls it before writing. It returns when nobody reads. Throws the exceptions of WhileWaiting.
   void await_readers();
 
  private:

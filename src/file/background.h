@@ -27,7 +27,7 @@ class Background {
       try {
         thread_ = std::thread([this] { run(); });
       } catch (const std::system_error&) {
-        // The process may get no other thread: the job runs here, which is slower, but writes the data.
+        // The system refuses another thread. The job runs on this thread, which is slower, but writes the data.
         return keep_error(job);
       }
     }
@@ -40,7 +40,7 @@ class Background {
   }
 
   // Waits until the job is done. Throws the job's exception at every call. Calls `while_waiting`, if there is one,
-  // about ten times a second. An exception from that ends the wait, but not the job.
+  // about ten times a second. An exception from `while_waiting` ends the wait, but not the job.
   void wait(const std::function<void()>& while_waiting = {}) {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return !job_; })) {

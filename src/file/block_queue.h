@@ -35,8 +35,8 @@ class BlockQueue {
   // Starts requests. Never more than QueueFiles::depth requests may be running. Their memory must not change until
   // their results are collected.
   virtual void start(std::span<const BlockRequest> requests) = 0;
-  // Appends the available results. With `wait`, returns only when there is at least one; some request must be running
-  // then. Returns 0, or the -errno for which it could not wait.
+  // Appends the available results. With `wait`, some request must be running, and the call returns only when there is
+  // at least one result. Returns 0, or the -errno for which it could not wait.
   virtual int collect(bool wait, std::vector<BlockResult>& results) = 0;
 };
 

@@ -10,8 +10,8 @@
 
 namespace zeroshard {
 
-// The number of elements of a chunk. Values are read and written by chunk. A chunk's record contains the values of all
-// slots, so that one long access reads or writes it.
+// The number of elements of a chunk. Each element has one value per slot, such as its master weight and its moments.
+// The file keeps all slots of a chunk together as one record, so that one long access reads or writes them.
 inline constexpr int64_t kChunkNumel = int64_t{1} << 20;
 // The number of elements of a block. The values of one slot in a block (16 KiB) are read, checked and written as a
 // whole.
@@ -28,7 +28,7 @@ struct ChunkGroup {
   int narrow_slots = 0;   // number of slots with `narrow_bytes` for each value: 1 or 2
   int narrow_bytes = 2;
 
-  // Returns the bytes of a record of `of_numel` of its elements.
+  // Returns the bytes of the record of `of_numel` elements of this group.
   int64_t record_bytes(int64_t of_numel) const;
   int64_t bytes() const { return record_bytes(numel); }
 };
@@ -48,8 +48,7 @@ struct ChunkTotals {
   int64_t record_bytes = 0;  // size of the longest record
 };
 
-// Slots of narrow values are padded to multiples of this size, so that they end at the same multiples as fp32 slots.
-// Direct I/O needs this.
+// Slots of narrow values are padded to multiples of this size, so that every slot begins where direct I/O allows it.
 inline constexpr int64_t kSlotAlignment = kBlockNumel * int64_t{sizeof(float)};
 
 // A chunk, its place in a file and its checksums.
@@ -64,13 +63,13 @@ struct Chunk {
   int64_t numel() const { return elements.size(); }
   int64_t bytes() const { return slot_begin(slots); }
   int64_t value_bytes(int slot) const { return slot < slots - narrow_slots ? 4 : narrow_bytes; }
-  // Returns the position of a slot in the record; for `slots`, the end of the record.
+  // Returns the position of a slot's values in the record. If `slot` equals `slots`, returns the end of the record.
   int64_t slot_begin(int slot) const {
     const int wide = std::min(slot, slots - narrow_slots);
     return numel() * 4 * wide + align_up(numel() * narrow_bytes, kSlotAlignment) * (slot - wide);
   }
   size_t blocks() const { return size_t(ceil_div(numel(), kSumNumel)); }
-  // Returns the elements of a block, counted from the chunk's first element. Their values of one slot share a checksum.
+  // Returns the elements of a block, counted from the chunk's first element. Their values in one slot share a checksum.
   Range block(size_t number) const {
     return {int64_t(number) * kSumNumel, std::min(int64_t(number + 1) * kSumNumel, numel())};
   }

@@ -6,9 +6,9 @@
 
 namespace zeroshard {
 
-// Reads one slot of a group's values on its own thread, while another thread borrows from the store. Nobody may borrow
-// the group to write meanwhile. It reads the slot of a whole chunk at a time, without the store's buffers and plan, and
-// keeps it, so that values requested in order are read once.
+// Reads one slot of a group's values on a second thread, while another thread borrows from the store. Nobody may borrow
+// the group to write meanwhile. The reader does not use the store's buffers or its plan. It reads the slot of a whole
+// chunk into its own memory and keeps it there, so that values requested in order are read once.
 class ChunkReader {
  public:
   // Runs `call` while nobody else calls the store. Passes on its exceptions.
@@ -16,9 +16,9 @@ class ChunkReader {
 
   // `store` must outlive it.
   ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot);
-  // Throws IoError; then the store has failed, too.
+  // Reads the values of the group's elements in `range` to `to`. Throws IoError, after which the store has failed, too.
   void read(Range range, void* to);
-  // The same for a slot that stores the bytes of another dtype. `bytes` is a range of bytes of the slot.
+  // Reads from a slot that stores the bytes of another dtype. `bytes` is a range of bytes of the slot.
   void read_bytes(Range bytes, void* to);
 
  private:

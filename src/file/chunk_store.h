@@ -20,14 +20,14 @@ namespace zeroshard {
 //
 // Note [Chunks on their way]
 // A few buffers hold one chunk each. A lent chunk was read ahead, or is read now. Written values stay in the buffer
-// until another chunk is lent. Then they are written behind, while the next chunks are lent. Until the write is done,
-// the buffer is neither changed nor given to another chunk. So reads, use and writes overlap, except with a single
-// buffer. Each buffer knows for each block whether it has been read and whether it has changed. Blocks that nobody
-// borrows are not read.
+// until another chunk is lent. Then they are written to the file in the background, while the next chunks are lent.
+// Until the write is done, the buffer is neither changed nor given to another chunk. So reads, use and writes overlap,
+// except with a single buffer. Each buffer knows for each block whether it has been read and whether it has changed.
+// Blocks that nobody borrows are not read.
 //
 // Only one thread at a time may use the store, except for read_file(). Functions throw IoError with the path, also for
-// errors of writes behind. After an error every call throws the same error, because the contents of the files are
-// unknown.
+// errors of earlier background writes. After an error every call throws the same error, because the contents of the
+// files are unknown.
 class ChunkStore {
  public:
   struct Options {
@@ -47,7 +47,7 @@ class ChunkStore {
   // `values` has one address per slot, of the first element of `part`; if one slot is lent, it has only that address.
   // The addresses of narrow values are passed as float*, too. Valid during the call only.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
-  // Continues to read lent values after the call that lent them, like a copy to a device.
+  // Something that still reads lent values after lend() has returned, such as a copy to a device.
   class Reader {
    public:
     virtual ~Reader() = default;
@@ -70,11 +70,12 @@ class ChunkStore {
   // kept, even if it throws. If it throws with kOverwrite, the values of that part are undefined. `use` must not call
   // the store. If `slot` is given, other slots are neither read nor written.
   void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
-  // The only function that `use` may call: `reader` will read the part until it is done. Before that, the values do not
-  // change: a caller that borrows them to write waits, and so does a caller that needs the buffer.
+  // Says that `reader` reads the lent part until it is done. It is the only function that `use` may call. Until then
+  // the values do not change, because a caller that borrows them to write waits, and so does a caller that needs the
+  // buffer.
   void read_on(std::shared_ptr<Reader> reader);
-  // A hint: lend() will be called for this range, after the ranges announced before. The range is read ahead. A
-  // different order costs time only.
+  // Announces that lend() will be called for this range, after the ranges announced before, so that the store reads the
+  // range ahead. If lend() is called in another order, only time is lost.
   void will_need(size_t group, Range range);
   // Replaces all earlier announcements by `next`, in this order.
   struct Announced {
@@ -82,7 +83,7 @@ class ChunkStore {
     Range range;
   };
   void will_need_next(std::span<const Announced> next);
-  // Returns when everything is written.
+  // Waits until all changed values are in the files.
   void flush();
 
   // The next two functions let a second thread read one slot of a chunk while another thread borrows (see ChunkReader).

@@ -9,12 +9,12 @@
 
 namespace zeroshard {
 
-// Reserves a directory for this process: while such an object lives, no other process gets a lock of the same
-// directory. It is a kernel lock on the file kName in the directory. The lock ends with the process, however the
-// process ends, and forked children do not keep it. On NFS the server holds it. If a file system has no locks, the text
-// in that file decides: a dead holder on this host is ignored, a holder on another host is not. A process may have any
-// number of locks of a directory. The last one deletes the file. The file of a killed process does no harm.
-// Thread-safe.
+// Reserves a directory for this process. While an object lives, no other process gets a lock of the same directory. The
+// object holds a kernel lock on the file kName in the directory. The lock ends with the process, however the process
+// ends, and forked children do not keep it. On NFS the server keeps the lock. If a file system has no locks, the text
+// in the file names the holder. A holder on this host that has died is ignored. A holder on another host is not,
+// because this process cannot see whether it lives. A process may have any number of locks of a directory. The last one
+// deletes the file. The file of a killed process does no harm. Thread-safe.
 class DirectoryLock {
  public:
   static constexpr std::string_view kName = ".lock";
@@ -33,10 +33,10 @@ class DirectoryLock {
   // Returns whether this lock still protects the directory. It does not if the directory or its file kName was deleted
   // and made anew.
   bool keeps(const Directory& directory) const;
-  // For users in one process that must not interleave: one user has the turn until it drops the returned lock, and the
-  // next one waits. Throws StateError, followed by `advice`, if another lock of this process had a turn since this
-  // lock's last turn. Turns of users who `share` do not count among themselves, because they do not touch one another's
-  // files.
+  // Gives the turn to one of several users in this process that must not interleave. The user has the turn until it
+  // drops the returned lock, and the next user waits. Throws StateError, followed by `advice`, if another lock of this
+  // process had a turn since this lock's last turn. If both users `share`, the other's turns do not count, because such
+  // users do not touch one another's files.
   std::unique_lock<std::mutex> take_turn(std::string_view advice, bool share = false);
 
  private:

@@ -35,9 +35,9 @@ struct DiskReport {
   Rate best() const;
 };
 
-// Reads and writes a file without a name in `directory` at the same time, like updates of states do, with several block
-// sizes and queue depths. Leaves nothing behind. Throws IoError with the path if the directory cannot be used or has
-// less than 64 MiB free.
+// Measures reads and writes of a file without a name in `directory`, with several block sizes and queue depths. It
+// reads and writes at the same time, like an update of optimizer states. Leaves nothing behind. Throws IoError with the
+// path if the directory cannot be used or has less than 64 MiB free.
 DiskReport probe_disk(const std::string& directory, const DiskProbeOptions& options, Io& io);
 
 }  // namespace zeroshard

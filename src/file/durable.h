@@ -52,8 +52,8 @@ class Directory {
   std::string path_;
 };
 
-// Writes one new file from start to end. A second thread writes to the disk while the caller fills the next buffer. It
-// bypasses the page cache if the file system allows. The writer has two buffers of kBufferBytes, or smaller ones for a
+// Writes one new file from start to end. A second thread writes to the disk while the caller fills the next buffer. The
+// writer bypasses the page cache if the file system allows. It has two buffers of kBufferBytes, or smaller ones for a
 // smaller file.
 class FileWriter {
  public:
@@ -69,7 +69,7 @@ class FileWriter {
 
   // Copies the data. Also throws errors of earlier writes in the background.
   void append(const void* data, int64_t bytes);
-  // The same for memory that does not change before finish() or destruction. Data is written directly, without a copy,
+  // Appends data whose memory does not change before finish() or destruction. Data is written directly, without a copy,
   // if it begins at a multiple of 4096 in memory and in the file, and continues in memory from call to call.
   void append_stable(const void* data, int64_t bytes);
   // Writes the remaining data, makes the file durable (its name needs Directory::sync()) and closes it. After an error

@@ -69,11 +69,11 @@ class Io {
 
 // The Io of the operating system. It creates private files (mode 0600) and directories (0700).
 Io& posix_io();
-// The same for files that others may read, too: the umask decides who may.
+// The Io for files that other users may read, too. The umask decides which users may.
 Io& shared_posix_io();
 
-// Says how names are confined to their directory: by the kernel (openat2), or component by component. posix_io() uses
-// the latter if the kernel has no openat2.
+// Says how names are confined to their directory: by the kernel (openat2), or by opening one component after another.
+// posix_io() uses kByComponent if the kernel has no openat2.
 enum class Confinement { kKernel, kByComponent };
 std::unique_ptr<Io> make_posix_io(Confinement confinement);
 

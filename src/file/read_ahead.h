@@ -14,9 +14,9 @@
 
 namespace zeroshard {
 
-// Reads ranges of files one after another. While the caller works on one, a second thread reads the next. It bypasses
-// the page cache if the file system allows. It has two buffers of the longest range and only one open file, so pass the
-// ranges of a file together.
+// Reads ranges of files one after another. While the caller works on one range, a second thread reads the next. The
+// object bypasses the page cache if the file system allows. It has two buffers of the longest range and only one open
+// file, so the caller should pass all ranges of a file in a row.
 class ReadAhead {
  public:
   struct Stretch {

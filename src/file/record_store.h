@@ -24,9 +24,10 @@ inline constexpr int64_t kRecordPieceBytes = int64_t{1} << 20;
 inline constexpr int kRecordBuffers = 8;
 inline constexpr int64_t kRecordStagingBytes = kRecordBuffers * kRecordPieceBytes;
 
-// Keeps records (byte strings) in swap files until they are dropped. A record is copied to buffers and written behind.
-// Records are expected back in reverse order: while a record is used, the next older one is read ahead. The files are
-// as large as the most that was kept at one time, because the space of dropped records is used again.
+// Keeps records (byte strings) in swap files until they are dropped. A record is copied to buffers, which are written
+// to the file in the background. Records are expected back in reverse order: while the caller uses a record, the next
+// older one is read ahead. The files are as large as the most that was kept at one time, because the space of dropped
+// records is used again.
 //
 // Any number of threads may use it; one call runs at a time. Functions throw IoError with the path. After an error
 // every call throws the same error.
@@ -58,11 +59,11 @@ class RecordStore {
   Id put(std::span<const std::byte> data);
   // Returns the record in its own memory. It may be requested again until it is dropped, also after std::bad_alloc.
   DirectBuffer get(Id id);
-  // Frees the space of the record. The next call throws errors of this one.
+  // Frees the space of the record. If this fails, the next call throws the error.
   void drop(Id id) noexcept;
-  // A hint: get() will be called for the newest record.
+  // Announces that get() will be called for the newest record, so that the store reads it ahead.
   void will_get_newest();
-  // Stops reporting failures to OnFailure.
+  // Makes the store call OnFailure no more.
   void forget_listener();
 
   const Options& options() const { return options_; }

@@ -28,8 +28,8 @@ struct SafetensorsHeader {
   int64_t data_begin = 0;  // byte position, counted from the start of the file
 };
 
-// Limits of the reader. They are tighter than the format in names and counts, so that memory stays within a few times
-// the size of the header.
+// Limits of the reader. The format itself has no limit on some of these counts. The limits keep the reader's memory
+// within a few times the size of the header.
 inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 inline constexpr int64_t kMaxSafetensorsEntries = 1'000'000;  // limit for tensors, and for metadata
 inline constexpr int kMaxSafetensorsDepth = 16;
@@ -48,7 +48,7 @@ int64_t safetensors_header_bytes(std::string_view first_bytes, int64_t file_size
 // limits.
 SafetensorsHeader parse_safetensors_header(std::string_view header_json, int64_t file_size, const std::string& source);
 
-// Throws the same ValueError, or IoError.
+// Reads and parses the header of a file. Throws the ValueError of parse_safetensors_header(), or IoError.
 SafetensorsHeader read_safetensors_header(const FileReader& file);
 
 // Returns the bytes before the data, padded so that the data starts at a multiple of `alignment` (a power of two, at

@@ -8,8 +8,8 @@ namespace zeroshard {
 // Writes all bytes: continues after short writes and interruptions. Throws IoError.
 void write_all(Io& io, int fd, std::string_view path, const void* data, int64_t bytes, int64_t offset);
 
-// The same with O_DIRECT. If the file system does not accept this access, turns O_DIRECT off for the descriptor and
-// clears `direct`.
+// Writes all bytes to a descriptor with O_DIRECT. If the file system does not accept this access, turns O_DIRECT off
+// for the descriptor and clears `direct`.
 void write_all_direct(Io& io, int fd, std::string_view path, const void* data, int64_t bytes, int64_t offset,
                       bool& direct);
 
@@ -18,7 +18,7 @@ void write_all_direct(Io& io, int fd, std::string_view path, const void* data, i
 void read_at_least(Io& io, int fd, std::string_view path, void* data, int64_t needed, int64_t bytes, int64_t offset,
                    bool& direct);
 
-// Returns details for the message if the file system is full; empty for any other error.
+// Returns details for an error message if `result` says that the file system is full; empty for any other error.
 std::string space_details(Io& io, int fd, int64_t result, int64_t needed_bytes);
 
 }  // namespace zeroshard

@@ -15,15 +15,15 @@ struct Transfer {
   size_t file = 0;
   std::byte* data = nullptr;  // aligned to kDirectAlignment, like `bytes` and `offset`
   int64_t bytes = 0, offset = 0;
-  size_t owner = 0;         // number for which the caller waits; below `num_owners`
+  size_t owner = 0;         // number by which the caller waits for its transfers; below `num_owners`
   int64_t block_bytes = 0;  // size of a request, aligned like `bytes`; 0: the queue's size
 };
 
-// Transfers of any length. Each is cut into blocks that go to a BlockQueue, at most `depth` at a time. Continues after
-// short results and repeats interrupted requests. If the system has no room for a request, the request waits until
-// another one is done, or for a moment if none is running. If a file does not accept an access with O_DIRECT, turns
-// O_DIRECT off. Only one thread may use it. Functions throw IoError with path and position. After the first error
-// nothing new is started.
+// Runs transfers of any length. Cuts each transfer into blocks that go to a BlockQueue, at most `depth` at a time.
+// Continues after short results and repeats interrupted requests. If the system has no room for a request, the request
+// waits until another one is done, or for a moment if none is running. If a file does not accept an access with
+// O_DIRECT, turns O_DIRECT off. Only one thread may use it. Functions throw IoError with path and position. After the
+// first error nothing new is started.
 class TransferQueue {
  public:
   struct File {
