@@ -17,9 +17,9 @@
 
 namespace zeroshard {
 
-// Saves while training continues. start() copies the state. A thread writes the copy to files, and writes held state
-// (SliceData::is_held) directly from its place. At most one save is running. Every rank makes the same calls in the
-// same order. Only the thread uses `comm`.
+// Saves checkpoints while training continues. start() copies the state. A thread of the saver writes the copy to files,
+// and writes held state (SliceData::is_held) directly from its place. At most one save is running. Every rank makes the
+// same calls in the same order. Only the thread uses `comm`.
 //
 // Note [Copies of a device]
 // start() queues the copies on the device and returns. Copies of memory whose writers do not wait by themselves come
@@ -28,13 +28,14 @@ namespace zeroshard {
 // memory.
 class AsyncSaver {
  public:
-  // Copies bytes of slices that are in host memory. SliceData::read() copies other slices.
+  // A function that copies bytes of slices in host memory. SliceData::read() copies other slices.
   using Copy = std::function<void(void* to, const void* from, int64_t bytes)>;
 
-  // `comm`, `io` and `copies` must outlive it. If `copies` is set, it copies the slices that are not in host memory.
+  // `comm`, `io` and `copies` must outlive the saver. If `copies` is set, it copies the slices that are not in host
+  // memory.
   AsyncSaver(Comm& comm, Io& io, Ledger& ledger, DeviceCopies* copies = nullptr);
-  // Waits for a running save. An error that nobody has asked for is logged. A forked child does not have the thread, so
-  // there nothing is waited for or freed.
+  // Waits for a running save, and logs an error that no call has thrown yet. A forked child does not have the thread,
+  // so in a child the destructor neither waits nor frees anything.
   ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
@@ -42,17 +43,18 @@ class AsyncSaver {
   // Waits for the previous save and allocates the memory that start() with the same arguments needs, because that can
   // fail on one rank alone. Throws the error of the previous save, or ValueError.
   void prepare(const SaveRequest& request, int64_t staging_bytes = 0);
-  // Waits for the previous save. Copies the slices that are not held (into `staging_bytes`, or more if they need more),
-  // while the thread already writes them. Returns when the copy is complete or has failed; a failure fails the save on
-  // every rank. On a device it returns when the copies are queued, and the state may then change in the order of the
-  // current stream. Throws the error of the previous save.
+  // Waits for the previous save, and throws its error. Copies the slices that are not held into staging memory of
+  // `staging_bytes`, or more if they need more, while the thread already writes them. Returns when the copy is complete
+  // or has failed; a failure fails the save on every rank. On a device it returns when the copies are queued, and later
+  // work of the current stream may then change the state.
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
   // Waits until no save is running. Throws the error of the last save, once.
   void wait();
-  // The same, but keeps the save's error for a later call. Throws only if the wait is interrupted (base/interrupt.h).
+  // Waits until no save is running, and keeps the save's error for a later call. Throws only if the wait is interrupted
+  // (base/interrupt.h).
   void await_end();
-  // Waits until no saver of this process has anything left to save in the directory `root`, no matter who owns the
-  // saver. Throws like await_end().
+  // Waits until no saver of this process, whoever owns it, has anything left to save in the directory `root`. Throws
+  // like await_end().
   static void await_saves_in(const std::string& root);
   bool busy() const;
   // Returns whether a save has failed and was not reported yet. If so, start() or wait() will throw.
@@ -66,7 +68,7 @@ class AsyncSaver {
     int64_t offset, bytes;
   };
 
-  // The copies of a device that are complete after `wait`.
+  // Copies of a device that are complete when `wait` returns.
   struct Mark {
     const std::byte* begin;  // their first byte in the staging memory
     DeviceCopies::Wait wait;
@@ -93,8 +95,8 @@ class AsyncSaver {
   std::shared_ptr<SliceData> copied_;  // staging_ as a SliceData
   std::vector<Stretch> stretches_;     // of the last request; prepare() allocates their memory
 
-  // The data that is shared with the thread, and memory that a device knows. They are a separate object, because a
-  // forked child can neither join the thread nor destroy the things that it waits on.
+  // The thread, the data that it shares with the saver, and memory that a device knows. They are a separate object,
+  // because a forked child can neither join the thread nor destroy the condition variable on which it waits.
   struct Worker {
     std::shared_ptr<std::byte> staging;
     std::mutex mutex;

@@ -4,9 +4,9 @@
 
 namespace zeroshard {
 
-// Returns whether elements of one safetensors dtype can be converted to the other. That is so for equal dtypes, between
-// floating-point dtypes, and between U8, I16, I32 or I64 and another dtype of the same width that is not
-// floating-point.
+// Returns whether elements of one safetensors dtype can be converted to the other. Conversion works between equal
+// dtypes and between floating-point dtypes. It also works between U8, I16, I32 or I64 and another dtype of the same
+// width that is not floating-point.
 bool convertible(std::string_view from, std::string_view to);
 
 // Returns whether all values of a floating-point dtype are finite.

@@ -17,8 +17,8 @@ class DeviceCopies {
   // Returns exactly `bytes` of host memory. The device can copy to and from it directly if the system allows. Throws
   // StateError if there is no memory.
   virtual std::shared_ptr<std::byte> host_memory(int64_t bytes) = 0;
-  // Calls `begin`. The copies that it starts run one after another, after the present work of the current stream. With
-  // kBeforeLater they also run before later work of the current stream, even if `begin` throws.
+  // Calls `begin`, which starts copies. The copies run one after another, after the present work of the current stream.
+  // With kBeforeLater they also run before later work of the current stream, even if `begin` throws.
   enum class Order : uint8_t { kBeforeLater, kBesideLater };
   virtual void in_order(const std::function<void()>& begin, Order order) = 0;
   // Returns a Wait for the copies that were started so far. Call it within in_order().

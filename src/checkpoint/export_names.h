@@ -19,8 +19,8 @@ std::string export_index_name(std::string_view stem);
 // Returns the files of this layout in a directory, the index first.
 std::vector<std::string> list_exports(const Directory& directory, std::string_view stem);
 
-// Deletes the files of an earlier export of the same stem, except the files of this export. Otherwise readers would
-// read them instead, or in addition. Durable. Throws IoError.
+// Deletes the files of an earlier export of the same stem, except the files of this export (`written`), because readers
+// would read the earlier files instead, or in addition. Durable. Throws IoError.
 void remove_earlier_export(Directory& directory, std::string_view stem, const std::set<std::string>& written);
 
 }  // namespace zeroshard

@@ -60,7 +60,7 @@ struct Manifest {
   int64_t file_bytes() const;  // sum over all files
 };
 
-// Finds tensors by name, including the further names of tied parameters. The manifest must outlive it.
+// Finds tensors by name, including the further names of tied parameters. The manifest must outlive the index.
 class TensorIndex {
  public:
   explicit TensorIndex(const Manifest& manifest);

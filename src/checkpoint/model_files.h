@@ -11,7 +11,7 @@
 
 namespace zeroshard {
 
-// The tensors of a Hugging Face model directory: those of STEM.safetensors, or of the files that
+// The tensors of a Hugging Face model directory. They are in STEM.safetensors, or in the files that
 // STEM.safetensors.index.json names. Links are followed, because the directories of a download cache consist of links.
 class ModelFiles {
  public:
@@ -21,9 +21,9 @@ class ModelFiles {
     int64_t numel() const;
   };
 
-  // Reads only the headers. Throws IoError or ValueError that names the file and, if one is concerned, the tensor.
-  // Reasons are a missing, truncated or malformed file, an index and files with different tensors, and a
-  // STEM.safetensors next to an index of other files, because other readers would take that file.
+  // Reads only the headers. Throws IoError or ValueError that names the file and, if one is concerned, the tensor. A
+  // file may be missing, truncated or malformed, or the index may list other tensors than the files have. A
+  // STEM.safetensors next to an index of other files is refused, too, because other readers would take that file.
   explicit ModelFiles(const std::string& directory, const std::string& stem = "model");
 
   const std::string& directory() const { return directory_; }

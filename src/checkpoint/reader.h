@@ -32,14 +32,14 @@ struct WantedElements {
 // Reads the tensors of one checkpoint. Each byte is checked before it is used. Not collective.
 class CheckpointReader {
  public:
-  // Throws ValueError or IoError if the manifest is not sound or a file has not its recorded size.
+  // Throws ValueError or IoError if the manifest is not sound, or if the size of a file differs from its recorded size.
   CheckpointReader(const Directory& root, const std::string& tag);
   const Manifest& manifest() const { return manifest_; }
   const TensorIndex& index() const { return index_; }
 
-  // Reads in the order of the files, in long reads, so it is best to request everything at once. Needs 32 MiB in
-  // addition to the memory that it fills. Throws IoError that names file and tensor if a checksum differs. `uploader`
-  // fills the targets outside host memory.
+  // Reads the files in order, in long reads, so a caller should request everything at once. Needs 32 MiB in addition to
+  // the memory that it fills. Throws IoError that names file and tensor if a checksum differs. `uploader` fills the
+  // targets outside host memory.
   void read(std::span<const WantedElements> wanted, Uploader* uploader = nullptr);
   void read(const TensorRecord& tensor, Range elements, std::string_view dtype, void* out);
   // Checks every byte of every file. Returns one line per damaged file or tensor; empty if there is none.

@@ -43,8 +43,8 @@ struct SaveRequest {
   std::vector<StateSlice> slices;
   // Keeps the directory locked on rank 0 against other processes after this save; null: unlocks it after the save.
   DirectoryLocks* locks = nullptr;
-  // For slices whose data is still being copied: returns when all data before `end` has arrived. An exception fails the
-  // save.
+  // Waits for slices whose data is still being copied. Returns when all data before the address `end` has arrived. An
+  // exception fails the save.
   std::function<void(const void* end)> wait_for_data;
 };
 
@@ -56,10 +56,11 @@ struct Saved {
 
 // Commits a checkpoint, or leaves no trace of it. Every rank writes its slices durably to one file of a temporary
 // directory. When all ranks have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint with the
-// same tag is replaced in one step. If another process has locked the directory, nothing is done. Collective; `comm`
-// moves host memory and is used by no other thread meanwhile. Throws IoError or ValueError on every rank, naming the
-// rank at fault; earlier checkpoints are then unchanged. Slices must not change until the function returns or has
-// called SliceData::end_reading(). It calls that after the last slice of the data, even if it cannot write.
+// same tag is replaced in one step. If another process has locked the directory, the save fails and changes nothing.
+// Collective; `comm` moves host memory, and no other thread uses it meanwhile. Throws IoError or ValueError on every
+// rank, naming the rank at fault; earlier checkpoints are then unchanged. The data of a slice must not change until the
+// function returns or has called SliceData::end_reading() for it. The function calls end_reading() after the last slice
+// of the data, even if it cannot write.
 Saved save_checkpoint(const SaveRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

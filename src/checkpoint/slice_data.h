@@ -14,16 +14,16 @@ class SliceData {
   // Copy `bytes` from position `offset` on to host memory, or from host memory. The copy is complete on return.
   virtual void read(int64_t offset, int64_t bytes, void* to) const = 0;
   virtual void write(int64_t offset, int64_t bytes, const void* from) = 0;
-  // The same, but the device's current stream copies device memory. The copy is complete when a wait for it returns
-  // (see DeviceCopies). Until then the host memory must not change.
+  // Start the same copies. If the data is in device memory, the device's current stream copies it. The copy is complete
+  // when a wait for it returns (see DeviceCopies). Until then the host memory must not change.
   virtual void begin_read(int64_t offset, int64_t bytes, void* to) const { read(offset, bytes, to); }
-  // Returns whether later writers wait for begin_read() themselves.
+  // Returns whether later writers of the data wait for a copy of begin_read() by themselves.
   virtual bool writers_wait() const { return false; }
   virtual void begin_write(int64_t offset, int64_t bytes, const void* from) { write(offset, bytes, from); }
-  // Returns whether nobody changes the bytes before end_reading(), so that a background save may read them in their
-  // place.
+  // Returns whether nobody changes the bytes before end_reading(). If so, a background save reads them from their place
+  // without a copy.
   virtual bool is_held() const { return false; }
-  // A save has read everything that it needs, or stops reading. May be called repeatedly.
+  // Says that a save has read everything that it needs, or stops reading. A save may call it repeatedly.
   virtual void end_reading() noexcept {}
   // Returns the address of the first byte if all bytes are in host memory and stay there, else null.
   virtual std::byte* on_host() const { return nullptr; }

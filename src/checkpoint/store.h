@@ -21,8 +21,8 @@ inline constexpr std::string_view kLatestName = "latest";
 // "latest".
 void check_tag(std::string_view tag);
 
-// Returns a name for a temporary directory, or one to be deleted, that no other process uses or has used: prefix + tag,
-// process_name(), number.
+// Returns a name that no other process uses or has used, for a directory that is temporary or to be deleted. It
+// consists of prefix, tag, process_name() and a number.
 std::string private_name(std::string_view prefix, std::string_view tag);
 
 struct FoundCheckpoint {
@@ -30,13 +30,13 @@ struct FoundCheckpoint {
   int64_t step = 0;
   bool latest = true;
   int64_t sequence = 0;
-  // Its step is later than that of a newer commit, because the run went back to an earlier checkpoint.
+  // A newer commit has an earlier step, because the run went back to an earlier checkpoint.
   bool left_behind = false;
 };
 
 struct StoreListing {
   std::vector<FoundCheckpoint> committed;  // newest commit first, those left behind last
-  // Tags of damaged checkpoints, and why their manifests cannot be used.
+  // Tags of damaged checkpoints, each with the reason why its manifest cannot be used.
   std::vector<std::pair<std::string, std::string>> bad;
   std::optional<std::string> latest;  // contents of the hint, if it is a valid tag
   std::string latest_problem;         // why `latest` names no checkpoint, not even a damaged one; or empty
@@ -54,37 +54,41 @@ bool holds_checkpoint(const Directory& directory);
 // Lists every checkpoint with a sound manifest. Directories without a manifest, files and links are left out, unless
 // the hint names them.
 StoreListing list_store(const Directory& root);
-// Returns whether the name does not exist any more. A run may delete old checkpoints while others look at them.
+// Returns whether the checkpoint has been deleted meanwhile, because a run may delete old checkpoints while other
+// processes look at them.
 bool has_vanished(const Directory& root, const std::string& tag);
-// Returns the sequence at the beginning of a checkpoint's manifest, even if the checkpoint is damaged; 0: none. Throws
-// IoError.
+// Returns the commit number (Manifest::sequence) at the beginning of a checkpoint's manifest, even if the checkpoint is
+// damaged; 0 if there is none. Throws IoError.
 int64_t peek_sequence(const Directory& root, const std::string& tag);
-// The same, but returns -1 for a checkpoint that does not exist or cannot be read.
+// Returns the same number, but -1 for a checkpoint that does not exist or cannot be read.
 int64_t sequence_of(const Directory& root, const std::string& tag);
-// Returns whether a checkpoint whose sequence_of() was `sequence` has been neither deleted nor replaced since. If so,
-// the part of it that could not be read is damaged.
+// Returns whether a checkpoint whose sequence_of() was `sequence` has been neither deleted nor replaced since. If it
+// has not, and a part of it could not be read, then this part is damaged.
 bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequence);
-// Returns the sequence of the next commit: one more than the largest of all checkpoints. A checkpoint that cannot be
-// read does not count, because it cannot be loaded either.
+// Returns the number of the next commit: one more than the largest number of all checkpoints. A checkpoint that cannot
+// be read does not count, because it cannot be loaded either.
 int64_t next_sequence(const Directory& root);
 
-// Returns whether a checkpoint `tag` exists, sound or damaged, which a new one would replace. Throws ValueError if the
-// name belongs to anything else.
+// Returns whether a new checkpoint `tag` would replace an existing one, sound or damaged. Throws ValueError if the name
+// belongs to anything else.
 bool replaces(const Directory& root, const std::string& tag);
-// Renames the directory `temporary`, whose contents are durable, to `tag`, durably. Returns whether `temporary` is now
-// the previous checkpoint of that tag. Throws like replaces().
+// Renames the directory `temporary` to `tag`, durably; its contents must be durable already. If there was a checkpoint
+// of that tag, the two directories change places, and the function returns true. Throws like replaces().
 bool commit(Directory& root, const std::string& temporary, const std::string& tag);
 void write_latest(Directory& root, const std::string& tag);
 // Deletes all but the `keep` newest checkpoints, but never `except`; 0 keeps all. Checkpoints of later steps than
-// `except` do not count and are not deleted, because a run that went back has not reached these steps again. When the
-// run has passed their steps, they do not take the place of its own checkpoints.
+// `except` are neither counted nor deleted, because a run that went back to an earlier step has not reached these steps
+// again. When the run has passed these steps, its own checkpoints are newer and count first.
 void retain(Directory& root, int keep, const std::string& except);
-// The same before a save of `step` with the tag `except`: deletes the checkpoints that a killed process did not delete.
+// Does the same before a save of `step` with the tag `except`. It deletes the checkpoints that a killed process did not
+// delete.
 void retain_before(Directory& root, int keep, int64_t step, const std::string& except);
-// Says whether invisible processes of a host with this name may be saving to `root`. They may be in another container,
-// or from before the host restarted. They cannot be saving while this process has `root` locked.
+// Says whether processes that this process cannot see may be saving to `root`, on a host with this host's name. Such
+// processes are in another container, or ran before the host restarted. They cannot be saving while this process has
+// `root` locked.
 enum class Others { kMayLive, kAreDead };
-// Deletes temporary files of dead processes of this host. It cannot know which processes of other hosts are dead.
+// Deletes temporary files of dead processes of this host. Files of other hosts stay, because this process cannot know
+// which processes there are dead.
 void sweep(Directory& root, Others others);
 
 }  // namespace zeroshard

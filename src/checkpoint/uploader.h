@@ -11,7 +11,7 @@ namespace zeroshard {
 class Uploader {
  public:
   virtual ~Uploader() = default;
-  // Returns the largest size of one place().
+  // Returns the largest `bytes` that place() takes.
   virtual int64_t max_bytes() const = 0;
   // Returns host memory for the caller to fill, aligned to 64 bytes.
   virtual std::byte* place(int64_t bytes) = 0;
