@@ -14,14 +14,15 @@ struct CpuPlaces {
   std::string numa;  // the NUMA nodes of the ranks, in words; empty if the ranks are not bound to nodes
 };
 
-// Places the ranks of a job. If the user gives cores, they are divided into equal parts, one per rank. Otherwise, if
-// the host has several NUMA nodes and several ranks, each rank runs on the CPUs of one node. This is the node of the
-// rank's GPU, or the ranks are spread evenly over the nodes. The kernel then puts memory that a rank touches first on
-// the rank's node (numa(7), "Default policy"). If neither works out, ranks are not bound.
+// Chooses the CPUs of each rank of a job. If the user gives cores, they are divided into equal parts, one per rank.
+// Otherwise, if the host has several NUMA nodes and several ranks, each rank runs on the CPUs of one node. It is the
+// node of the rank's GPU. If there are no GPUs, or their nodes are not known, the ranks are spread evenly over the
+// nodes. The kernel then puts memory that a rank touches first on the rank's node (numa(7), "Default policy"). In all
+// other cases ranks are not bound.
 CpuPlaces cpu_places(const LaunchOptions& options);
 
-// Places ranks on the NUMA nodes of the host that /sys and /proc below `root` describe. Uses these CPUs and these GPUs
-// (numbers, in the order of the ranks).
+// Assigns ranks to the NUMA nodes of the host that /sys and /proc below `root` describe. `usable` are the CPUs to use.
+// `gpus` are the numbers of the GPUs, in the order of the ranks.
 CpuPlaces numa_places(const std::string& root, const std::vector<int>& usable, const std::vector<std::string>& gpus,
                       int num_ranks);
 

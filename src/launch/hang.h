@@ -24,16 +24,16 @@ struct HangLimits {
   int64_t now_ns = 0;
 };
 
-// Returns the index of the rank that the others most likely wait for, if the job hangs. A job hangs if none of the
-// ranks that have reported a step makes progress for the time-out. It also hangs if one rank makes no progress and
-// waits for nobody, while another rank has waited that long. Ranks that have ended or never reported a step cannot make
-// a job hang, but the others may wait for them.
+// Returns the index of the rank that the others most likely wait for, if the job hangs. A job hangs if, for the
+// time-out, none of the ranks that have reported a step makes progress. It also hangs if one rank makes no progress and
+// waits for nobody, while another rank has waited for the time-out. A rank that has ended or never reported a step does
+// not count as hanging, but other ranks may wait for it.
 std::optional<size_t> find_hang(const std::vector<WatchedRank>& ranks, const HangLimits& limits);
 
 // Returns the index of a rank that ended with 0 at least `limits.timeout_s` ago, and the index of a rank that has
 // waited as long for all `world_size` ranks of the job; nothing unless both exist. A rank that waits for fewer ranks
-// does not count, because its script chose these ranks and may have left the ended rank out. `elapsed_s` is the present
-// time on the clock of ProcessExit::at_s.
+// does not count, because its script may have left the ended rank out on purpose. `elapsed_s` is the present time on
+// the clock of ProcessExit::at_s.
 std::optional<std::pair<size_t, size_t>> find_absence(const std::vector<WatchedRank>& ranks, const HangLimits& limits,
                                                       double elapsed_s, int world_size);
 

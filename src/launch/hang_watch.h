@@ -20,8 +20,8 @@ class HangWatch {
     std::string report;
   };
 
-  // Works without heartbeats if the kernel cannot provide the shared memory; throws Error in that case if
-  // --hang-timeout needs them.
+  // If the kernel cannot provide the shared memory, the object works without heartbeats. In that case it throws Error
+  // if the user gave --hang-timeout, which needs them.
   explicit HangWatch(const LaunchOptions& options);
 
   int heartbeat_fd() const { return board_ ? board_->fd() : -1; }
@@ -31,11 +31,11 @@ class HangWatch {
   void tell_ranks(std::string_view news) {
     if (board_) board_->tell(news);
   }
-  // Ignores all silence before the call.
+  // Makes check() ignore all silence of ranks before this call.
   void forgive();
 
-  // Returns a hang if there is one. Looks only a few times per --hang-timeout, and never finds a hang if the time-out
-  // is 0.
+  // Returns a hang if there is one. The object looks only a few times per --hang-timeout, and never finds a hang if the
+  // time-out is 0.
   std::optional<Finding> check(const std::vector<RankProcess>& ranks);
 
   // Returns a finding if a rank ended with 0, and so will never arrive, while another rank waits for all ranks. See

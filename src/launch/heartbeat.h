@@ -13,14 +13,13 @@ struct Header;
 struct Slot;
 }  // namespace heartbeat
 
-// Reports through shared memory, to `zeroshard run`, that this rank makes progress and where it waits. It needs no
-// network, no locks and no system call but getpid. Any thread may call the methods. In a forked child the methods do
-// nothing.
+// Reports to `zeroshard run`, through shared memory, that this rank makes progress and where it waits. The methods use
+// no network, no locks and no system call but getpid. Any thread may call them. In a forked child they do nothing.
 class Heartbeat {
  public:
   // Connects to the launcher that ZEROSHARD_HEARTBEAT_FD names, in the slot LOCAL_RANK, and installs the stack dump of
-  // stack_dump.h. The result does nothing if there is no launcher, if the variables are invalid, or if another living
-  // process already reports for this rank. Never throws.
+  // stack_dump.h. The methods of the result do nothing if there is no launcher, if the variables are invalid, or if
+  // another living process already reports for this rank. Never throws.
   static Heartbeat from_environment() noexcept;
 
   Heartbeat() = default;  // an object that does nothing
@@ -47,9 +46,9 @@ class Heartbeat {
   pid_t pid_ = 0;
 };
 
-// Tells `zeroshard run`, while it lives, that this rank waits for all of `world_size` ranks to arrive. If they are all
-// ranks of the job, none of them may end before the wait ends. Does nothing without a launcher, or wherever Heartbeat
-// would do nothing.
+// While an object lives, it tells `zeroshard run` that this rank waits for all of `world_size` ranks to arrive. If they
+// are all ranks of the job, none of them may end before the wait ends. The object does nothing without a launcher, or
+// wherever Heartbeat would do nothing.
 class MeetingSign {
  public:
   explicit MeetingSign(int world_size) noexcept;

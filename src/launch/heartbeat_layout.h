@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string_view>
 
-// Defines the memory that a launcher shares with the ranks of its host: a header, then one slot per local rank.
-// Everything is lock-free and initially zero. Each rank writes its own slot, and the launcher reads it. The launcher
-// writes the header, and the index of each slot.
+// Defines the memory that a launcher shares with the ranks of its host: a header, then one slot per local rank. All
+// members are lock-free and initially zero. Each rank writes its own slot, and the launcher reads all slots. The
+// launcher writes the header and the index of each slot.
 namespace zeroshard::heartbeat {
 
 constexpr const char* kVariable = "ZEROSHARD_HEARTBEAT_FD";
@@ -37,8 +37,9 @@ struct alignas(64) Slot {
   std::atomic<int32_t> meeting_size;      // number of ranks for which it waits, itself included
   uint32_t index;                         // index of this slot
 
-  // Note [Sequence lock]: `sequence` is odd while the fields below change. All of them are atomics that are stored with
-  // release and loaded with acquire, so a reader that sees any new field also sees that `sequence` has moved.
+  // Note [Sequence lock]: `sequence` is odd while the fields below change. All these fields are atomics, stored with
+  // release and loaded with acquire. So a reader that sees a new value of any field also sees that `sequence` has
+  // changed.
   alignas(64) std::atomic<uint32_t> sequence;
   std::atomic<int32_t> waiting_thread;    // thread id; 0: it does not wait
   std::atomic<int64_t> waiting_since_ns;  // 0: it does not wait

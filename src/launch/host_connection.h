@@ -32,10 +32,10 @@ class HostConnection {
 
   const std::string& name() const { return name_; }
   void add_to(std::vector<pollfd>& fds, bool reads) const;
-  // Sends "signal 15" or "beat". The line is lost if the host is gone.
+  // Sends a control line: "beat", or for example "signal 15". The line is lost if the host is gone.
   void send(std::string_view line);
-  // Returns the lines that new bytes of stream 1 or 2 complete, each with its newline. Returns nothing if no bytes have
-  // come. The marks of host_relay_lines.h are removed.
+  // Reads new bytes of stream 1 or 2. Returns the lines that they complete, each with its newline; nothing if no bytes
+  // have come. The marks of host_relay_lines.h are removed.
   std::optional<std::string> read(int stream);
   // Sends the part of the order that is still pending, and notes whether the process has ended.
   void look();
@@ -44,7 +44,7 @@ class HostConnection {
 
   bool has_begun() const { return has_begun_; }  // zeroshard runs on the host
   bool is_over() const { return exited_; }
-  // Returns the exit code of zeroshard on that host; nothing if the connection was lost, or never made.
+  // Returns the exit code of zeroshard on the host; nothing if the connection was lost, or never made.
   std::optional<int> code() const { return code_; }
   // Returns the last lines that ssh wrote to stderr.
   std::string last_words() const;

@@ -24,8 +24,8 @@ struct HostNews {
 };
 
 // Connects the launchers of a job's hosts, from the meeting to the end of the job. The connections form a star around
-// node 0, which passes on the news that it gets. A launcher counts as failed if it is silent for `stall_timeout_s`, or
-// if its connection ends without a message.
+// node 0, which passes on the news that it gets. A launcher counts as failed if it is silent for
+// LaunchOptions::stall_timeout_s, or if its connection ends without a message.
 class HostLink {
  public:
   HostLink(const LaunchOptions& options, HostMeeting meeting);
@@ -35,11 +35,11 @@ class HostLink {
   const std::string& interface() const { return meeting_.interface; }
 
   void add_to(std::vector<pollfd>& fds) const;
-  // Returns the news since the last call, and tells the others that this launcher lives. Call it at least once a
-  // second.
+  // Returns the news since the last call, and tells the other launchers that this one lives. The launcher calls it at
+  // least once a second.
   std::vector<HostNews> look();
   void tell(const HostNews& news);
-  // Tells the others that all ranks of this host have ended with 0.
+  // Tells the other launchers that all ranks of this host have ended with 0.
   void tell_done();
   // Returns whether this launcher has to stay. Node 0 stays until the ranks of all hosts have ended.
   bool is_needed() const;

@@ -18,9 +18,9 @@ struct HostMeeting {
 
 // Connects the launchers of a job's hosts. The launcher of node 0 listens at `port` of every interface, or only of
 // loopback if options.master_addr is a loopback address. The other launchers connect to it, and learn its `store_port`.
-// Returns once all have come. Throws ValueError if the launchers have options that do not fit together. Throws Error if
-// the port is taken or another program listens there, or if some launchers have not come within ten minutes. If the
-// wait is long, the log says which launchers are missing.
+// The function returns when all launchers have come. Throws ValueError if the launchers have options that do not fit
+// together. Throws Error if the port is taken or another program listens there, or if some launchers have not come
+// within ten minutes. If the wait is long, the log says which launchers are missing.
 HostMeeting meet_hosts(const LaunchOptions& options, int port, int store_port);
 
 }  // namespace zeroshard

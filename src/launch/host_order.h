@@ -6,9 +6,9 @@
 
 namespace zeroshard {
 
-// The job that `zeroshard run` on one host gets from the launcher that starts it. The order travels over the standard
-// input of ssh, so no shell sees any of it. Control lines, "beat" or "signal NUMBER", follow the order until the end of
-// the connection.
+// The job that `zeroshard run` on one host gets from the launcher that started it over ssh. The order travels over the
+// standard input of ssh, so no shell interprets any part of it. Control lines, "beat" or "signal NUMBER", follow the
+// order until the end of the connection.
 struct HostOrder {
   std::string version;                   // zeroshard's version, which must be the same on both sides
   std::string nonce;                     // used in the marks of host_relay_lines.h
@@ -18,7 +18,7 @@ struct HostOrder {
   std::vector<std::string> environment;  // "NAME=value" strings, added to the host's own environment
 };
 
-// Returns a line with the number of bytes that follow, then these bytes: each value as "LENGTH:value,".
+// Returns the order as text: a line with the number of bytes that follow, and then each value as "LENGTH:value,".
 std::string text_of(const HostOrder& order);
 // Throws ValueError for text that text_of() cannot have written, and for an order of another version of zeroshard.
 HostOrder parse_order(std::string_view text);

@@ -16,8 +16,8 @@ class HostPeer {
   // Makes `socket` non-blocking.
   explicit HostPeer(UniqueFd socket);
 
-  // Returns the lines that have arrived. is_open() is false after the end of the connection, and after a line that a
-  // launcher cannot have sent.
+  // Returns the lines that have arrived. After the end of the connection, and after a line that no launcher sends,
+  // is_open() returns false.
   std::vector<std::string> receive();
   // Sends `line`, with control characters escaped. The line is lost if the system does not take it at once, or if the
   // other launcher has gone. receive() notices both.

@@ -6,8 +6,9 @@
 
 namespace zeroshard {
 
-// The lines that a host started from another host prints to standard output, before and after the output of its ranks.
-// The exit code follows the second mark. The nonce of the order prevents that ranks print the same lines.
+// The lines that `zeroshard run`, started from another host, prints to standard output before and after the output of
+// its ranks. The exit code follows the second mark. The marks contain the order's nonce, so that no output of a rank
+// can be taken for a mark.
 inline std::string begin_mark(std::string_view nonce) {
   return concat("zeroshard-host ", nonce, " begins");
 }

@@ -4,7 +4,7 @@
 
 namespace zeroshard {
 
-// A host of a hostfile, and the slots of it (GPUs, or ranks on CPUs) that a job uses.
+// A host of a hostfile, and the slots that a job uses on it. A slot is a GPU, or a rank on CPUs.
 struct JobHost {
   std::string name;        // HOST or USER@HOST
   int all_slots = 0;       // the number N of "slots=N"
@@ -19,9 +19,9 @@ struct JobHost {
 // with file and line for any other line, a name that occurs twice or is no host name, and a file without hosts.
 std::vector<JobHost> read_hostfile(const std::string& path);
 
-// Returns the hosts and slots that `include` names or `exclude` leaves, in the file's order. For example,
-// "host1:0,2@host2" means slots 0 and 2 of host1, and all slots of host2. Give one of the two, or neither for all
-// hosts. Throws ValueError for unknown hosts and slots, and if no slot is left.
+// Returns the hosts and slots that `include` names, or that `exclude` does not name, in the file's order. At most one
+// of the two texts may be given; without them all hosts are returned. "host1:0,2@host2" means slots 0 and 2 of host1,
+// and all slots of host2. Throws ValueError for unknown hosts and slots, and if no slot is left.
 std::vector<JobHost> chosen_hosts(const std::vector<JobHost>& hosts, const std::string& include,
                                   const std::string& exclude);
 

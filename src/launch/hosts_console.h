@@ -10,8 +10,8 @@
 
 namespace zeroshard {
 
-// The console of a job whose hosts are started from this host. It shows a line only once if several launchers print it,
-// and shows one of the reports that the launchers print at the job's end.
+// The console of a job whose hosts are started from this host. If several launchers print the same line, it shows the
+// line once. At the job's end it shows one of the launchers' reports.
 class HostsConsole {
  public:
   // Starts threads.
@@ -23,8 +23,9 @@ class HostsConsole {
   void show(size_t host, int stream, std::string_view lines, bool foreign);
   // Shows a line of the launcher on this host.
   void notice(std::string_view text);
-  // Shows why the job has failed, if `code` is not 0: `own`, the report of the launcher on this host, or the report of
-  // host `first` if `own` is empty. Then waits for the reader.
+  // Shows why the job has failed, if `code` is not 0. The reason is `own`, the report of the launcher on this host, or
+  // the report of host `first` if `own` is empty. Then waits until everything is written, or until the reader has
+  // stopped reading.
   void finish(size_t first, const std::string& own, int code);
 
  private:

@@ -11,9 +11,9 @@ struct LastWords {
   bool is_last = true;               // nothing after the message, such as stack frames, was left out
 };
 
-// Finds the error in the last lines of a rank's stderr. Leaves out zeroshard's own log, repeated tracebacks, the
-// "[rank1]: " that torch puts before its lines, and the stack frames below a C++ error, because they can be longer than
-// everything else. Keeps the notes of a Python exception.
+// Finds the error in the last lines of a rank's stderr. Leaves out zeroshard's own log, repeated tracebacks, and the
+// "[rank1]: " that torch puts before its lines. Also leaves out the stack frames below a C++ error, because they can be
+// longer than everything else. Keeps the notes of a Python exception.
 LastWords last_words(const std::vector<std::string>& lines);
 
 }  // namespace zeroshard

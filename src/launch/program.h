@@ -3,11 +3,11 @@
 
 namespace zeroshard {
 
-// Returns the Python that runs scripts: the one of VIRTUAL_ENV, otherwise the one in this executable's directory,
-// otherwise the first in PATH. Throws ValueError if there is none.
+// Returns the path of the Python that runs scripts. It is looked for in VIRTUAL_ENV, then in this executable's
+// directory, then in PATH. Throws ValueError if there is none.
 std::string find_python();
 
-// Returns the path of a program that is in PATH; "" if it is not.
+// Returns the path at which PATH has a program; "" if PATH does not have it.
 std::string find_in_path(const std::string& name);
 
 }  // namespace zeroshard

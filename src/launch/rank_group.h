@@ -11,8 +11,8 @@
 
 namespace zeroshard {
 
-// Notes the order in which child processes end. waitid(2) has no order, but the first process that ended is the one
-// that caused the others' errors.
+// Notes the order in which child processes end, because the first process that ended has caused the errors of the
+// others. waitid(2) does not tell the order.
 class ExitOrder {
  public:
   ExitOrder();
@@ -34,14 +34,14 @@ class RankStartError : public Error {
   int rank_;
 };
 
-// The processes of this host's ranks, and all processes that the ranks start. This process becomes their "subreaper",
-// so that processes that lose their parent become its children. Use it only in a process without other children.
+// The processes of this host's ranks, and all processes that the ranks start. This process becomes their "subreaper": a
+// process that loses its parent becomes a child of this one. Only a process without other children may use it.
 class RankGroup {
  public:
   // Starts the ranks. If a rank cannot be started, kills the others and throws RankStartError.
   RankGroup(const LaunchOptions& options, const Start& how, const sigset_t& signal_mask);
 
-  // Hands the ranks' output streams to the caller, who reads them. Call it once.
+  // Hands the ranks' output streams to the caller, who reads them. The caller calls it once.
   std::vector<RankStream> take_streams() { return std::move(streams_); }
   const std::vector<RankProcess>& ranks() const { return ranks_; }
   double elapsed_s() const;

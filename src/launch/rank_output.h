@@ -15,7 +15,7 @@
 
 namespace zeroshard {
 
-// The way that a stream (stdout or stderr) of a rank takes.
+// Says how a stream (stdout or stderr) of a rank reaches the launcher's own stream.
 enum class OutputMode {
   kDirect,    // the rank inherits the launcher's own descriptor
   kRaw,       // through a pipe, unchanged
@@ -34,26 +34,26 @@ struct RankStream {
   UniqueFd source;  // empty if the mode is kDirect
 };
 
-// Carries the ranks' output to the console, to log files and to the last lines that reports show. Never blocks, even if
-// a reader stops; see Note [Slow consoles].
+// Carries the ranks' output to the console and to log files, and keeps the last lines for reports. Never blocks, even
+// if a reader stops; see Note [Slow consoles].
 class RankOutput {
  public:
   // Starts threads, so construct it after the ranks. Appends to existing logs if `append_logs`.
   RankOutput(const LaunchOptions& options, std::vector<RankStream> streams, bool append_logs);
 
-  // Adds the streams to wait for; none while the console is full.
+  // Adds the ranks' streams to `fds`, for poll(2). Adds none while the console is full.
   void add_to(std::vector<pollfd>& fds) const;
   // Reads the available data, up to a limit per stream.
   void read_some();
-  // Returns whether a full console keeps the streams out of add_to(). Try again soon.
+  // Returns whether add_to() adds no streams because the console is full. The caller then tries again soon.
   bool throttled() const;
   // Shows incomplete lines that are older than a few seconds.
   void flush_stale();
   // Writes a line of the launcher to stderr.
   void notice(std::string_view text);
-  // Reads all remaining data. Call it once no process writes any more.
+  // Reads all remaining data. The caller calls it when no process writes any more.
   void drain();
-  // Returns when everything is written, or when the reader has stopped.
+  // Waits until everything is written, or until the reader has stopped reading.
   void finish();
 
   // Returns the last lines that `rank` wrote to stderr; none if they went to the terminal directly.
@@ -72,7 +72,7 @@ class RankOutput {
     UniqueFd file;
   };
 
-  // Returns false at the end of the stream, and if no more data is available at present.
+  // Reads once. Returns false at the end of the stream, and if no more data is available at present.
   bool read_once(Stream& stream);
   void take(Stream& stream, std::string_view bytes);
   void write_log(int rank, std::string_view bytes);
@@ -80,7 +80,7 @@ class RankOutput {
 
   std::vector<Stream> streams_;
   std::vector<Log> logs_;
-  // For stdout and stderr. The second is null if both are the same file.
+  // The consoles of stdout and stderr. The second is null if both streams are the same file.
   std::array<std::unique_ptr<ConsoleWriter>, 2> consoles_;
   std::vector<char> buffer_;
 };

@@ -19,8 +19,9 @@ struct ProcessSpec {
   std::optional<cpu_set_t> cpus;  // CPUs on which it runs; nothing: all CPUs that this process may use
 };
 
-// Starts a process in a process group of its own. The kernel kills it when this process dies. argv[0] is the path.
-// Throws Error with the reason if the program cannot be executed. Call it only while this process has a single thread.
+// Starts a process in a process group of its own. The kernel kills the process when this one dies. argv[0] is the path
+// of the program. Throws Error with the reason if the program cannot be executed. Only a process with a single thread
+// may call it.
 pid_t spawn(const ProcessSpec& spec);
 
 // How a process ended. `signal` is 0 unless a signal killed it.

@@ -11,8 +11,7 @@ namespace zeroshard {
 
 // Returns for example "rank 1 (pid 1234 on host box) was killed by SIGSEGV after 12.3 s".
 std::string describe_exit(const RankProcess& rank);
-// Returns whether this exit code, of a rank or a job, means that it got SIGTERM or SIGINT and ended cleanly in
-// response.
+// Returns whether the exit code of a rank or a job says that it got SIGTERM or SIGINT and ended cleanly in response.
 bool was_asked_to_stop(int code);
 // Returns the beginning of a report: "job failed: ", or "job stopped: " if was_asked_to_stop(code).
 std::string verdict(int code);
@@ -25,8 +24,9 @@ struct LaterFailure {
   std::string message;  // the first line of its error on stderr
 };
 
-// Returns several lines: what happened first (with the last step that the rank reported, if any), the error that the
-// rank wrote, the later failures, and the lines that the first rank wrote before its error. Repeats nothing.
+// Returns a report of several lines. It begins with the first failure and the last step that its rank reported, if any.
+// Then come the error that the rank wrote, the later failures, and the lines that the rank wrote before its error.
+// Nothing is repeated.
 std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
                            const std::vector<LaterFailure>& later, const LastWords& words);
 

@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// How the ranks of one start failed. It is sent between processes as bytes, so it has no pointers.
+// The failure that ended one start of the job. It is sent between processes as bytes, so it has no pointers.
 struct JobFailure {
   // kNoStart: the rank's process could not be started. kAbsence: the rank ended with 0 while others waited for it to
   // arrive.
@@ -21,7 +21,7 @@ struct JobFailure {
 struct Attempt {
   int restarts = 0;  // restarts before this start
   int nproc = 1;
-  // The failure of the previous start, if that start had as many ranks.
+  // The failure of the previous start, if that start had as many ranks as this one.
   std::optional<JobFailure> last_failure;
 };
 

@@ -9,9 +9,9 @@ namespace heartbeat {
 struct Slot;
 }
 
-// Installs a signal handler: from then on stack_dump_signal() prints the receiving thread's native stack to stderr,
-// without malloc, and is counted in `slot`. Only a process's first call has an effect. The previous handler is called
-// as well.
+// Installs a handler for the signal stack_dump_signal(). The handler prints the native stack of the thread that gets
+// the signal to stderr, without malloc, counts the print in `slot`, and calls the previous handler. Only a process's
+// first call has an effect.
 void install_stack_dump(const std::shared_ptr<heartbeat::Slot>& slot);
 
 }  // namespace zeroshard

@@ -10,7 +10,7 @@
 
 namespace zeroshard {
 
-// Makes orphans below this process its children, while it lives.
+// While an object lives, processes below this one that lose their parent become children of this process.
 class Subreaper {
  public:
   Subreaper() : before_(children(::getpid())) {

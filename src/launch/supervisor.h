@@ -17,7 +17,7 @@
 namespace zeroshard {
 
 struct SupervisorInputs {
-  int lifeline;  // a pipe that ends when the launcher is gone
+  int lifeline;  // read end of a pipe that ends when the launcher is gone
   int port;      // port of rank 0's store
   Attempt attempt;
   HostLink* link;      // link to the launchers of other hosts; null if there are none
@@ -25,7 +25,7 @@ struct SupervisorInputs {
   sigset_t rank_mask;  // signal mask with which ranks start
 };
 
-// How the ranks ended. It is sent between processes as bytes, so it has no pointers.
+// The result of a supervisor. It is sent between processes as bytes, so it has no pointers.
 struct Conclusion {
   int code = 0;                 // exit code of the job, if the job ends
   std::optional<Attempt> next;  // the next start, if the job is restarted
@@ -52,7 +52,8 @@ class Supervisor {
     enum class Kind { kNone, kFailure, kSignal, kStall, kHang, kAbsence, kLauncherGone, kOtherHost } kind = Kind::kNone;
     int rank = -1;   // for kFailure, kStall, kHang and kAbsence
     int signal = 0;  // for kSignal
-    // For kStall, kHang, kAbsence and kOtherHost; for kSignal, the host whose launcher got it, or "" for this host.
+    // The reason in words for kStall, kHang, kAbsence and kOtherHost. For kSignal: the host whose launcher got the
+    // signal, or "" for this host.
     std::string text;
     int code = 1;  // exit code of the job, for kOtherHost
   };
