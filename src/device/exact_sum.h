@@ -6,9 +6,9 @@
 namespace zeroshard {
 
 // Adds doubles without rounding, so that the sum does not depend on their order or on how they were split among ranks.
-// The value is a fixed-point number: 64-bit limbs that hold 32 bits each and together span every finite double. Limbs
-// are added as integers, so an all-reduce of limbs() adds the sums of all ranks exactly.
-// Source: the long accumulator of U. Kulisch, "Computer Arithmetic and Validity" (2nd ed., 2013), chapter 8.
+// The value is a fixed-point number. It consists of 64-bit limbs that hold 32 bits each and together span every finite
+// double. Limbs are added as integers, so an all-reduce of limbs() adds the sums of all ranks exactly. Source: the long
+// accumulator of U. Kulisch, "Computer Arithmetic and Validity" (2nd ed., 2013), chapter 8.
 class ExactSum {
  public:
   // 2^-1074 .. 2^1023 take 67 limbs of 32 bits. One more limb takes carries, and one counts non-finite terms.

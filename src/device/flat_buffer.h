@@ -16,13 +16,13 @@ namespace zeroshard {
 class FlatBuffer {
  public:
   FlatBuffer() = default;
-  // Allocates ordinary memory of `device`. `writer` writes to it by collectives (Comm::still_writes) and must outlive
-  // it.
+  // Allocates ordinary memory of `device`. `writer` is the communicator whose collectives write to the buffer
+  // (Comm::still_writes). It must outlive the buffer.
   FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer = nullptr);
   // Allocates memory that peers can read directly. Collective: see Comm::allocate.
   FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
-  // Allocates host memory for `device`, which the ledger counts on the host's tier. With `pin` the device can copy to
-  // and from it directly (pinned_memory()). No copy may be running when it is freed.
+  // Allocates host memory for `device`. The ledger counts it on the host's tier. With `pin` the device can copy to and
+  // from it directly (pinned_memory()). No copy may be running when the memory is freed.
   static FlatBuffer on_host(int64_t bytes, at::Device device, bool pin, Ledger& ledger, Category category);
   FlatBuffer(FlatBuffer&& other) noexcept;
   FlatBuffer& operator=(FlatBuffer&& other) noexcept;
@@ -32,14 +32,14 @@ class FlatBuffer {
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   at::Device device() const { return device_; }
-  // Frees the memory for other users only after `stream` has done the work that it has when the buffer is freed.
+  // Makes the destructor free the memory for other users only after the work that `stream` has at that time.
   void freed_after(c10::Stream stream);
   // Returns ordinary memory as a tensor of bytes. The tensor owns the memory, and no ledger counts it.
   at::Tensor take_memory() &&;
   // Returns the memory like take_memory(), and gives the buffer new zeroed memory. If there is no memory, throws and
   // changes nothing.
   at::Tensor replace_memory();
-  // Returns a 1-D tensor over `numel` elements from byte `offset` on. It does not own the memory.
+  // Returns a 1-D tensor over `numel` elements from byte `offset` on. The tensor does not own the memory.
   at::Tensor view(at::ScalarType type, int64_t offset, int64_t numel) const;
 
  private:
@@ -59,7 +59,7 @@ class FlatBuffer {
 // Returns a 1-D tensor over memory that it does not own. `device` has an index, unless it is the CPU.
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device);
 
-// Cuts 1-D tensors from one allocation, so that peers map fewer segments and pages are larger.
+// Cuts 1-D tensors from one allocation, because peers then map fewer segments and the system uses larger pages.
 class Carver {
  public:
   // Creates a Carver that can only cut empty tensors.

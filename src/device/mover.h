@@ -13,9 +13,9 @@
 
 namespace zeroshard {
 
-// Copies bytes between the host and a device on its own stream, while the host and the device's current stream
-// continue. It may have buffers (slots) through which pieces pass in turn. It does not know the meaning of the bytes.
-// Not for the CPU.
+// Copies bytes between the host and a device on a stream of its own, while the host and the device's current stream
+// continue. A mover may have buffers (slots) through which pieces pass in turn. It does not know the meaning of the
+// bytes. It does not work for the CPU.
 class Mover {
  public:
   // The buffers of a Mover. All have one size and are on the host or on the device.
@@ -49,10 +49,11 @@ class Mover {
 
   // Makes later copies wait for the present work of the current stream.
   void follow() const { stream_.follow(); }
-  // Start a copy. Host memory must stay valid until record() is complete. Device memory must be usable on this stream.
+  // Start a copy on the mover's stream. Host memory must stay valid until record() is complete. Device memory must be
+  // usable on that stream.
   void to_host(void* to, const void* from, int64_t bytes) const;
   void to_device(void* to, const void* from, int64_t bytes) const;
-  // Starts to copy `from` to `to`. One is on the host and the other on the device. Both are contiguous.
+  // Starts to copy `from` to `to`. One of the tensors is on the host, the other on the device. Both are contiguous.
   void move(const at::Tensor& to, const at::Tensor& from) const;
   // Keeps the device memory of `tensor` from being reused before the copies that were started have ended.
   void outlive(const at::Tensor& tensor) const;
@@ -66,12 +67,13 @@ class Mover {
     bool reads = false, writes = false;
   };
   // Lends `far`, 1-D memory of the device, to the host. Calls `use` for consecutive pieces, which are on the host and
-  // valid during the call only. The pieces are in `near` if that is defined, else in slots. The next piece is copied
-  // while one is in use. The function does not wait for copies back. If `use` throws, copies continue: call wait().
+  // valid during the call only. The pieces are in the memory `near` if it is defined, else in slots. While one piece is
+  // in use, the next one is copied. The function does not wait for copies back. If `use` throws, copies continue, and
+  // the caller must call wait().
   using UseOnHost = std::function<void(Range piece, const at::Tensor& near)>;
   void lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways ways, const UseOnHost& use);
   // Lends `far`, a piece of host memory, to the device's current stream. Calls `use` with a slot. The host waits for
-  // the copy to the device. It waits for the copy back only with `waits`.
+  // the copy to the device, and with `waits` also for the copy back.
   using UseOnDevice = std::function<void(const at::Tensor& near)>;
   void lend_on_device(const at::Tensor& far, Ways ways, bool waits, const UseOnDevice& use);
 

@@ -7,8 +7,9 @@
 
 namespace zeroshard {
 
-// A range of host time with a name in torch.profiler and, through torch.autograd.profiler.emit_nvtx(), in NVIDIA's
-// tools. The name says what the engine does and for which unit. Without a profiler it costs some nanoseconds.
+// A range of host time that torch.profiler shows with a name; NVIDIA's tools show it through
+// torch.autograd.profiler.emit_nvtx(). The name has the engine's activity and the unit. Without a profiler a range
+// costs some nanoseconds.
 class NamedRange {
  public:
   explicit NamedRange(std::string_view action, std::string_view unit = {}) {

@@ -14,7 +14,7 @@ class SlotRing {
  public:
   class Slot {
    public:
-    // The current stream must have the work that zeroes `buffer`.
+    // The work that zeroes `buffer` must have been given to the current stream.
     explicit Slot(FlatBuffer buffer) : bytes_(buffer.bytes()), buffer_(std::move(buffer)), uses_(buffer_.device()) {
       uses_.share();
       uses_.end();
@@ -43,12 +43,12 @@ class SlotRing {
 
   // Returns a free slot of exactly this size class, or null if all are in use.
   Slot* try_acquire(int64_t bytes);
-  // Returns a free slot, or a new one beyond the ring, which is freed at its release. This serves users who hold more
-  // units unsharded at a time than the ring has slots (the ledger's peak shows it).
+  // Returns a free slot, or a new slot beyond the ring, which is freed at its release. Users who hold more units
+  // unsharded at a time than the ring has slots get such slots, and the ledger's peak shows them.
   Slot* acquire(int64_t bytes);
   void release(Slot* slot);
-  // Returns the memory of a slot, for tensors that may outlive the ring. The slot gets new memory; a slot beyond the
-  // ring gets none, and must be released. If there is no memory, throws and leaves the slot unchanged.
+  // Returns the memory of a slot, for tensors that may outlive the ring. The slot gets new memory. A slot beyond the
+  // ring gets none, and the caller must release it. If there is no memory, throws and leaves the slot unchanged.
   at::Tensor take_memory(Slot* slot);
 
  private:

@@ -7,14 +7,14 @@
 #include <optional>
 #include <vector>
 
-// Orders the streams of a device by events, so that the host never waits. On the CPU all of this does nothing, because
-// the work of a call is done when the call returns.
+// Classes that order the streams of a device by events, so that the host never waits. On the CPU they do nothing,
+// because the work of a call is done when the call returns.
 //
 // Note [Streams of an engine]
 // Compute runs on the stream that is current when the engine is called; autograd runs a backward on the stream of its
-// forward. Gathers and reductions each have their own stream of the engine. So neither waits for compute that it does
-// not need, and compute does not wait for them. Copies of checkpoints have their own stream, too. Each buffer has a
-// StreamUses: the next user of the buffer waits for its earlier users, and for nothing else.
+// forward. The engine has one stream for gathers and one for reductions. So a gather or a reduction waits only for the
+// compute that it needs, and compute does not wait for either. Copies of checkpoints have their own stream, too. Each
+// buffer has a StreamUses: the next user of the buffer waits for its earlier users, and for nothing else.
 namespace zeroshard {
 
 // Records which streams use a buffer.
@@ -22,11 +22,12 @@ class StreamUses {
  public:
   explicit StreamUses(c10::Device device = c10::kCPU) : device_(device) {}
 
-  // The device's current stream starts to use the buffer together with other streams, without waiting for them.
+  // Says that the device's current stream starts to use the buffer together with other streams, without waiting for
+  // them.
   void share();
-  // All uses so far end with the present work of their streams.
+  // Says that every use so far ends with the present work of its stream.
   void end();
-  // Later work of the current stream runs after all other uses. The current stream is then the only user.
+  // Makes later work of the current stream run after all other uses. The current stream is then the only user.
   void take();
   // Returns the current users, for which take() would wait.
   std::vector<c10::Stream> streams() const;
@@ -43,17 +44,19 @@ class StreamUses {
 
   c10::Device device_;
   std::vector<Use> uses_;  // few: one per stream
-  // Events for reuse, because creating one is expensive; it may be recorded again after others wait for it.
+  // Events for reuse, because creating an event is expensive. An event may be recorded again once other streams wait
+  // for it.
   std::vector<c10::Event> spare_{};
 };
 
-// Later work of the current stream of `device` runs after the event.
+// Makes later work of the current stream of `device` run after the event.
 void current_stream_waits(c10::Event& event, c10::Device device);
 // Keeps the memory of `tensor`, which was allocated on another stream, from being reused before the current stream has
 // done its present work.
 void outlive_current_stream(const at::Tensor& tensor);
-// Frees the memory of `tensor`, which may have been allocated on another stream than the current one. If several
-// streams used the memory, the caller must first make the current stream wait for them. An undefined tensor is allowed.
+// Frees the memory of `tensor` once the current stream has done its present work. The memory may have been allocated on
+// another stream. If several streams used the memory, the caller must first make the current stream wait for them. An
+// undefined tensor is allowed.
 void free_after_current_stream(at::Tensor tensor) noexcept;
 
 // A stream that the engine owns.
@@ -75,9 +78,9 @@ class SideStream {
     c10::OptionalStreamGuard guard_;
   };
 
-  // Later work of the current stream runs after the present work of this stream.
+  // Makes later work of the current stream run after the present work of this stream.
   void join() const;
-  // Later work of this stream runs after the present work of the current stream.
+  // Makes later work of this stream run after the present work of the current stream.
   void follow() const;
   // Returns an event at the end of this stream's present work. Not on the CPU.
   c10::Event record() const;

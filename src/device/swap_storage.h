@@ -21,14 +21,16 @@ void put_memory(const c10::Storage& storage, void* data);
 void take_memory(const c10::Storage& storage);
 void set_message(const c10::Storage& storage, const std::string& message);
 
-// Leaves the storage to its views. `data` lies in the memory of `owner`, which the storage keeps alive. After that, the
-// storage counts as an ordinary one.
+// Gives up the storage, which its views keep. The storage's memory becomes `data`, a part of the memory of `owner`, and
+// the storage keeps `owner` alive. After that, the storage counts as an ordinary one.
 void leave_memory(const c10::Storage& storage, void* data, at::Tensor owner);
 
-// Leaves a storage without memory to its views. Reading them throws `message`. No engine manages the storage any more.
+// Gives up a storage without memory, which its views keep. Reading a view throws `message`. After that, the storage
+// belongs to no engine.
 void abandon(const c10::Storage& storage, const std::string& message);
 
-// Creates the storage of a tensor whose values come from elsewhere. It belongs to no engine and never gets memory.
+// Creates the storage of a tensor whose values come from a ParameterReader. The storage belongs to no engine and never
+// gets memory.
 c10::Storage make_storage_without_memory(int64_t bytes, at::Device device);
 
 // Returns whether an engine manages the memory of `tensor`.

@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Returns the bytes that a CUDA device has, including those in use by others. Returns nothing for other devices, or if
-// the driver does not say.
+// Returns the bytes of a CUDA device's memory, including the bytes that other processes use. Returns nothing for other
+// devices, and if the driver does not say.
 std::optional<int64_t> total_memory(c10::Device device);
 
 }  // namespace zeroshard

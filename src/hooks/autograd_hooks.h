@@ -14,9 +14,9 @@
 // The only module of the library that uses torch/csrc/autograd.
 namespace zeroshard {
 
-// Takes the gradients that autograd accumulates into a leaf. It hooks the leaf's AccumulateGrad node, like
-// DistributedDataParallel, so the tensor's own hooks remain the user's. The destructor removes the hook. `leaf` must
-// require a gradient.
+// Takes the gradients that autograd accumulates into a leaf. The class hooks the leaf's AccumulateGrad node, as
+// DistributedDataParallel does, and leaves the tensor's own hooks to the user. The destructor removes the hook. `leaf`
+// must require a gradient.
 class GradHook {
  public:
   // `before` is called before a gradient is accumulated. `take` is called with each gradient, which is then removed
@@ -30,7 +30,7 @@ class GradHook {
   GradHook& operator=(GradHook&&) noexcept = default;
   ~GradHook();
 
-  // Restores the node with the hook. Casting the leaf to another dtype and back gives it another node.
+  // Gives the leaf the hooked node back, because casting the leaf to another dtype and back gives it another node.
   void renew() const;
 
  private:
@@ -44,8 +44,8 @@ class GradHook {
   const void* pre_hook_ = nullptr;
 };
 
-// Call it within a backward pass: `callback` runs at the end of the pass, unless the pass fails. If `callback` throws,
-// the pass fails with that error.
+// Registers a callback within a backward pass. `callback` runs at the end of the pass, unless the pass fails. If
+// `callback` throws, the pass fails with that error.
 void call_at_end_of_backward(std::function<void()> callback);
 
 // During a backward pass of `loss`, is_of_scaled_loss() returns true on this thread, even inside backward passes that
@@ -54,27 +54,27 @@ void call_at_end_of_backward(std::function<void()> callback);
 void mark_scaled_loss(const at::Tensor& loss, std::function<at::Tensor(const at::Tensor& grad)> scale);
 bool is_of_scaled_loss();
 
-// Calls back when the gradient of a tensor is known. That is before the backward of the function that computed the
+// Calls a function as soon as the gradient of a tensor is known, before the backward of the function that computed the
 // tensor.
 class BackwardHooks {
  public:
-  // Gets the number of the tensor. Numbers are never reused, unlike addresses: after a tensor is freed, another tensor
-  // may have its address while somebody still remembers that the first one had a gradient.
+  // A function that gets the number of the tensor. Numbers are never reused. Addresses are: after a tensor is freed,
+  // another tensor may get its address while code still remembers that the first one had a gradient.
   using Callback = std::function<void(int64_t tensor)>;
 
   // `output` must require a gradient. A module may return a tensor that it was given or that an inner module returned.
   // Hooks of one tensor are therefore called in reverse order of addition, like backward passes through the modules.
   void add(const at::Tensor& output, Callback callback);
 
-  // Returns the number of known tensors. Freed tensors are removed so often that they are at most as many as the living
-  // ones, plus a few.
+  // Returns the number of known tensors. Entries of freed tensors are removed so often that there are never many more
+  // of them than entries of living tensors.
   size_t size() const { return entries_.size(); }
 
  private:
   static constexpr size_t kFewEntries = 64;
   using Callbacks = std::vector<Callback>;
   struct Entry {
-    // Weak, so that it keeps no graph alive. The address is not reused while the entry exists.
+    // A weak pointer, so that the entry keeps no graph alive. The address is not reused while the entry exists.
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     int64_t number;
     const torch::autograd::Node* node = nullptr;  // an in-place operation gives the tensor another node
@@ -89,8 +89,8 @@ class BackwardHooks {
   size_t sweep_at_ = kFewEntries;
 };
 
-// During its lifetime, operations of this thread are on plain tensors, even inside a function that torch.func
-// transforms.
+// During the lifetime of an object, operations of its thread are on plain tensors, even inside a function that
+// torch.func transforms.
 class WithoutTransforms {
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKeySet{c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
                                                                 c10::DispatchKey::FuncTorchDynamicLayerBackMode}};

@@ -11,28 +11,29 @@ namespace zeroshard {
 // tile only.
 struct TiledCall {
   using Tensors = std::vector<at::Tensor>;
-  // Says how the results of the tiles are joined: to one tensor along the dimension that was cut, to a vector of
-  // scalars, or to the sum or mean of scalars.
+  // Says how the results of the tiles are joined. They become one tensor along the dimension that was cut, a vector of
+  // scalars, or the sum or mean of scalars.
   enum class Join { kAlongDim, kStack, kSum, kMean };
 
   std::function<at::Tensor(const Tensors& inputs)> function = nullptr;
-  // Called with the loop over the tiles of a backward pass, which it must call once. May be null.
+  // A function that is called in a backward pass with the loop over the tiles, and must call that loop once. May be
+  // null.
   std::function<void(const std::function<void()>& loop)> around_backward = nullptr;
-  int64_t tiles = 1;   // largest number; a tile has ceil(length / tiles) of the length, the last one the remainder
+  int64_t tiles = 1;   // at most; a tile has ceil(length / tiles) of the length, and the last tile has the remainder
   int64_t dim = 0;     // dimension of the inputs that is cut; counted from the last one if negative
   size_t num_cut = 1;  // number of inputs that are cut; each tile gets the later inputs whole
   Join join = Join::kAlongDim;
-  // true: the forward pass computes the gradients together with the results. Only for a sum or mean, and not in fp16,
-  // because there gradients need the scale of the loss.
+  // true: the forward pass computes the gradients together with the results. This works only for a sum or mean, and not
+  // in fp16, because fp16 gradients need the loss scale of the backward pass.
   bool at_once = false;
 };
 
 // Note [Tiles]
-// The loop over the tiles is one node of the graph. Its inputs are those of the function and all parameters that it
-// uses. So a parameter gets one gradient per backward pass: the sum over the tiles, which is fp32 for 16-bit
-// parameters. Code that watches gradients of parameters, like the engine, sees the same as without tiles. The
-// parameters are those of `params` that require a gradient, and those that the graph of the first tile leads to. A
-// parameter that only a later tile uses is an error. The backward pass computes each tile again, with the random
+// The loop over the tiles is one node of the graph. Its inputs are the inputs of the function and all parameters that
+// the function uses. So a parameter gets one gradient per backward pass: the sum over the tiles, which is fp32 for
+// 16-bit parameters. Code that watches gradients of parameters, like the engine, sees the same as without tiles. The
+// node's parameters are the tensors of `params` that require a gradient, and the leaves in the graph of the first tile.
+// A parameter that only a later tile uses is an error. The backward pass computes each tile again, with the random
 // numbers and the autocast state of the forward pass.
 at::Tensor compute_tiled(TiledCall call, const TiledCall::Tensors& inputs, const TiledCall::Tensors& params);
 

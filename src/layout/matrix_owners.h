@@ -13,9 +13,9 @@ struct MatrixShape {
   bool operator==(const MatrixShape&) const = default;
 };
 
-// Splits a parameter's shape, which has two or more dimensions, into matrices. A convolution's weight with 4 dimensions
-// is one matrix with a row per output. Otherwise the last two dimensions are the matrix, and earlier dimensions count
-// matrices.
+// Splits a parameter's shape, which has two or more dimensions, into matrices. A shape of 4 dimensions, as of a
+// convolution's weight, is one matrix with a row per output. Otherwise the last two dimensions are the matrix, and
+// earlier dimensions count matrices.
 MatrixShape matrix_shape(std::span<const int64_t> shape);
 
 // DeepSpeed's rule for the parameters that "Muon" orthogonalises: they have two or more dimensions, and neither "embed"

@@ -15,19 +15,20 @@ struct Range {
 // Returns the elements in both ranges; {0, 0} if there are none.
 Range intersect(Range a, Range b);
 
-// Elements of a block. Shards are cut only between blocks, and so at whole cache lines. Where LibTorch's operators
-// compute the gradient norm, they sum block by block, so the sums do not depend on the number of ranks.
+// The number of elements of a block. Shards are cut only between blocks, and so at whole cache lines. Code that
+// computes the gradient norm with LibTorch's operators sums block by block, so that the sums do not depend on the
+// number of ranks.
 inline constexpr int64_t kBlockNumel = 1024;
 
-// Elements of a parameter whose moments share one scale, where moments are stored in 8 bits.
+// The number of neighbouring elements whose moments share one scale, if moments are stored in 8 bits.
 inline constexpr int64_t kScaledNumel = 256;
-// Smaller parameters keep fp32 moments.
+// The smallest parameter whose moments may be stored in 8 bits. Smaller parameters keep fp32 moments.
 inline constexpr int64_t kLeastCodedNumel = 4096;
 
-// Maps parameters to a flat buffer cut into equal shards, one per rank. Padding lies between parameters, where their
-// alignment asks for it, and at the tail, so the flat position of an element does not depend on world_size, and another
-// number of ranks can read a checkpoint. Immutable and without tensors, because the planner, the runtime and the
-// checkpoint reader share it.
+// Maps parameters to a flat buffer cut into equal shards, one per rank. Padding lies between parameters, if their
+// alignment needs it, and at the tail. So the flat position of an element does not depend on world_size, and another
+// number of ranks can read a checkpoint. The class is immutable and has no tensors, because the planner, the runtime
+// and the checkpoint reader share it.
 class ShardLayout {
  public:
   // Parameters keep the order of `numels`; a numel may be 0. Each begins at a multiple of `alignment`, which divides
@@ -41,7 +42,7 @@ class ShardLayout {
   int64_t padded_numel() const { return shard_numel_ * world_size_; }
 
   const Range& param(size_t index) const { return params_.at(index); }
-  // The padding behind parameter `index`, up to the next one or to the end of the last shard.
+  // Returns the padding behind parameter `index`, up to the next parameter or to the end of the last shard.
   Range padding_behind(size_t index) const {
     return {param(index).end, index + 1 < params_.size() ? params_[index + 1].begin : padded_numel()};
   }
