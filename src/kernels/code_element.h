@@ -3,8 +3,8 @@
 
 #include "kernels/codes_impl.h"
 
-// Decodes and encodes one element, for one thread of a device. The results are those of codes_impl.h. A device's tables
-// are copies of the host's.
+// Decodes and encodes one element in one thread of a device. The results equal the results of codes_impl.h. A device
+// has copies of the host's tables.
 namespace zeroshard::kernels {
 namespace {
 

@@ -11,10 +11,10 @@
 //
 // Note [The dynamic map]
 // The map has 7 decades, and the values 0 and 1. Decade i (0 to 6) has n = 2^i values of each sign, or 2n values if all
-// are positive. They lie evenly in 10^(i-6) * [0.1, 1]. Codes number the values in ascending order. Let x = 2 * |code -
-// 127| + 1 (signed) or code + 1.5, and let m in [1, 2) be its mantissa. The exponent of x is 0 for the value 0, i + 1
-// for decade i, and 8 for the value 1. The value in decade i is 10^(i-6) * (0.9 m - 0.8). So each direction needs only
-// a lookup in 16 entries and one fma.
+// are positive. These values lie evenly in 10^(i-6) * [0.1, 1]. Codes number the values in ascending order. Let x = 2 *
+// |code - 127| + 1 for signed codes, or code + 1.5 for unsigned codes, and let m in [1, 2) be the mantissa of x. The
+// exponent of x is 0 for the value 0, i + 1 for decade i, and 8 for the value 1. The value in decade i is 10^(i-6) *
+// (0.9 m - 0.8). So decoding and encoding each need only a lookup in 16 entries and one fma.
 namespace zeroshard::kernels {
 namespace {
 
@@ -50,7 +50,8 @@ constexpr DecodeTable make_decode_table() {
   return table;
 }
 
-// Each value represents the magnitudes that are nearest to it, up to the middle between it and the next value.
+// Makes the table for encoding. Each value of the map stands for the magnitudes that are nearest to it, up to the
+// middle between it and the next value.
 constexpr EncodeTable make_encode_table(bool is_signed) {
   EncodeTable table;
   const double shift = is_signed ? 0 : 1;
@@ -117,7 +118,7 @@ void decode_block(const void* codes, float scale, float* values) {
   }
 }
 
-// Counts the borders of the table that are below the magnitude.
+// Returns how many borders of the table are below the magnitude.
 template <class V>
 typename V::I entry_of(const EncodeTable& table, typename V::F magnitude) {
   using I = typename V::I;
@@ -132,7 +133,8 @@ typename V::I entry_of(const EncodeTable& table, typename V::F magnitude) {
   }
 }
 
-// Encodes kScaledNumel values times `first` and `second`. The largest magnitude of these products must be 1 or 0.
+// Multiplies kScaledNumel values by `first` and then by `second`, and encodes the products. Their largest magnitude
+// must be 1 or 0.
 template <class V, bool kSigned, bool kHasFirst>
 void encode_values(const float* values, typename V::F first, typename V::F second, void* codes) {
   using I = typename V::I;
@@ -157,8 +159,8 @@ void encode_values(const float* values, typename V::F first, typename V::F secon
 // Encodes a block. `scale` is the largest magnitude of its values.
 template <class V, bool kSigned>
 void encode_block(const float* values, float scale, void* codes) {
-  // Uses two factors, because the reciprocal of a subnormal would be infinite, and the reciprocal of a large number
-  // subnormal.
+  // The scale is applied in two factors, because the reciprocal of a subnormal would be infinite, and the reciprocal of
+  // a large number would be subnormal.
   const float nearer = scale < 0x1p-60f ? 0x1p90f : scale > 0x1p60f ? 0x1p-40f : 1.0f;
   const auto first = V::set(nearer), second = V::set(scale > 0 ? 1.0f / (scale * nearer) : 0.0f);
   if (nearer == 1) return encode_values<V, kSigned, false>(values, first, second, codes);
@@ -208,7 +210,8 @@ class CodedMoment {
   alignas(64) uint8_t last_[kScaledNumel] = {};
 };
 
-// Calls `step` at every place, block by block. The moments are in the memory of values().
+// Runs an optimizer step on moments in codes, block by block. It decodes a block to the memory of values(), calls
+// `step` at every place of the block, and encodes the block again.
 template <class V, typename Param>
 class CodedBlocks {
  public:

@@ -14,8 +14,8 @@ namespace zeroshard::kernels {
 #define ZS_KERNEL
 #endif
 
-// The names have internal linkage, because each *_<isa>.cpp compiles its own copy with its own flags, and no copy may
-// leak into another file.
+// The names have internal linkage, because each *_<isa>.cpp compiles its own copy with its own compiler flags, and the
+// linker must not use one file's copy in another.
 namespace {
 
 struct Bf16 {

@@ -11,14 +11,15 @@
 // 0x7e00 (fp16). The sign and payload of an fp32 NaN depend on the processor.
 namespace zeroshard::kernels {
 
-// Computes dst[i] = round(float(src[i]) * scale). src and dst do not overlap (or are identical with equal dtypes).
+// Computes dst[i] = round(float(src[i]) * scale). src and dst must not overlap, unless they are the same memory with
+// the same dtype.
 void pack(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
 // Computes dst[i] = round(float(dst[i]) + float(src[i]) * scale).
 void pack_add(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
 
 // Computes out[i] = round((pieces[0][i] + pieces[1][i] + ...) * scale). The sum is in fp32, by the tree of Note [The
-// tree of a sum] over `pieces`, and is rounded once. With `accumulate`: out[i] = round(float(out[i]) + that sum *
-// scale). `out` may be one of the pieces.
+// tree of a sum] over `pieces`, and is rounded once. With `accumulate` the result is out[i] = round(float(out[i]) + sum
+// * scale). `out` may be one of the pieces.
 void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale, void* out, DType out_dtype,
                   bool accumulate, int64_t numel);
 
@@ -28,13 +29,13 @@ struct TwofoldSum {
 };
 // Returns the sum of squares. Squares are rounded to a grid on which their sums are exact, and the rounding errors are
 // summed separately (as in Rump, Ogita and Oishi, "Accurate floating-point summation", SIAM J. Sci. Comput. 31, 2008).
-// For a range of 2^15 elements, 70 to 80 bits are right; for any range, at least 57. So a range that is cut at other
-// places gives parts that add up to the same double, except once in millions of times. The order of additions does not
-// depend on the instruction set. The result is not finite if an element is not finite.
+// The result has 70 to 80 correct bits for a range of 2^15 elements, and at least 57 for any range. So the sums of the
+// parts of a range add up to the same double wherever the range is cut, except once in millions of times. The order of
+// additions does not depend on the instruction set. The result is not finite if an element is not finite.
 TwofoldSum sum_of_squares(const void* data, DType dtype, int64_t numel);
 
-// Random numbers for the stochastic rounding of moments to bf16. They depend only on the element's number and the key,
-// so they do not depend on which elements are updated together. Elements 2^32 apart have the same numbers.
+// The random numbers for the stochastic rounding of moments to bf16. A number depends only on the key and the element's
+// position, so it does not matter which elements are updated together. Elements 2^32 apart get the same number.
 struct RandomBits {
   uint64_t key = 0;           // differs for each parameter and step
   int64_t first_element = 0;  // number of the first element of the range
@@ -49,14 +50,14 @@ struct StepBuffers {
   DType grad_dtype = DType::kFloat32;
   void* param = nullptr;  // receives round(master) in `param_dtype`; null if master is the parameter
   DType param_dtype = DType::kBFloat16;
-  float grad_scale = 1;  // gradients are multiplied by it first; it is 1 / loss scale, times the clip factor
+  float grad_scale = 1;  // factor of the gradients: 1 / loss scale, times the clip factor
   int64_t numel = 0;
-  // fp32; bf16, which is rounded stochastically; or kOther1, which means 8-bit codes. With codes, the range begins at a
-  // block of kScaledNumel elements, and all its elements belong to one parameter.
+  // fp32; bf16, which is rounded stochastically; or kCodes. With kCodes, the range begins at a block of kScaledNumel
+  // elements, and all its elements belong to one parameter.
   DType moment_dtype = DType::kFloat32;
   RandomBits random = {};      // for bf16
   float* scales[2] = {};       // for codes: by moment, one scale per block
-  bool takes_written = false;  // for a device's kernels: replace a master that does not round to `param` by `param`
+  bool takes_written = false;  // for a device: first replace each master that does not round to `param` by `param`
 };
 
 // The optimizers use the formulas and the order of operations of torch.optim (2.13), per element in fp32.
@@ -102,9 +103,9 @@ struct AdagradArgs {
 };
 void adagrad(const StepBuffers& buffers, void* sum, const AdagradArgs& args);
 
-// Returns the instruction set that was chosen at run time: "avx512", "avx2", "neon" or "scalar". The variable
-// ZEROSHARD_ISA overrides the choice if it names one of these that the processor has, so that tests can compare their
-// bits.
+// Returns the instruction set that was chosen at run time: "avx512", "avx2", "neon" or "scalar". The environment
+// variable ZEROSHARD_ISA overrides the choice if it names an instruction set that the processor has. Tests use it to
+// compare bits.
 const char* instruction_set();
 
 }  // namespace zeroshard::kernels

@@ -6,8 +6,8 @@
 #include "kernels/table.h"
 
 // Implements every kernel once, for any vector type; struct Scalar states what a vector type must provide. Each
-// kernels_<isa>.cpp includes this file. Arithmetic is written as add, mul, fma, ..., so that the compiler's contraction
-// decides nothing.
+// kernels_<isa>.cpp includes this file. Arithmetic is written as calls of add, mul, fma, ..., so that the compiler
+// cannot fuse operations in some builds and not in others.
 namespace zeroshard::kernels {
 namespace {
 
@@ -103,8 +103,8 @@ inline bool is_aligned_to(const void* address) {
   return reinterpret_cast<uintptr_t>(address) % (sizeof(T) * V::kWidth) == 0;
 }
 
-// Like for_each_vector, but store_last to `out` (an array of T) bypasses the caches if the range is larger than a
-// core's caches.
+// Works like for_each_vector, but if the range is larger than a core's caches, store_last to `out` (an array of T)
+// bypasses the caches.
 template <class V, typename T, class Step>
 inline void for_each_vector_streaming(int64_t numel, const void* out, const Step& step) {
   if constexpr (V::kStreams) {
@@ -119,7 +119,8 @@ inline void for_each_vector_streaming(int64_t numel, const void* out, const Step
   for_each_vector<V>(numel, step);
 }
 
-// The work of each kernel at one place is a type of its own, so that it can be passed to a device; see for_each_vector.
+// The structs below are the kernels' work at one place. Each is a type of its own, so that it can be passed to a
+// device; see for_each_vector.
 template <class V, typename Src, typename Dst>
 struct Pack {
   const void* src;
@@ -314,7 +315,7 @@ float sampled_max_abs(const void* data, int64_t numel) {
   return result;
 }
 
-// Returns 1.5 times a power of two, at which a sum starts. The sum stays below 2 times that power as long as the added
+// Returns the value at which a sum starts: 1.5 times a power of two, P. The sum stays below 2 P as long as the added
 // squares total less than 2^bits times the square of `max_abs`.
 inline double grid_base(float max_abs, uint64_t bits) {
   constexpr uint64_t kExponent = uint64_t{0x7ff} << 52, kHalf = uint64_t{1} << 51;

@@ -3,12 +3,13 @@
 #include "kernels/kernels_impl.h"
 #include "kernels/rows_impl.h"
 
-// Implements the optimizers once, for any vector type. The order of operations, and the products that are fused into
-// sums, are those of torch's CPU kernels. tests/kernels/optim_test.cpp has the formulas one element at a time.
+// Implements the optimizers once, for any vector type. The order of operations, and the choice of products that are
+// fused into sums, are the same as in torch's CPU kernels. tests/kernels/optim_test.cpp has the formulas for one
+// element.
 namespace zeroshard::kernels {
 namespace {
 
-// Param is void if there is no lower-precision copy.
+// Loads the fp32 weights at a place. Param is the dtype of the 16-bit copy of the weights; void if there is no copy.
 template <typename Param, class V, class Where>
 ZS_KERNEL inline typename V::F load_weights(const Where& where, const StepBuffers& buffers) {
   auto weights = where.template load<float>(buffers.master);
@@ -32,7 +33,7 @@ inline void for_each_weight(const StepBuffers& buffers, const Step& step) {
   }
 }
 
-// `make_step(first, second)` makes the step for these moments.
+// Updates all elements. `make_step(first, second)` makes the step for accessors of the two moments.
 template <class V, typename Param, typename Moment, class MakeStep>
 inline void update_all(const StepBuffers& buffers, void* first, void* second, const MakeStep& make_step) {
   if constexpr (std::is_same_v<Moment, Code8>) {
@@ -43,12 +44,12 @@ inline void update_all(const StepBuffers& buffers, void* first, void* second, co
   }
 }
 
-// Divides by a fixed divisor, using multiplications, and gets the bits of a division. A processor's divider takes as
-// long for 16 elements as its multipliers for some hundred. The product with the reciprocal is off by at most 1.5 units
-// of the last place. A correction by the remainder, which fma computes without rounding, leaves less than one unit. A
-// second correction, whose remainder is exact, gives the rounded quotient. The reciprocal and the dividend must not lie
-// below 2^-100, because the remainder would lose bits there (0 is allowed). Quotients that are infinite or NaN are
-// kept. Source: P. Markstein, "IA-64 and Elementary Functions" (2000), chapter 8.
+// Divides by a fixed divisor, using multiplications, and gets the bits of a division. A processor divides 16 elements
+// in the time of some hundred multiplications. The product with the reciprocal is off by at most 1.5 units of the last
+// place. A correction by the remainder, which fma computes without rounding, leaves less than one unit. A second
+// correction, whose remainder is exact, gives the rounded quotient. The reciprocal and the dividend must not lie below
+// 2^-100, because the remainder would lose bits there (0 is allowed). Quotients that are infinite or NaN are kept.
+// Source: P. Markstein, "IA-64 and Elementary Functions" (2000), chapter 8.
 template <class V>
 class Divisor {
  public:
@@ -95,7 +96,7 @@ struct Moments {
 
 // Moments in bf16, which are rounded stochastically. With rounding to nearest, a second moment that decays by less than
 // half a unit of the last place would never shrink. An element's 32 random bits are its number, moved and mixed by the
-// key. Each of two moments uses 16 of these bits. The mixing is that of lowbias32 (C. Wellons, "Prospecting for Hash
+// key. Each of two moments uses 16 of these bits. The mixing function is lowbias32 (C. Wellons, "Prospecting for Hash
 // Functions", 2018), with the key's other half between its multiplications.
 template <class V>
 struct Moments<V, Bf16> {
@@ -135,7 +136,7 @@ struct Moments<V, Bf16> {
   uint32_t high_;
 };
 
-// Moments in 8-bit codes. CodedBlocks has the values of the block around the place.
+// Moments in 8-bit codes. CodedBlocks has decoded the block around the place.
 template <class V>
 struct Moments<V, Code8> {
   explicit Moments(const StepBuffers& /*buffers*/) {}

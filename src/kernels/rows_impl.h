@@ -9,7 +9,7 @@ namespace {
 // Adds element i to lane i % kDotLanes; tree_sum() adds the lanes.
 constexpr int kDotLanes = 32;
 
-// Returns the sum of a[i] * b[i] * c[i], where b[i] stands for (offset + b[i]).
+// Returns the sum of a[i] * (offset + b[i]) * c[i].
 template <class V>
 float sum_of_products(const float* a, float offset, const float* b, const float* c, int64_t numel) {
   constexpr int kVectors = kDotLanes / V::kWidth;

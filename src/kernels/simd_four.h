@@ -9,8 +9,9 @@
 namespace zeroshard::kernels {
 namespace {
 
-// Four neighbouring elements, for one thread of a device. It reads and writes memory by 8 or 16 bytes if the address
-// allows it. Addresses are aligned to an element. It has the members that packing, sums and the optimizers need.
+// Four neighbouring elements, for one thread of a device. The type reads and writes 8 or 16 bytes at a time if the
+// address allows it. Addresses are aligned to an element. It has only the members that packing, sums and the optimizers
+// need.
 struct FourLanes {
   static constexpr int kWidth = 4;
   static constexpr bool kOnDevice = false, kStreams = false;
@@ -88,7 +89,8 @@ struct FourLanes {
       if ((bits_of(a.lanes[i]) & kExponent) == kExponent) a.lanes[i] = b.lanes[i];
     return a;
   }
-  // Replaces the lanes of `weights` that do not round to the parameter by the parameter. Returns whether there are any.
+  // Replaces each lane of `weights` that does not round to the parameter by the parameter. Returns whether there was
+  // any.
   template <typename T>
   ZS_KERNEL static bool take_written(F& weights, F param) {
     bool any = false;
@@ -109,8 +111,9 @@ struct FourLanes {
   ZS_KERNEL static bool is_aligned(const void* address) {
     return reinterpret_cast<uintptr_t>(address) % sizeof(Packed<T>) == 0;
   }
-  // Promises alignment to a device's compiler, so that it uses one access. The host's compiler gets no promise, because
-  // GCC 12 merges the accesses of the aligned and the unaligned branch, and takes the merged address for aligned.
+  // Tells the device's compiler that the address is aligned, so that it uses one access. The host's compiler is not
+  // told, because GCC 12 merges the accesses of the aligned and the unaligned branch, and takes the merged address for
+  // aligned.
   template <typename T, typename Address>
   ZS_KERNEL static Address* whole(Address* address) {
 #ifdef __CUDA_ARCH__
@@ -121,7 +124,8 @@ struct FourLanes {
   }
 };
 
-// More pieces than a kernel takes one by one. They lie at equal distances, as an all-to-all leaves them.
+// Pieces at equal distances in memory, as an all-to-all leaves them. They may be more than a kernel takes as separate
+// arguments.
 struct EvenPieces {
   static constexpr int kFixed = 0;
   const char* first;

@@ -6,14 +6,14 @@
 namespace zeroshard::kernels {
 namespace {
 
-// One element at a time. It is the reference that the vector types must match bit for bit. A vector type has kWidth
-// lanes of float (F), kWidth lanes of 32 bits with the operators of uint32_t (I), and kWidth lanes of double in kParts
-// pieces (D). It loads and stores any element type at any address.
+// A vector type with one element. It is the reference that the other vector types must match bit for bit. A vector type
+// has kWidth lanes of float (F), kWidth lanes of 32 bits with the operators of uint32_t (I), and kWidth lanes of double
+// in kParts pieces (D). It loads and stores any element type at any address.
 struct Scalar {
   static constexpr int kWidth = 1, kParts = 1;
   static constexpr bool kOnDevice = false;
-  // Whether the type has stream<T>(to, value), a store that bypasses the caches, to an address aligned to the vector;
-  // and end_streams().
+  // Whether the type has end_streams() and stream<T>(to, value), a store that bypasses the caches. The address must be
+  // aligned to the vector.
   static constexpr bool kStreams = false;
   using F = float;
   using D = double;
@@ -59,7 +59,7 @@ struct Scalar {
   // Returns a if it is finite, else b.
   static F finite_or(F a, F b) { return std::isfinite(a) ? a : b; }
 
-  // Load 8-bit codes as integers, and store integers up to 255 as codes.
+  // These functions load 8-bit codes as integers, and store integers up to 255 as codes.
   static I load_codes(const void* from) { return *static_cast<const uint8_t*>(from); }
   static void store_codes(void* to, I codes) { *static_cast<uint8_t*>(to) = static_cast<uint8_t>(codes); }
   static F from_integer(I value) { return static_cast<float>(value); }

@@ -6,8 +6,9 @@
 #include "kernels/kernels.h"
 #include "kernels/rows.h"
 
-// The kernels of one instruction set: one function per kernel and dtype pair (rows: only fp32). Also the constants that
-// kernels need, which are computed once per call in fp64, by the same code for all instruction sets.
+// The kernels of one instruction set: one function per kernel and pair of dtypes; the kernels of rows take only fp32.
+// This file also has the constants that kernels need. They are computed once per call in fp64, by the same code for all
+// instruction sets.
 namespace zeroshard::kernels {
 
 struct AdamConstants {
@@ -64,7 +65,8 @@ struct KernelTable {
   decltype(&kernels::rotate) rotate;
 };
 
-// Return null if the code was not compiled for this architecture. They do not check the processor.
+// Return the table of an instruction set; null if it was not compiled for this architecture. The functions do not check
+// the processor.
 const KernelTable* avx512_table();
 const KernelTable* avx2_table();
 const KernelTable* neon_table();
@@ -77,7 +79,7 @@ const KernelTable& choose_table(const char* wanted);
 // Returns the table that the functions of kernels.h use.
 const KernelTable& active_table();
 
-// The functions of kernels.h, with a given table. Tests use them to compare instruction sets.
+// The functions of kernels.h, run with a given table. Tests use them to compare instruction sets.
 void pack(const KernelTable&, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
 void pack_add(const KernelTable&, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale,
               int64_t numel);
