@@ -9,10 +9,10 @@ namespace zeroshard {
 
 // Allocates memory directly from the system, and keeps freed blocks for the next block of their size.
 //
-// It is for large tensors that are allocated and freed in every training step. In a heap, small blocks that stay would
-// lie between them, and the gaps would fit no other tensor. Here, used and kept memory together never exceed the
-// largest amount in use at one time in this step and the last. If a process ends no step for kStepSeconds, a step
-// counts as ended: the next allocation or free then returns kept blocks. Thread-safe.
+// The cache is for large tensors that are allocated and freed in every training step. In a heap, small blocks that stay
+// would lie between them, and the gaps would fit no other tensor. Used and kept memory together never exceed the
+// largest amount in use at one time in this step and the last. If a process ends no step for kStepSeconds, the cache
+// takes the step as ended, and the next allocation or free returns kept blocks to the system. Thread-safe.
 class BlockCache {
  public:
   struct Block {
@@ -33,14 +33,15 @@ class BlockCache {
   Block take(size_t bytes) noexcept;
   void give_back(Block block) noexcept;
 
-  // Called after a training step. Frees blocks that were not needed since the step before.
+  // Ends a training step: frees blocks that were not needed since the step before.
   void end_step() noexcept;
-  // Returns all blocks that are kept so far.
+  // Returns all kept blocks to the system.
   void trim() noexcept;
 
   size_t kept_bytes() const;
 
-  // Called before and after fork(), so that a child gets the cache in a consistent state.
+  // A fork handler calls lock() before fork() and unlock() after it, so that a child gets the cache in a consistent
+  // state.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 

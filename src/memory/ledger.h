@@ -51,11 +51,11 @@ struct TierLimit {
 // Thread-safe.
 class Ledger {
  public:
-  // Sets the limits of reserve(). The bytes that are held already may exceed them.
+  // Sets the limits of reserve(). Bytes that are already held may exceed the limits.
   void set_limits(std::vector<TierLimit> limits);
   // Returns whether `bytes` more on `tier` stay within the limits.
   bool has_room(Tier tier, int64_t bytes) const;
-  // Call it before memory is allocated. If a limit would be exceeded, throws OutOfMemory and counts nothing.
+  // Counts memory before it is allocated. If a limit would be exceeded, throws OutOfMemory and counts nothing.
   void reserve(Category category, Tier tier, int64_t bytes);
   // Counts memory that is already allocated, whatever the limits.
   void add(Category category, Tier tier, int64_t bytes);

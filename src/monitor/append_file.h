@@ -11,8 +11,9 @@ namespace zeroshard {
 // the process. A power failure may lose everything after the last sync(). All functions throw IoError.
 class AppendFile {
  public:
-  // Replaces the contents of `name`. Whatever fails, the file afterwards has its old contents or `contents`. The change
-  // is durable after directory.sync(), which the caller must call; if that fails, the new file is already in place.
+  // Replaces the contents of `name`. Whatever fails, the file afterwards has either its old contents or `contents`. The
+  // change is durable only after the caller has called directory.sync(). If sync() fails, the new file is already in
+  // place.
   static AppendFile replace(Directory& directory, const std::string& name, std::string_view contents);
   // Creates a file that does not exist yet.
   static AppendFile create(Directory& directory, const std::string& name, std::string_view contents);

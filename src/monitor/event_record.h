@@ -13,8 +13,8 @@ std::string tfrecord(std::string_view data);
 
 // Returns the first message of a file.
 std::string version_event(double time);
-// Returns a message that makes TensorBoard drop `step` and later steps of earlier files. TensorBoard takes the first
-// such message of a run as the beginning of the run and drops nothing, so each file needs one.
+// Returns a message that makes TensorBoard drop `step` and later steps of earlier files. The first such message of a
+// run only marks the beginning of the run, so every file has one.
 std::string session_start_event(double time, int64_t step);
 // Returns a message with the values as scalars, in single precision.
 std::string scalars_event(double time, int64_t step, const MetricValues& values);

@@ -57,8 +57,8 @@ KeptLines keep_lines(std::string_view text, const std::function<LineVerdict(std:
 // Returns the contents of a file that a run continues; empty if it is missing.
 std::string read_metrics_file(const Directory& directory, const std::string& name);
 
-// Opens a text file of metrics with the contents of `kept`. A damaged file is renamed unchanged, and a warning is
-// given.
+// Opens a text file of metrics with the contents of `kept`. If the old file was damaged, the function renames it
+// unchanged and gives a warning.
 class AppendFile;
 AppendFile go_on_with(const MetricsStart& start, const std::string& name, const KeptLines& kept);
 
