@@ -17,8 +17,8 @@
 namespace zeroshard {
 
 // Updates optimizer states on the host in a thread of its own, while the device computes the next step with the
-// parameters that it has. publish() copies the new parameters to the device one step late. This is the "one-step
-// delayed parameter update" of ZeRO-Offload (Ren et al., 2021, arXiv:2101.06840, section 5.2).
+// previous parameters. publish() copies the new parameters to the device one step late. This is the "one-step delayed
+// parameter update" of ZeRO-Offload (Ren et al., 2021, arXiv:2101.06840, section 5.2).
 //
 // The thread owns the states from begin() until await() returns. New parameters are kept in pinned host memory until
 // publish(). This memory has room for every parameter that this rank updates.
@@ -26,13 +26,13 @@ class DelayedUpdate {
  public:
   // The groups are numbered from 0. Their states must be on the host or in files, their parameters on the device, and
   // their gradients on the host. All arguments outlive this object. With `pin`, memory is pinned, so that the device
-  // copies it without the host. await() calls `while_waiting` some ten times a second; an exception that it throws ends
+  // copies it without the host. await() calls `while_waiting` some ten times a second, and an exception from it ends
   // the wait.
   DelayedUpdate(std::span<ShardedGroup* const> groups, const ShardedOptimizer& optimizer, at::Device device, bool pin,
                 Ledger& ledger, std::function<void()> while_waiting);
   DelayedUpdate(const DelayedUpdate&) = delete;
   DelayedUpdate& operator=(const DelayedUpdate&) = delete;
-  // Does not update groups that the thread has not begun.
+  // Waits for the group that the thread is updating. Later groups are not updated.
   ~DelayedUpdate() { ends_ = true; }
 
   // The groups and gradients of one update.
@@ -56,12 +56,12 @@ class DelayedUpdate {
   // Returns whether there are updates that are not published.
   bool is_pending() const { return is_pending_; }
 
-  // Starts to copy the group's new parameters to the device, if there are any. Call it after await(). It does not wait
-  // for the copies; see ShardedGroup::await_copies().
+  // Starts to copy the group's new parameters to the device, if there are any. The caller has called await(). publish()
+  // does not wait for the copies; see ShardedGroup::await_copies().
   void publish(ShardedGroup& group);
-  // Call it when all groups have been published.
+  // Ends the update. The caller has published all groups.
   void end() { is_pending_ = false; }
-  // Replaces new parameters by `values`, which are 1-D over `positions` of the group. Call it after await().
+  // Replaces new parameters by `values`, which are 1-D over `positions` of the group. The caller has called await().
   void replace(const ShardedGroup& group, Range positions, const at::Tensor& values);
 
  private:

@@ -7,8 +7,7 @@
 namespace zeroshard {
 
 // A learning-rate schedule, with DeepSpeed's formulas. Rates depend only on the iteration, so a checkpoint saves only
-// that number. Iteration -1 is the time before the first scheduler step. The n-th step (counted from 0) sets iteration
-// n.
+// the iteration. It is -1 before the first scheduler step, and the n-th step (counted from 0) sets it to n.
 class LRSchedule {
  public:
   // `initial_lrs` are the param groups' rates before the schedule changes them. Throws ValueError if `initial_lrs` is
@@ -22,7 +21,7 @@ class LRSchedule {
     double beta1, beta2;
   };
   // Returns the betas that OneCycle sets besides the rates; nothing for other schedules and without cycle_momentum.
-  // Throws ValueError if there is no such param group.
+  // Throws ValueError if there is no param group `group`.
   std::optional<Betas> betas(int64_t iteration, size_t group = 0) const;
 
  private:

@@ -15,9 +15,9 @@
 namespace zeroshard {
 
 // Updates the groups that have whole matrices (Muon), batch by batch. Each matrix has one owner. Each rank sends its
-// pieces of the matrices to the owners, which transform the matrices and send updates back. While one batch is
-// transformed, the pieces of the next batch and the updates of the previous batch travel. A world of one rank has its
-// matrices already, and sends nothing.
+// pieces of the matrices to the owners, which transform the matrices and send updates back. While the owners transform
+// one batch, the pieces of the next batch and the updates of the previous batch are sent. A world of one rank sends
+// nothing.
 class MatrixUpdate {
  public:
   struct Options {
@@ -50,8 +50,8 @@ class MatrixUpdate {
   // Returns the groups of a batch, a part of groups_.
   std::span<ShardedGroup* const> groups_of(size_t batch) const;
   Slot slot(size_t batch) const;
-  // Calls `use` for each piece that this rank sends: with the place of the piece in the updates, and with the memory in
-  // which it travels.
+  // Calls `use` for each piece that this rank sends. `here` is the place of the piece in the updates, and `travels` is
+  // the memory in which it is sent.
   using UsePiece = std::function<void(const at::Tensor& here, const at::Tensor& travels)>;
   void use_own_pieces(size_t batch, const Slot& slot, const UsePiece& use) const;
   // Updates momenta, and starts to send the pieces.

@@ -36,9 +36,9 @@ struct ParamSlice {
   int64_t begin = 0;  // first element of the part, counted in the parameter
 };
 
-// The optimizer of a rank's shards. It updates groups, one at a time and in any order: it unscales and clips gradients,
-// decays, updates and casts in one pass. Param groups are intervals over a group. Each parameter has its own step
-// count, as in torch.optim. A parameter without a gradient is not updated.
+// The optimizer of a rank's shards. It updates groups, one at a time and in any order. One pass over a group unscales
+// and clips gradients, decays, updates and casts. A param group covers intervals of a group. Each parameter has its own
+// step count, as in torch.optim. A parameter without a gradient is not updated.
 class ShardedOptimizer {
  public:
   // On a device, `ledger` counts temporary memory. `ledger` outlives this object.
@@ -53,28 +53,30 @@ class ShardedOptimizer {
     size_t param;  // the first parameter; a run of a whole-matrix optimizer has only one
   };
 
-  // Throws ValueError if `options` has fewer entries than there are param groups, or an entry that the groups' states
-  // do not allow. Call it before an update.
+  // Checks the hyper-parameters before an update. Throws ValueError if `options` has fewer entries than there are param
+  // groups, or an entry that the groups' states do not allow.
   void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) const;
   // Returns the ranges of the group's states that update() will borrow.
   static std::vector<Range> updated_ranges(const ShardedGroup& group, const std::vector<bool>& has_grad);
-  // Updates the group. `grads` are multiplied by `grad_scale` first. `has_grad[j]`: some rank has a gradient of
-  // parameter j.
+  // Updates the group. `grads` are multiplied by `grad_scale` first. `has_grad[j]` says whether some rank has a
+  // gradient of parameter j.
   void update(ShardedGroup& group, const UpdateGradients& grads, std::span<const ParamGroupOptions> options,
               const std::vector<bool>& has_grad, float grad_scale) const;
-  // Second half of an update of whole matrices, after MatrixUpdate has made the first. `updates` replace gradients.
+  // Makes the second half of an update of whole matrices, after MatrixUpdate has made the first. `updates` take the
+  // place of gradients.
   void apply(ShardedGroup& group, const at::Tensor& updates, std::span<const Run> runs,
              std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad) const;
-  // count() and update_beside() are update() in two parts. count() counts the step of each parameter that has a
-  // gradient, even if this rank does not update it. Returns the runs that this rank updates.
+  // count() and update_beside() are the two parts of update(), for a caller that updates in another thread. count()
+  // counts the step of each parameter that has a gradient, even if this rank does not update it. It returns the runs
+  // that this rank updates.
   static std::vector<Run> count(ShardedGroup& group, const std::vector<bool>& has_grad);
   // Updates the states on the host, in any thread, and leaves the parameters unchanged. Writes the new parameters to
   // `params`. Both `grads` and `params` are on the host and cover all elements that this rank updates. Ignores the
   // users' writes to parameters.
   void update_beside(ShardedGroup& group, const at::Tensor& grads, std::span<const Run> runs,
                      std::span<const ParamGroupOptions> options, float grad_scale, const at::Tensor& params) const;
-  // Copies values that users have written to the parameters of an open group into the master weights; see written.h.
-  // update() does this for the elements that it updates.
+  // Copies values that users have written to the group's parameters into the master weights; see written.h. update()
+  // does the same for the elements that it updates.
   void take_writes(ShardedGroup& group) const;
 
  private:

@@ -15,9 +15,9 @@ struct LossScalerState {
 };
 
 // Chooses the factor by which an fp16 loss is multiplied so that small gradients do not vanish. Without fp16 the factor
-// is 1. With a fixed fp16.loss_scale it never changes. A dynamic factor is doubled after every full window of good
-// steps. An overflow halves it if the hysteresis is used up, but never below the minimum. An overflow at the minimum is
-// no error here, because the caller limits how many steps in a row are skipped. All ranks must pass the same
+// is 1. A fixed fp16.loss_scale never changes. A dynamic factor is doubled after every full window of steps without
+// overflow. An overflow halves it if the hysteresis is used up, but never below the minimum. An overflow at the minimum
+// is no error here, because the caller limits how many steps in a row are skipped. All ranks must pass the same
 // `found_inf` to update().
 class LossScaler {
  public:
@@ -27,12 +27,12 @@ class LossScaler {
   double scale() const { return state_.scale; }
   bool dynamic() const { return dynamic_; }
 
-  // Call it once per step. `found_inf`: the gradients had inf or NaN, and the step is skipped.
+  // The caller calls it once per step. `found_inf` says that the gradients had inf or NaN, so that the step is skipped.
   void update(bool found_inf);
 
   const LossScalerState& state() const { return state_; }
-  // Throws ValueError for a state that is impossible in this configuration, and keeps the current state then. A scaler
-  // that is not dynamic keeps its configured scale.
+  // Loads the state of a checkpoint. Throws ValueError for a state that is impossible in this configuration, and then
+  // keeps the current state. A scaler that is not dynamic keeps its configured scale.
   void load(const LossScalerState& state);
 
  private:

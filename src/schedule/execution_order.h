@@ -11,24 +11,26 @@ namespace zeroshard {
 class ExecutionOrder {
  public:
   void begin_pass();
-  // From now on the pass needs its units for backward. Only the first call in a pass counts.
+  // Says that from now on the pass needs its units for backward. Only the first call in a pass counts.
   void begin_backward();
-  // The pass needs `unit` now. Returns false if that was not predicted.
+  // Says that the pass needs `unit` now. Returns false if this was not predicted.
   bool advance(size_t unit);
-  // The pass needs `unit`, which is always present. It is not predicted, because ranks may differ in it.
+  // Says that the pass needs `unit`, which is whole without a gather. Such a use is not predicted, because ranks may
+  // differ in it.
   void note(size_t unit);
   void end_pass();
-  // Discards the current or last pass. The order from which it was predicted stays recorded.
+  // Discards the current pass, or the last one if none is running. The order that predicted it stays recorded.
   void forget();
 
   // Returns the next needed units, nearest first; empty while recording.
   std::span<const size_t> upcoming() const;
-  // Returns whether `unit` is predicted to be needed next. It then stays whole after its forward, like the last unit of
-  // a model, whose backward follows.
+  // Returns whether `unit` is predicted to be needed next. If so, it stays whole after its forward. An example is the
+  // last unit of a model, because its backward follows its forward.
   bool is_next(size_t unit) const;
   // Returns the units of upcoming() that are needed before `unit`; nothing if `unit` is not among them.
   std::span<const size_t> upcoming_before(size_t unit) const;
-  // Returns the units needed so far in this pass (between passes: in the last one), in order, one entry per use.
+  // Returns the units needed so far in this pass, or between passes in the last pass. They are in order, with one entry
+  // per use.
   std::span<const size_t> needed() const { return in_pass_ ? needed_ : recorded_needed_; }
   // The largest number of units recorded per pass. It is limited because a program that calls modules without the
   // engine never ends a pass.

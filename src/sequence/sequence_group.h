@@ -14,7 +14,8 @@ namespace zeroshard {
 // equal part of the heads. All functions are collective over these ranks only.
 class SequenceGroup {
  public:
-  // Graphs of exchange() and mean() share the communicator, because they may outlive the group.
+  // The autograd graphs of exchange() and mean() share ownership of the communicator, because they may outlive the
+  // group.
   explicit SequenceGroup(std::shared_ptr<Comm> comm) : comm_(std::move(comm)) {}
 
   int rank() const { return comm_->rank(); }
@@ -37,8 +38,8 @@ class SequenceGroup {
   // the gradient of the mean over the groups.
   at::Tensor mean(const at::Tensor& loss, const at::Tensor& count) const;
 
-  // Returns the numbers of every rank, by rank. All ranks pass the same count of numbers. They go over host memory, in
-  // one small gather.
+  // Returns the numbers of every rank, by rank. All ranks pass equally many numbers. One small gather over host memory
+  // sends them.
   std::vector<std::vector<int64_t>> tell(const std::vector<int64_t>& numbers) const;
 
   // Cuts the tensors of each rank into S equal pieces along dimension 1, and returns this rank's pieces, by source
