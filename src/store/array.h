@@ -13,7 +13,7 @@
 
 namespace zeroshard {
 
-// The index of the master weights among an element's states. The indices of moments are their slots.
+// The index of the master weights among an element's states. The index of a moment is its slot.
 inline constexpr int kMasterWeights = -1;
 
 // Optimizer states of neighbouring elements, as 1-D tensors of the same length. Master weights are fp32. Moments have
@@ -29,12 +29,12 @@ struct StateTensors {
   const at::Tensor& at(int state) const { return state == kMasterWeights ? master : moments.at(size_t(state)); }
 };
 
-// Makes a storage over memory that outlives it. The first column is the master weights, if there are any.
+// Makes a storage over memory that outlives it. If there are master weights, they are the first column.
 std::unique_ptr<Storage> states_in_memory(const StateTensors& states);
 
 // The values of the elements of one group that a rank keeps: its optimizer states, its parameters or its gradients.
-// Code that needs values borrows a range, and does not know whether it is on the device, on the host or in files.
-// Positions count the rank's elements from 0. Only one thread at a time may use an array.
+// Code that needs values borrows a range, and does not know whether the range is on the device, on the host or in
+// files. Positions count the rank's elements from 0. Only one thread at a time may use an array.
 class Array {
  public:
   using Access = Storage::Access;
@@ -50,8 +50,8 @@ class Array {
     // Elements from `border` on are in `rest`, which counts them from 0.
     int64_t border = std::numeric_limits<int64_t>::max();
     std::unique_ptr<Storage> rest = nullptr;
-    // Set if another thread may read the array, such as the thread of a save. A borrower that wants to write waits for
-    // that thread, and calls this function meanwhile.
+    // Set if another thread may read the array, such as the thread of a save. A borrower that wants to write waits
+    // until that thread has read, and calls the function while it waits.
     std::optional<WriteHold::WhileWaiting> while_a_save_reads = std::nullopt;
   };
   explicit Array(std::unique_ptr<Storage> storage) : Array(std::move(storage), Options()) {}
@@ -64,10 +64,10 @@ class Array {
   // Calls `use` for consecutive parts that make up `range`; see Storage::lend(). Waits while a save reads, unless
   // access is kRead.
   void lend(Range range, Access access, const Borrower& use);
-  // Lends one state: the moment of a slot, or kMasterWeights. Does not fetch the others.
+  // Lends one state: the moment of a slot, or kMasterWeights. Does not fetch the other states.
   void lend_one(Range range, int state, Access access, const BorrowerOfOne& use);
-  // Writes values to a moment, however it is stored. If it is stored as codes, the range must consist of whole blocks
-  // of kScaledNumel elements, except at the end of a parameter.
+  // Writes values to a moment in any dtype. If the moment is stored as codes, the range must consist of whole blocks of
+  // kScaledNumel elements, except at the end of a parameter.
   void write_moment(Range range, int slot, const at::Tensor& values);
   // Converts `values` of a moment, which were lent for `part`, to fp32. Writes them to `to` on the host.
   void read_moment(Range part, int slot, const at::Tensor& values, void* to) const;
@@ -84,7 +84,7 @@ class Array {
   // Returns the hold under which another thread may read the array. While it is held, a borrower that wants to write
   // waits. Null if the array allows no other reader, so that values must be copied first.
   WriteHold* hold() const { return hold_.get(); }
-  // Returns a reader for the other thread. The array outlives the reader.
+  // Returns a reader of one state for another thread. The array outlives the reader.
   std::unique_ptr<ArrayReader> reader(int state);
   // Tells the array that copies of a device read the last loan until `event`. A borrower that wants to write waits for
   // the event.

@@ -17,8 +17,8 @@
 
 namespace zeroshard {
 
-// Reads one column in a thread of its own. Meanwhile another thread may lend values, but nobody may write to the
-// column.
+// Reads one column of a storage in a second thread. Meanwhile the first thread may lend values, but nobody may write to
+// the column.
 class ArrayReader {
  public:
   virtual ~ArrayReader() = default;
@@ -66,7 +66,7 @@ class MemoryStorage final : public Storage {
  public:
   // `owned` is the memory of the columns. If `owned` is empty, the caller's memory outlives the storage.
   explicit MemoryStorage(std::vector<at::Tensor> columns, std::vector<FlatBuffer> owned = {});
-  // One column. Its borrowers order their accesses themselves.
+  // Makes a storage of one column. Its borrowers order their accesses themselves.
   explicit MemoryStorage(at::Tensor values) : columns_{std::move(values)} {}
   void lend(Range range, std::optional<int> column, Access access, const Use& use) override;
   std::unique_ptr<ArrayReader> reader(int column) override;
@@ -83,8 +83,7 @@ class MemoryStorage final : public Storage {
   std::optional<c10::Event> reading_;  // recorded after the last copies from host memory
 };
 
-// The part of the swap files that belongs to one group. `group` is the group's number in the swap space. Values on loan
-// are in host memory.
+// The part of the swap files that belongs to one group. Values on loan are in host memory.
 class FileStorage final : public Storage {
  public:
   struct Column {
@@ -125,8 +124,9 @@ class FileStorage final : public Storage {
   Ledger& ledger_;
 };
 
-// These functions make the storage of the optimizer states of a group that `place` puts on the host or into files. On
-// the host, memory has exactly that size. With `pin` it is pinned, so that `device` copies it without the host.
+// These functions make the storage of a group's optimizer states, which `place` puts on the host or into files. On the
+// host, the memory has exactly the size of the states. With `pin` it is pinned, so that `device` copies it without the
+// host.
 std::unique_ptr<Storage> states_on_host(const ShardLayout& layout, const GroupPlacement& place, at::Device device,
                                         bool pin, Ledger& ledger);
 std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, const ShardLayout& layout,

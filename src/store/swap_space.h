@@ -27,7 +27,7 @@ class SwapSpace {
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   const ChunkStore& store() const { return store_; }
-  // Returns the number of the next group, for code that makes groups in the order of `groups`.
+  // Returns 0, 1, 2 and so on: the number of the next group, for code that makes groups in the order of `groups`.
   size_t next_group() { return next_group_++; }
   void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
             std::optional<int> slot = std::nullopt);
@@ -44,7 +44,7 @@ class SwapSpace {
 
   Reservation reserved_;  // made before the store
   OnFailure on_failure_;
-  std::mutex mutex_;  // a thread of the script may read states while another one steps
+  std::mutex mutex_;  // one thread of the user's script may read states while another steps
   ChunkStore store_;
   size_t next_group_ = 0;
 };

@@ -27,10 +27,10 @@ struct UnitSource {
   std::function<void(size_t index, int64_t begin, int64_t end, float* out)> values;
 };
 
-// The stream on which the units of an engine gather. A gather that starts ahead of its use waits only for work that was
-// given to the current stream before the last unshard() of a sharded unit, so it overlaps later compute. Code that
-// writes shards must therefore call after_current_stream(), because the first unit of a pass may be whole or held, and
-// then no unshard() comes before the gathers ahead.
+// The stream on which the units of an engine gather. A gather ahead of its use waits only for work that the current
+// stream had at the last unshard() of a sharded unit. So the gather overlaps later compute. Code that writes shards
+// must call after_current_stream(), because otherwise a gather ahead might not wait for the write: the first unit of a
+// pass may be whole or held, and then no unshard() comes before the gather.
 struct GatherStream {
   explicit GatherStream(at::Device device) : shards(device), side(device) {}
   // Makes later gathers wait for the current stream, because it may have written shards.
@@ -68,7 +68,7 @@ class Unit {
   void unshard();
   void wait();
   void reshard();
-  // Returns when no rank reads this rank's shards any more for a gather that this rank has waited for. Then the shards
+  // Waits until no rank reads this rank's shards for the gathers that this rank has waited for. After that the shards
   // may be written. Other ranks may still read for other gathers, which the step orders.
   void await_readers();
   // Takes part in a gather that another rank needs, whatever this unit's state is. The state does not change.
@@ -85,30 +85,31 @@ class Unit {
   bool owns(const at::Tensor& tensor) const;
   // Returns the tensors of parameter `index`. The first is the one that users know.
   const std::vector<at::Tensor>& tensors(size_t index) const { return params_.at(index).tensors(); }
-  // Begin and end the time in which users hold the unit gathered: Note [Views that users keep]. A replicated unit
-  // shares its memory with such views, like plain tensors do.
+  // begin_hold() and end_hold() bound the time in which users hold the unit gathered; see Note [Views that users keep].
+  // A replicated unit shares its memory with such views, as plain tensors do.
   void begin_hold();
   // If `leaves` is true, the memory may be left to views that users keep; the unit is sharded afterwards unless it is
   // kPersistent. If `leaves` is false, the unit continues to be used, and kept views throw.
   void end_hold(bool leaves);
 
-  // Call them after shards were written. start_refresh() issues the gather of replicated parameters in place, and
-  // finish_refresh() completes it. Other units count as sharded again.
+  // start_refresh() and finish_refresh() follow a write to shards. If the unit is replicated, start_refresh() issues a
+  // gather in place, and finish_refresh() completes it. Any other unit counts as sharded again.
   void start_refresh();
   void finish_refresh();
   // Turns the parameters into ordinary tensors with their own memory and current values. Collective if they are
   // sharded. After that, the unit may only be destroyed.
   void return_tensors();
-  // Copies the user's writes to parameters into this rank's shard, if the shard is a copy of parameters that are in
-  // memory (kPersistent). No rank may gather meanwhile.
+  // Copies the user's writes to parameters into this rank's shard, if the unit is kPersistent, because its shard is
+  // then a copy of parameters in memory. No rank may gather meanwhile.
   void take_written();
-  // These call the functions of UnitParam. The unit does not change a moved tensor until it is taken back.
+  // is_moved() and prepare_take_back() call the functions of UnitParam. The unit does not change a moved tensor until
+  // the tensor is taken back.
   bool is_moved(size_t index) const { return params_.at(index).is_moved(); }
   bool prepare_take_back(size_t index) { return params_.at(index).prepare_take_back(); }
   void point_back(size_t index) { params_.at(index).point_back(); }
   // Calls UnitParam::take_back() for all parameters. Only while unsharded.
   void take_back(bool values);
-  // Writes the unsharded parameters back to this rank's shard, after taking them from rank `root`.
+  // Takes the values of the unsharded parameters from rank `root`, and writes them back to this rank's shard.
   void write_back(int root);
 
  private:

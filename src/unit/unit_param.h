@@ -16,15 +16,15 @@ namespace zeroshard {
 // Note [Views that users keep]
 // Users may make views of a parameter while they hold its unit gathered, and keep them after the hold: param.detach(),
 // param.data, on the CPU also param.detach().cpu(). In other frameworks such a view keeps its values, because a tensor
-// is freed only when nobody uses it any more. Here it keeps them, too. For the time of the hold, the parameter gets a
-// second storage over the same memory, and a second version counter, so only users' views refer to them. If this second
-// storage has views when the hold ends, the memory is left to the views. It is not copied, because other threads may be
-// reading it. The parameter returns to its own storage and counter, and the unit gets other memory, so later writes to
-// the views do not change the parameter. A forward outside of a hold makes views of the own storage. Reading those
-// throws until the unit's next gather gives them memory again.
+// is freed only when nobody uses it any more. The view keeps them in zeroshard, too. For the time of the hold, the
+// parameter gets a second storage over the same memory, and a second version counter. So only users' views refer to
+// this storage and counter. If this second storage has views when the hold ends, the memory is left to the views. It is
+// not copied, because other threads may be reading it. The parameter returns to its own storage and counter, and the
+// unit gets other memory, so later writes to the views do not change the parameter. A forward outside of a hold makes
+// views of the parameter's own storage. Reading such a view throws until the unit's next gather gives it memory again.
 class UnitParam {
  public:
-  // The tensors become views of the parameter, without memory until put(). `tensors` are all tensors that refer to the
+  // Makes `tensors` views of the parameter, without memory until put(). `tensors` are all tensors that refer to the
   // parameter (several if it is tied). If they are floating-point, their dtype becomes the dtype of `spec`.
   UnitParam(const ParamSpec& spec, std::vector<at::Tensor> tensors, at::Device device);
   UnitParam(UnitParam&&) noexcept = default;
@@ -47,8 +47,8 @@ class UnitParam {
   // from now on. Does nothing without a hold.
   void end_hold(const at::Tensor& memory);
 
-  // Returns whether a tensor was given other memory (param.data = ..., vector_to_parameters) that is not taken back
-  // yet.
+  // Returns whether a user has given a tensor other memory (param.data = ..., vector_to_parameters), and take_back()
+  // has not undone this.
   bool is_moved() const;
   // Returns whether the values of a moved parameter can be taken. It must have the same shape, and its tied tensors
   // must have the same values. Afterwards the moved tensors share no memory with the engine.
