@@ -16,9 +16,9 @@ struct Message {
   std::string content;
 };
 
-// A text that is either learned completely or not at all. `starts`: the piece begins a part that is encoded separately.
-// Such a piece begins with a special token, at which tokenizers cut anyway, or follows a special token that precedes a
-// text.
+// A text that is either learned completely or not at all. If `starts` is true, the piece begins a part that is encoded
+// separately. Such a piece begins with a special token, at which tokenizers cut anyway, or follows a special token that
+// precedes a text.
 struct TextPiece {
   std::string text;
   bool learn = false;
@@ -27,8 +27,8 @@ struct TextPiece {
 
 class ChatTemplate {
  public:
-  // "chatml", "llama3", "llama2", "mistral", "gemma", "alpaca" or "plain". Throws ValueError for another name, or if
-  // the tokenizer lacks a special token of the template.
+  // `name` is "chatml", "llama3", "llama2", "mistral", "gemma", "alpaca" or "plain". Throws ValueError for another
+  // name, or if the tokenizer lacks a special token of the template.
   ChatTemplate(const std::string& name, const Tokenizer& tokenizer);
 
   // Renders a conversation. Answers are learned, and so is the token that ends each answer. Throws ValueError if

@@ -20,13 +20,13 @@ class Corpus {
   int64_t tokens() const { return tokens_; }
   int64_t length(uint32_t member) const { return place(member).length; }
 
-  // Appends tokens [begin, begin + count) of a member to `ids`. Appends the member's next token for each of them to
-  // `targets`, or kNoTarget if there is no next token or it is not to be learned.
+  // Appends tokens [begin, begin + count) of a member to `ids`. For each token it appends to `targets` the member's
+  // next token, or kNoTarget if there is no next token or the next token is not to be learned.
   void read(uint32_t member, int64_t begin, int64_t count, std::vector<int32_t>& ids,
             std::vector<int32_t>& targets) const;
 
-  // Throw IoError if a file (or the file of a member) has been truncated since it was opened; see TokenFile. Call them
-  // before many lengths are read, or before the length of a member is read.
+  // check_whole() throws IoError if a file has been truncated since it was opened; the second function checks only the
+  // file of a member. See TokenFile. A caller calls them before it reads many lengths, or the length of a member.
   void check_whole() const;
   void check_whole(uint32_t member) const;
 

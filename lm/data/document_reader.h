@@ -48,7 +48,7 @@ class LineReader : public LineSource {
   int fd_;
   const std::atomic<bool>* stop_;
   std::string buffer_;
-  // Positions in buffer_: start of the next line, and end of the part without a newline.
+  // Positions in buffer_: the start of the next line, and the end of the part that was searched for a newline.
   size_t begin_ = 0, searched_ = 0;
   bool ended_ = false;
 };

@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// Consecutive tokens of a member that are in one row.
+// Consecutive tokens of a member (a document of the Corpus) that are in one row.
 struct Piece {
   uint32_t member;
   int64_t begin, count;

@@ -18,8 +18,8 @@ struct ForeignTokens {
   int64_t begin = 0, tokens = 0;  // offset of the first id (which may be unaligned), and the number of ids
 };
 
-// Recognises the format by the first bytes, or by the suffix ".u16" (plain uint16). Throws ValueError that names `path`
-// and the field.
+// Finds the ids in a file. It recognises the format by the first bytes, or by the suffix ".u16" (plain uint16). Throws
+// ValueError that names `path` and the field.
 ForeignTokens parse_foreign_tokens(std::string_view file, const std::string& path);
 
 }  // namespace zeroshard

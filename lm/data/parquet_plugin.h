@@ -26,13 +26,13 @@ struct ParquetColumn {
 
 struct ParquetPlugin {
   uint32_t version;  // must stay the first member
-  // Takes ownership of `fd`. Returns null if there is no memory; error() reports other failures.
+  // Opens a file and takes ownership of `fd`. Returns null if there is no memory; error() reports other failures.
   ParquetRows* (*open)(int fd);
-  // Returns why a call failed, or null. After a failed call, only close() may be called.
+  // Returns the reason why a call failed; null if none did. After a failed call, only close() may be called.
   const char* (*error)(const ParquetRows* rows);
   // Returns the name of a column of the file; null after the last.
   const char* (*column)(const ParquetRows* rows, size_t index);
-  // Selects the columns. Call it once, before next(). Returns 0, or -1 on failure.
+  // Selects the columns. The caller calls it once, before next(). Returns 0, or -1 on failure.
   int (*select)(ParquetRows* rows, const ParquetColumn* columns, size_t count);
   // Gets the selected values of the next row as a JSON object in UTF-8, which is valid until the next call. Returns 1,
   // 0 at the end, or -1 on failure.

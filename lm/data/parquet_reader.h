@@ -8,10 +8,10 @@
 
 namespace zeroshard {
 
-// Returns whether the file name is that of a Parquet file.
+// Returns whether the file name ends like the name of a Parquet file.
 bool is_parquet(const std::string& path);
 
-// Throws ValueError if an input that is to be read as lines begins like a Parquet file.
+// Checks an input that is to be read as lines. Throws ValueError if it begins like a Parquet file.
 void refuse_parquet(std::string_view beginning, const std::string& path);
 
 // Loads the library that reads Parquet files from the directory of the program, or from where the dynamic linker

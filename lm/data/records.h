@@ -16,8 +16,8 @@ class DocumentEncoder {
 
   // Returns whether some tokens are not learned.
   bool masked() const { return template_.has_value(); }
-  // Returns no ids for a document without text, and sets `learn` only if masked(). Throws ValueError with file, line
-  // and field.
+  // Encodes a document. Returns no ids for a document without text, and sets `learn` only if masked(). Throws
+  // ValueError with file, line and field.
   EncodedDocument encode(const RawDocument& document) const;
 
  private:

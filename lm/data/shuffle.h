@@ -3,7 +3,8 @@
 #include <span>
 #include <utility>
 
-// Makes random orders that are the same with every compiler and library. std::shuffle does not specify its order.
+// Functions that make random orders which are the same with every compiler and library, because the order of
+// std::shuffle is not specified.
 namespace zeroshard {
 
 // The SplitMix64 generator: the n-th number is a hash of key and n.
@@ -12,7 +13,7 @@ class SplitMix64 {
   explicit SplitMix64(uint64_t key) : state_(key) {}
 
   uint64_t next() { return mix(state_ += UINT64_C(0x9E3779B97F4A7C15)); }
-  // Returns a number in [0, bound). All are equally likely up to bound / 2^64.
+  // Returns a number in [0, bound). The probabilities of all numbers are equal, except for differences of bound / 2^64.
   uint64_t below(uint64_t bound) {
     __extension__ using Wide = unsigned __int128;
     return uint64_t(Wide(next()) * bound >> 64);
@@ -28,7 +29,7 @@ class SplitMix64 {
   uint64_t state_;
 };
 
-// A purpose says what a random order is for. Orders with one seed and epoch are independent if their purposes differ.
+// The use of a random order. Orders with the same seed and epoch are independent if their purposes differ.
 enum class Purpose : uint64_t { kSplit = 1, kDocuments = 2, kRows = 3 };
 
 inline SplitMix64 generator(uint64_t seed, int64_t epoch, Purpose purpose) {

@@ -36,7 +36,7 @@ struct TokenSections {
   int64_t mask = 0, ends = 0, body_end = 0, table = 0, pieces = 0, foot = 0, file_bytes = 0;
 };
 
-// Returns the offsets. The counts must not overflow: see parse_token_foot().
+// Returns the offsets of the sections. The counts must not overflow, which parse_token_foot() checks.
 inline TokenSections token_sections(const TokenFoot& foot) {
   TokenSections at;
   at.mask = align_up(kTokenHeadBytes + foot.tokens * foot.id_bytes, kTokenAlignment);

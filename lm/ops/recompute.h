@@ -5,12 +5,13 @@
 
 namespace zeroshard {
 
-// Computes forward(input), for which the graph keeps only the input. The backward pass calls `forward` again, with the
-// same random numbers, to restore the intermediate results (Chen et al. 2016, "Training deep nets with sublinear memory
-// cost"). `forward` may use parameters, which get their gradients. It must own everything else that it uses.
+// Computes forward(input), and keeps only the input in the autograd graph. The backward pass calls `forward` again,
+// with the same random numbers, to restore the intermediate results (Chen et al. 2016, "Training deep nets with
+// sublinear memory cost"). `forward` may use parameters, which get their gradients. `forward` must own everything else
+// that it uses.
 //
-// With `keep`, the graph does not keep the input either. It keeps the function that `keep` returns, which brings the
-// input back. If `keep` returns an empty function, the input stays where it is.
+// With `keep`, the graph does not keep the input either. `keep` may move the input elsewhere and return a function that
+// brings it back, and the graph keeps that function. If `keep` returns an empty function, the graph keeps the input.
 using KeepInput = std::function<std::function<at::Tensor()>(const at::Tensor&)>;
 at::Tensor recompute(const at::Tensor& input, std::function<at::Tensor(const at::Tensor&)> forward,
                      const KeepInput& keep = {});

@@ -1,9 +1,9 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-// Operations of models with their own autograd functions. On the CPU they take one pass over fp32 rows in each
-// direction, while PyTorch's own operations need many passes and keep intermediate results. Other dtypes and devices:
-// see fits_row_ops().
+// Operations of models with their own autograd functions. On the CPU they take one pass over fp32 rows in forward and
+// one in backward, while PyTorch's own operations need many passes and keep intermediate results. fits_row_ops() tells
+// which tensors they support.
 namespace zeroshard {
 
 // Returns whether these operations support `x`.

@@ -11,8 +11,8 @@ namespace zeroshard {
 // Appends `text`, which is UTF-8, as a JSON string.
 void append_json_string(std::string& json, std::string_view text);
 
-// Return whether JsonStrings and JsonLists, respectively, accept the type. Both accept the null type, because a column
-// of only nulls has it.
+// holds_strings() returns whether JsonStrings accepts the type, and holds_lists() whether JsonLists does. Both accept
+// the null type, because a column of only nulls has that type.
 bool holds_strings(const arrow::DataType& type);
 bool holds_lists(const arrow::DataType& type);
 
@@ -20,7 +20,7 @@ bool holds_lists(const arrow::DataType& type);
 class JsonCells {
  public:
   virtual ~JsonCells() = default;
-  // Throws std::runtime_error.
+  // Appends the value of a row to `json`. Throws std::runtime_error.
   virtual void append(std::string& json, int64_t row) const = 0;
 };
 

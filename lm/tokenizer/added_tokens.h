@@ -8,24 +8,25 @@
 
 namespace zeroshard {
 
-// Finds added tokens in text before any other processing.
+// Finds a tokenizer's added tokens in text, before any other processing.
 class AddedTokens {
  public:
   struct Token {
     std::string content;
     int32_t id = 0;
-    bool special = false;                 // is found only on demand, and skipped on demand
-    bool single_word = false;             // is not found next to a word character
+    bool special = false;                 // found only with parse_special, and decoding may skip it
+    bool single_word = false;             // not found next to a word character
     bool lstrip = false, rstrip = false;  // takes the preceding or following white space, too
   };
 
-  // `text` is the text by which the token is found; it must not be empty. If two tokens have the same text, the first
-  // counts.
+  // Adds a token. `text` is the text by which the token is found; it must not be empty. If two tokens have the same
+  // text, the first counts.
   void insert(std::string_view text, Token token);
   bool empty() const { return tokens_.empty(); }
 
-  // Cuts `text` at the tokens: calls part(begin, end) for the text between them and token(id) for each token, from left
-  // to right. The longest token wins. If a token was found at a place but not taken, no other token is searched there.
+  // Cuts `text` at the tokens. Calls part(begin, end) for the text between tokens and token(id) for each token, from
+  // left to right. The longest token wins. If a token was found at a place but not taken, no other token is searched
+  // there.
   template <typename Part, typename Found>
   void cut(std::string_view text, bool parse_special, const Part& part, const Found& token) const {
     size_t done = 0;

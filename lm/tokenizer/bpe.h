@@ -10,8 +10,9 @@
 
 namespace zeroshard {
 
-// Byte-pair encoding of one word. Its units (bytes or characters) are merged pair by pair, the lowest rank first, and
-// the leftmost first among equal ranks. Immutable. Any number of threads may encode, each with its own Scratch.
+// Encodes words by byte-pair encoding. The units of a word (bytes or characters) are merged pair by pair, the lowest
+// rank first, and the leftmost first among equal ranks. Immutable. Any number of threads may encode, each with its own
+// Scratch.
 class Bpe {
  public:
   struct Scratch {
@@ -33,10 +34,10 @@ class Bpe {
     MergeTable merges;
     bool byte_units = false;     // false: units are characters of well-formed UTF-8
     bool ignore_merges = false;  // a word that is itself a token becomes that token
-    // No merge puts U+2581 after a different character, so words are cut between the two.
+    // true: no merge puts U+2581 after a different character, so text may be cut into words before each U+2581.
     bool words_begin_at_space = false;
     Unknown unknown;
-    // Characters that are not tokens, but merge into some. They get ids from first_extra on.
+    // Ids from first_extra on belong to characters that are no tokens, but merge into tokens.
     int32_t first_extra = INT32_MAX;
     std::vector<std::string> extra;
   };

@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Decodes GPT-2's alphabet, which has a printable character for each byte and in which byte-level vocabularies are
-// written.
+// Decodes a token in GPT-2's alphabet, which has a printable character for each byte. Byte-level vocabularies are
+// written in this alphabet.
 std::optional<std::string> from_byte_alphabet(std::string_view token);  // nothing if a character is not in the alphabet
 
 }  // namespace zeroshard

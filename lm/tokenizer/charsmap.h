@@ -6,7 +6,8 @@
 
 namespace zeroshard {
 
-// SentencePiece's compiled normalization rules: a double array of the texts to replace, and the replacements.
+// SentencePiece's compiled normalization rules: a trie of the texts to replace (stored as a double array), and the
+// replacements.
 class Charsmap {
  public:
   struct Rule {
@@ -18,9 +19,9 @@ class Charsmap {
   Charsmap(std::string_view bytes, const std::string& name);
   // Returns the rule for the longest text with which `text` begins, as SentencePiece applies it.
   Rule longest(std::string_view text) const { return find(text, Which::kLongest); }
-  // Normalizes all of `text` like Hugging Face's `tokenizers`. A grapheme of less than 6 bytes is replaced by the rule
-  // for the shortest text with which it begins. Without such a rule, and in longer graphemes, each character is
-  // replaced by its own rule.
+  // Normalizes all of `text` like Hugging Face's `tokenizers`. For a grapheme of less than 6 bytes, the rule for the
+  // shortest text with which it begins gives the replacement. Without such a rule, and in longer graphemes, each
+  // character is replaced by its own rule.
   std::string apply_to_graphemes(std::string_view text) const;
 
  private:

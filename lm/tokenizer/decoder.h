@@ -13,7 +13,7 @@ class Decoder {
   // A null field joins tokens by spaces. Throws ValueError for unsupported decoders.
   explicit Decoder(const JsonField& field);
 
-  // Bytes of an incomplete character stay unchanged.
+  // Returns the text of `tokens`. Bytes of an incomplete character stay unchanged.
   std::string decode(std::vector<std::string> tokens) const;
   // Returns whether decoding consists only of from_byte_alphabet() for each single token.
   bool byte_level_only() const { return steps_.size() == 1 && std::holds_alternative<ByteLevel>(steps_[0]); }

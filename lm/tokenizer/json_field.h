@@ -10,14 +10,16 @@
 
 namespace zeroshard {
 
-// Returns the deepest nesting of brackets outside of strings, also for text that is not JSON. The library parses any
-// depth, but it writes and copies values recursively, so a text that is too deep would end the process.
+// Returns the deepest nesting of brackets outside of strings, also for text that is not JSON. The JSON library parses
+// any depth, but it writes and copies values recursively. A text that is nested too deeply would overflow the stack and
+// end the process.
 int json_depth(std::string_view text);
 
-// Throws ValueError that names `name` for text that is not JSON or is nested too deeply.
+// Parses JSON. Throws ValueError that names `name` for text that is not JSON or is nested too deeply.
 nlohmann::json parse_json(std::string_view text, const std::string& name);
 
-// A value of a JSON file with its path. Errors name both. It refers to the value.
+// A value of a JSON file, with its path and the file's name for errors. The object refers to the value and does not own
+// it.
 class JsonField {
  public:
   using Json = nlohmann::json;

@@ -22,7 +22,8 @@ class Normalizer {
   // A null field means no changes. Throws ValueError for unsupported normalizers.
   explicit Normalizer(const JsonField& field);
 
-  // Returns `text`, or a text in the workspace that stays valid until the next call with it.
+  // Returns the changed text. It is `text` itself if nothing changes. Otherwise it is in the workspace, and valid until
+  // the next call with that workspace.
   std::string_view apply(std::string_view text, Workspace& workspace) const;
   bool empty() const { return steps_.empty(); }
 
@@ -56,7 +57,7 @@ class Normalizer {
   std::vector<Step> steps_;
 };
 
-// Replaces every `from`, which must not be empty.
+// Returns `text` with every `from`, which must not be empty, replaced by `to`.
 std::string replaced(std::string_view text, std::string_view from, std::string_view to);
 
 inline constexpr int kMaxSequenceDepth = 8;

@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// Finds the byte strings with which a text begins. It is built at once, in time linear in the bytes of the strings. The
-// children of a node are adjacent.
+// Finds the byte strings with which a text begins. The trie is built at once, in time linear in the bytes of the
+// strings. The children of a node are adjacent.
 class PieceTrie {
  public:
   using Entry = std::pair<std::string_view, int32_t>;  // a string and its value, which is not negative

@@ -20,7 +20,7 @@ class PreTokenizer {
   // A null field makes the whole text one word. Throws ValueError for unsupported pre-tokenizers.
   explicit PreTokenizer(const JsonField& field);
 
-  // `at_start` says that the text is the beginning of the encoded text.
+  // Calls `visit` for each word. `at_start` says that the text is the beginning of the encoded text.
   void each_word(std::string_view text, bool at_start, Workspace& workspace, const Visit& visit) const;
   // Returns whether words consist of bytes that the vocabulary writes in GPT-2's alphabet.
   bool byte_level() const { return byte_level_; }

@@ -4,9 +4,9 @@
 
 namespace zeroshard {
 
-// Rewrites a regular expression from the syntax of Oniguruma (Ruby), which tokenizer.json uses, for PCRE2 with UTF and
-// UCP, so that both match the same. Throws ValueError for syntax that the two read differently or that only one
-// supports.
+// Rewrites a regular expression for PCRE2 (with UTF and UCP) from the syntax of Oniguruma (Ruby), which tokenizer.json
+// uses. Both then match the same texts. Throws ValueError for syntax that cannot be rewritten, because only one of the
+// two supports it, or the two read it differently.
 std::string to_pcre2(std::string_view pattern);
 
 // Returns a pattern that matches only `text`.

@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Derives the merges of a SentencePiece model: two neighbours merge if the joined text is a piece, the highest score
-// first. Throws ValueError that names `name` for unsupported models.
+// Makes the byte-pair encoding of a SentencePiece model. Two neighbours merge if their joined text is a piece, and the
+// pair with the highest score merges first. Throws ValueError that names `name` for unsupported models.
 Bpe bpe_of(const SentencePieceModel& model, const std::string& name);
 
 }  // namespace zeroshard

@@ -7,7 +7,7 @@
 
 namespace zeroshard {
 
-// Returns whether text may consist of this piece.
+// Returns whether the piece stands for text, unlike a control token.
 inline bool is_ordinary(const SentencePieceModel::Piece& piece) {
   return piece.type == SentencePieceModel::Type::kNormal || piece.type == SentencePieceModel::Type::kUserDefined;
 }

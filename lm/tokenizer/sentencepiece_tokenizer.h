@@ -20,7 +20,7 @@ class SentencePieceTokenizer : public Tokenizer {
     bool add_bos = true, add_eos = false;  // encode() adds them if the model has such tokens
   };
 
-  // Errors name `name`. Throws ValueError for unsupported models.
+  // Throws ValueError that names `name` for unsupported models.
   SentencePieceTokenizer(const SentencePieceModel& model, const std::string& name, Options options);
 
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const override;

@@ -11,7 +11,7 @@ struct SpecialIds {
   std::vector<int32_t> before, after;
 };
 
-// Throws ValueError for an unsupported post-processor, and for ids outside the vocabulary.
+// Reads tokenizer.json's post-processor. Throws ValueError for an unsupported one, and for ids outside the vocabulary.
 SpecialIds read_post_processor(const JsonField& field, int64_t vocab_size);
 
 }  // namespace zeroshard

@@ -9,7 +9,7 @@
 
 namespace zeroshard {
 
-// Turns words into ids.
+// The model that turns a word into ids.
 using SubwordModel = std::variant<Bpe, Unigram>;
 
 // The working memory of encode_word(), for one call at a time. Only the part of the model in use takes memory.

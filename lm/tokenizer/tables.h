@@ -67,7 +67,7 @@ class MergeTable {
   size_t mask_ = 0, count_ = 0;
 };
 
-// Finds the longest of some byte strings with which a text begins.
+// A set of byte strings. Finds the longest string with which a text begins.
 class PrefixTrie {
  public:
   struct Found {

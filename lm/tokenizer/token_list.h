@@ -44,7 +44,7 @@ class TokenList {
   StringTable ids_;
 };
 
-// Computes a digest of everything that encode() depends on.
+// Computes a digest of everything on which the results of encode() depend.
 class TokenizerDigest {
  public:
   void add(std::string_view text) {

@@ -7,7 +7,7 @@ namespace zeroshard {
 
 // Reads the tokens of tokenizer.json's model and its added tokens.
 TokenList read_tokens(const JsonField& root);
-// Reads the model itself. `byte_level` says that its tokens are written in GPT-2's alphabet.
+// Reads the model itself. `byte_level` says that its tokens are written in GPT-2's alphabet (see byte_level.h).
 SubwordModel read_model(const JsonField& model, bool byte_level);
 // Adds the model without its tokens to the digest.
 void add_to_digest(const JsonField& model, TokenizerDigest& digest);

@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// These functions read tokenizer.json's model of type Unigram, whose vocabulary is [["token", score], ...] by id. If
-// tokens are equal, the last one counts. Throws ValueError for another form.
+// Checks the vocabulary of tokenizer.json's model of type Unigram, which is [["token", score], ...] by id. If tokens
+// are equal, the last one counts. Throws ValueError for another form.
 void check_unigram_vocabulary(const JsonField& vocab);
 void add_unigram_tokens(const JsonField& vocab, TokenList& tokens);
 // Reads the model, whose vocabulary must have been checked. `byte_level` says that its tokens are written in GPT-2's

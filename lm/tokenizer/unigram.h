@@ -14,8 +14,8 @@ namespace zeroshard {
 // whose last piece begins first wins. Immutable. Any number of threads may encode, each with its own Scratch.
 class Unigram {
  public:
-  // The two libraries differ in rounding, which decides between nearly equal sums, and in the encoding of unknown
-  // characters.
+  // The library whose results encode() gives. SentencePiece and Hugging Face differ in rounding, which decides between
+  // nearly equal sums, and in the encoding of unknown characters.
   enum class Flavor {
     kSentencePiece,  // sums are floats; each unknown character becomes bytes, or part of one unknown id
     kHuggingFace,    // sums are doubles; a run of unknown characters may be a token, or becomes bytes as a whole
@@ -29,7 +29,7 @@ class Unigram {
     double unknown_score = 0;       // score of a character that is not a piece
     int32_t unknown_id = -1;        // -1: such a character is an error
     ByteIds bytes = no_byte_ids();  // tried first for unknown characters
-    bool byte_units = false;        // false: characters are those of well-formed UTF-8
+    bool byte_units = false;        // true: characters are bytes; false: characters of well-formed UTF-8
     Flavor flavor = Flavor::kHuggingFace;
   };
   // A position in the text, and the best path that ends there.

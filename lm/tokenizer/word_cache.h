@@ -13,7 +13,8 @@ class WordCache {
  public:
   static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
 
-  // Appends the ids of `word`: the cached ids, or those that append_ids() appends, which are then cached.
+  // Appends the ids of `word` from the cache. If the word is not cached, append_ids() appends the ids, and the cache
+  // takes them.
   template <typename AppendIds>
   void encode(std::string_view word, std::vector<int32_t>& out, const AppendIds& append_ids) {
     if (word.size() > kMaxBytes) return append_ids();
@@ -32,7 +33,7 @@ class WordCache {
     out.insert(out.end(), entry.ids, entry.ids + entry.count);
     return true;
   }
-  // Ignores words that are too long.
+  // Caches the ids of a word, unless the word is too long.
   void put(std::string_view word, uint64_t hash, const int32_t* ids, size_t count);
 
  private:

@@ -17,7 +17,8 @@ struct Workspace {
   std::vector<std::string> steps;  // texts that steps of the pre-tokenizer have changed
 };
 
-// A pool of workspaces, so that caches survive from call to call without being shared by threads. Thread-safe.
+// A pool of workspaces, so that a workspace's caches survive from call to call, although no two threads use a workspace
+// at the same time. Thread-safe.
 class WorkspacePool {
  public:
   class Lease {

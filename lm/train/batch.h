@@ -17,8 +17,8 @@ struct TrainBatch {
 };
 
 // Makes a batch of rows on `device`, or of this rank's piece of the rows if ranks share them. All rows must have the
-// same length, which the number of these ranks divides. The host does not wait for the copy to a device, nor later for
-// its ids.
+// same length, which must be a multiple of the number of these ranks. The host does not wait for the copy to a device.
+// It does not need to wait for the ids later either, because the batch has their range.
 TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device,
                       const std::shared_ptr<const SequenceGroup>& sequence = nullptr);
 

@@ -18,8 +18,8 @@ struct EvaluationState {
   nlohmann::json to_json() const;
 };
 
-// Reads a saved state. Throws nlohmann's error for another value. Earlier versions did not write "evaluated"; such a
-// state belongs to step `step`.
+// Reads a saved state. Throws nlohmann's error for a value that is no such state. Earlier versions did not write
+// "evaluated"; a state without it belongs to step `step`.
 EvaluationState evaluation_state_of(const nlohmann::json& saved, int64_t step);
 
 // Note [Evaluations after a save]
@@ -30,8 +30,8 @@ EvaluationState evaluation_state_of(const nlohmann::json& saved, int64_t step);
 // Writes the file on rank 0. If that fails, the failure is only logged, because the evaluation can be made again.
 void write_evaluation(const std::string& checkpoints, const EvaluationState& state);
 
-// Returns the state from the file if it belongs to `step`, else `saved`. Collective. A file of another step is deleted,
-// because this run will make that step again, or it belongs to an earlier run.
+// Returns the state from the file if the state belongs to `step`, else `saved`. Collective. A file of another step is
+// deleted, because this run will make that step again, or because the file belongs to an earlier run.
 EvaluationState read_evaluation(const std::string& checkpoints, int64_t step, const EvaluationState& saved,
                                 World& world);
 

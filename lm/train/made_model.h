@@ -13,11 +13,12 @@ struct MadeModel {
   std::shared_ptr<CausalLM> model;
   std::optional<LoraOptions> lora;  // options of the run, spelled out
 };
-// Throws ValueError or IoError. Also throws if the rows are too long for the model, if nothing is left to train, or if
-// the ranks of a sequence group cannot share the rows or the model's heads.
+// Makes the model of a run. Throws ValueError or IoError. The reasons include rows that are too long for the model, a
+// model in which nothing is left to train, and ranks of a sequence group that cannot share the rows or the model's
+// heads.
 MadeModel make_model(const TrainConfig& config);
 
-// Returns the values in the model's files, or initial values.
+// Returns the values of the model's parameters: from the model's files, or initial values.
 ParameterValues values_of(const TrainOptions& options, CausalLM& model);
 
 // Writes the output directory from the newest checkpoint: the model, or its adapters.

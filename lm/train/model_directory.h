@@ -12,13 +12,14 @@ struct ModelExport {
   std::string dtype = "F32";  // F32, BF16 or F16
 };
 
-// Throws ValueError if a run would overwrite another model than its own: either the one from which it starts, or one in
-// `output` without checkpoints. Throws IoError if a file that is copied at the end cannot be read.
+// Checks the output directory of a run. Throws ValueError if the run would overwrite a model that is not its own: the
+// model from which it starts, or a model in `output` without checkpoints. Throws IoError if a file that the run copies
+// at its end cannot be read.
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints);
 
-// Returns "NAME (TARGET), ..." for the links that lead out of `model`, among the files besides the weights, because
-// their contents would be copied to `output`; empty if there are none. Links into the blobs/ of a Hugging Face cache do
-// not count.
+// Returns the links that lead out of `model` as "NAME (TARGET), ..."; empty if there are none. Only files other than
+// the weights count, because their contents would be copied to `output`. Links into the blobs/ of a Hugging Face cache
+// do not count.
 std::string links_out_of(const std::string& model);
 
 // Writes a Hugging Face directory: the tensors that `weights` chooses as safetensors, in `what.dtype`; config.json with
@@ -27,8 +28,8 @@ std::string links_out_of(const std::string& model);
 // error (IoError or ValueError) leaves no half-written file under its final name.
 void write_model_directory(const ModelExport& what, ExportOptions weights = {});
 
-// The same with adapters in PEFT's format instead of a model. `weights` chooses the tensors. `config` is the text of
-// adapter_config.json, which is written last.
+// Writes a directory with adapters in PEFT's format instead of a model, in the same way. `weights` chooses the tensors.
+// `config` is the text of adapter_config.json, which is written last.
 void write_adapter_directory(const ModelExport& what, ExportOptions weights, const std::string& config);
 
 }  // namespace zeroshard

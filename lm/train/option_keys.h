@@ -3,8 +3,8 @@
 
 namespace zeroshard {
 
-// Throws one ConfigError that names every key of the configuration's object "train" that nothing reads, with the
-// nearest known key. Values are checked where they are read (options.cpp), and so is whether they are objects.
+// Throws one ConfigError that names every unknown key of the configuration's object "train", with the nearest known
+// key. The function does not check values; options.cpp checks them when it reads them.
 void refuse_unknown_options(const Json& train);
 
 }  // namespace zeroshard

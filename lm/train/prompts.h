@@ -15,8 +15,8 @@ struct Prompts {
   std::vector<std::vector<int32_t>> ids;
 };
 
-// Throws IoError or ValueError if there are prompts and the model's directory has no tokenizer. Throws ValueError that
-// names a prompt without tokens, or with a token that the model does not have.
+// Encodes the prompts. Throws IoError or ValueError if there are prompts and the model's directory has no tokenizer.
+// Throws ValueError that names the prompt if a prompt has no tokens, or a token that the model does not have.
 Prompts encode_prompts(const TrainOptions& options, const CausalLM& model);
 
 }  // namespace zeroshard

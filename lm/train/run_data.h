@@ -18,8 +18,8 @@ struct RowsDone {
   int64_t steps = 0, rows = 0;
 };
 
-// Returns the number of steps of a run: the finished ones, and the remaining ones of `batch_size` rows. Throws
-// ValueError if their rows cannot be counted.
+// Returns the number of steps of a run: the finished steps, and the remaining steps of `batch_size` rows. Throws
+// ValueError if the rows of a run cannot be counted.
 int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size, const RowsDone& done = {});
 
 // Checks that a run of `steps` steps can learn and be evaluated. Throws ValueError if no row has a target, or if early

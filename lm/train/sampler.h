@@ -6,12 +6,12 @@
 
 namespace zeroshard {
 
-// Chooses tokens by their logits. Equal logits, options and calls give equal tokens.
+// Chooses tokens by their logits. The same sequence of calls with the same options and logits gives the same tokens.
 class Sampler {
  public:
   // Throws ValueError for options outside of their ranges.
   explicit Sampler(const SamplingOptions& options);
-  // `logits`: fp32, on the host, [vocabulary].
+  // Returns the next token. `logits`: fp32, on the host, [vocabulary].
   int32_t choose(const at::Tensor& logits);
 
  private:

@@ -21,16 +21,16 @@ class SequenceGroup;
 // Rows of token ids. A row contains one document, several packed documents, or a padded document.
 struct TokenBatch {
   at::Tensor ids;  // int64, [batch, length]
-  // int64, [batch, length]: for each token, the number of its document within the row; 0 is padding. Tokens attend only
-  // to tokens of their own document. Undefined: every row is one document.
+  // int64, [batch, length]: the number of each token's document within the row; 0 is padding. Tokens attend only to
+  // tokens of their own document. Undefined: every row is one document.
   at::Tensor documents;
   // int64, [batch, length]: the position of a token in its document. Undefined: computed from `documents`.
   at::Tensor positions;
   // The smallest and the largest id, if the caller knows them. Otherwise they are computed, and the host waits if the
   // ids are on a device.
   std::optional<std::pair<int64_t, int64_t>> id_range = std::nullopt;
-  // The ranks that share these rows: each has an equal piece, in the order of ranks. Null if rows are whole. `ids` is
-  // this rank's piece; `documents` and `positions` are those of whole rows.
+  // The ranks that share these rows. Each rank has an equal piece, in the order of ranks. Null if rows are whole. If
+  // ranks share rows, `ids` is this rank's piece, while `documents` and `positions` cover whole rows.
   std::shared_ptr<const SequenceGroup> sequence = nullptr;
 
   int64_t row_length() const;                         // length of a whole row
@@ -56,11 +56,11 @@ class KvCache {
   std::map<int64_t, std::pair<at::Tensor, at::Tensor>> layers_;
 };
 
-// Runs the parts of a model. A part is a module with its own parameters. Sharded parameters must be unsharded while it
-// runs.
+// Runs the parts of a model. A part is a module with its own parameters. If they are sharded, a subclass must unshard
+// them while the part runs.
 class PartRunner {
  public:
-  // May be called again with the same input, in a backward pass.
+  // The forward of a part. A backward pass may call it again with the same input.
   using Forward = std::function<at::Tensor(const at::Tensor& input)>;
 
   virtual ~PartRunner() = default;
@@ -85,10 +85,10 @@ class CausalLM : public torch::nn::Module {
   const Sizes& sizes() const { return sizes_; }
   int64_t vocab_size() const { return sizes_.vocab_size; }
   int64_t max_length() const { return sizes_.max_length; }
-  // Draws initial values for the parameters, as the architecture defines them.
+  // Draws initial values for all parameters from the distributions that the architecture defines.
   void initialize(uint64_t seed);
-  // Writes elements [begin, end) of one parameter, in row-major order, as initialize() draws them, to `out` on the host
-  // as fp32. A value depends only on `seed`, its position and the parameter's name.
+  // Writes the values that initialize() draws for elements [begin, end) of one parameter, in row-major order, to `out`
+  // on the host as fp32. A value depends only on `seed`, its position and the parameter's name.
   void initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out);
   // Adds a parameter that the architecture does not have, such as an adapter's. It is drawn uniformly from [-bound,
   // bound], and the model's files do not contain it.
@@ -110,11 +110,12 @@ class CausalLM : public torch::nn::Module {
 // Returns the values of model_type that make_causal_lm() supports.
 std::vector<std::string> causal_lm_types();
 
-// Makes the model that the text of a config.json describes. Its parameters are fp32 and have no memory: a ModuleEngine
-// gives them memory, with the values of one of the two functions below, or allocate() does. Errors name `source`.
-// Throws ValueError for an unsupported architecture, field or value, and says what is supported.
+// Makes the model that the text of a config.json describes. Its parameters are fp32 and have no memory. A ModuleEngine
+// gives them memory, with the values of initial_values() or stored_values(); allocate() gives them memory without an
+// engine. Errors name `source`. Throws ValueError for an unsupported architecture, field or value, and says what is
+// supported.
 std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, const std::string& source);
-// The same for the config.json in a directory.
+// Makes the model of the config.json in a directory.
 std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory);
 
 // Returns the values of initialize(seed). `model` must live as long as they are read.

@@ -27,14 +27,14 @@ struct DatasetOptions {
   int64_t length = 1024;  // length of a row in tokens
   Packing packing = Packing::kStream;
   Part part = Part::kTraining;
-  // The share of documents in the validation part, which the seed chooses. If there are too few documents, it is the
-  // share of tokens at the end of each document.
+  // The share of documents that belong to the validation part; the seed chooses them. If there are too few documents,
+  // it is the share of tokens at the end of each document.
   double validation_share = 0;
   bool shuffle = true;
   uint64_t seed = 0;
   int64_t vocab_size = 0;  // every id must be smaller; 0: not checked
-  // For files of other programs, which have no index of documents: a document ends after this id. Unset: each file is
-  // one document.
+  // The id after which a document ends, in files of other programs, because these have no index of documents. Unset:
+  // each such file is one document.
   std::optional<int32_t> eos;
 };
 
@@ -53,7 +53,7 @@ class Dataset {
   int64_t epoch_of(int64_t number);
   int64_t tokens() const;  // tokens in this part
   int64_t documents() const;
-  // Identifies the tokens and the options that determine the rows. 16 hexadecimal digits.
+  // Returns 16 hexadecimal digits that identify the tokens and the options that determine the rows.
   const std::string& digest() const;
 
  private:

@@ -20,8 +20,8 @@ struct SamplingOptions {
 struct GenerateOptions {
   int64_t max_tokens = 128;   // number of tokens after the prompt
   std::vector<int32_t> stop;  // tokens that end the text; they are not returned
-  // Only ids below it are chosen: the tokenizer's vocabulary size, because a model's vocabulary may be padded. 0: the
-  // model's.
+  // Only ids below this number are chosen. It is the tokenizer's vocabulary size, because a model's vocabulary may be
+  // padded. 0: the model's vocabulary size.
   int64_t vocab_size = 0;
   std::vector<int32_t> never;  // ids that are never chosen, because the tokenizer has no token for them
   SamplingOptions sampling;

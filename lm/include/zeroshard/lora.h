@@ -17,21 +17,21 @@ struct LoraOptions {
   double alpha = 8;         // scale = alpha / r
   double dropout = 0;       // used only in training
   bool use_rslora = false;  // scale = alpha / sqrt(r) (Kalajdzievski 2023)
-  // Selects modules whose path is one of these, or ends in "." and one of these. {"all-linear"} selects every linear
-  // module except the head. Empty: q_proj and v_proj, or c_attn for GPT-2.
+  // Selects the modules with adapters. An entry selects each module whose path equals it, or ends in "." and the entry.
+  // {"all-linear"} selects every linear module except the head. Empty: q_proj and v_proj, or c_attn for GPT-2.
   std::vector<std::string> target_modules;
 
   double scale() const;
 };
 
-// Reads the adapter_config.json of a directory. Throws IoError or ValueError that names the file and the field, also
-// for every field that zeroshard does not support.
+// Reads the adapter_config.json of a directory. Throws IoError or ValueError that names the file and the field. A field
+// that zeroshard does not support is an error, too.
 LoraOptions read_lora_options(const std::string& directory);
 
 // Adds adapters to a model, as parameters without memory: MODULE.lora_A.weight, which initialize() draws uniformly from
 // +-1/sqrt(in), and MODULE.lora_B.weight, which is zero at first. After that, no other parameter requires a gradient.
 // Returns the options with target_modules spelled out. Throws ValueError that begins with the option's name if an entry
-// of target_modules is not a linear module.
+// of target_modules selects no linear module.
 LoraOptions add_lora(CausalLM& model, LoraOptions options);
 
 // Returns values from `adapters` for the parameters that add_lora() added, and from `base` for all others.

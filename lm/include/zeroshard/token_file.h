@@ -26,9 +26,9 @@ struct TokenFileInfo {
 };
 
 // A mapped file of tokens. Opening it checks the metadata, and reading an id checks that id. The file must not change
-// meanwhile. If it is truncated, the next call throws IoError, except document_end() and learned(), which are called
-// too often to check. After a truncation these two, or a call that is running, may end the process. Any number of
-// threads may call it.
+// meanwhile. If the file is truncated, the next call throws IoError. Only document_end() and learned() do not check,
+// because they are called too often. After a truncation these two, and calls that are running, may end the process. Any
+// number of threads may use the object.
 class TokenFile {
  public:
   // If the file has no index of documents, a document ends at each `eos`, and the constructor reads the whole file to
@@ -53,8 +53,8 @@ class TokenFile {
   void check_whole() const;
   // Compares every byte with the checksums. Returns one line per damaged part. Foreign files have no checksums.
   std::vector<std::string> verify() const;
-  // Identifies the contents. For zeroshard's own files it depends on all contents, and for foreign files on size,
-  // begin, end and samples.
+  // Returns a number that identifies the contents. For zeroshard's own files it depends on all contents. For foreign
+  // files it depends on the size and on samples from the beginning, the end and between.
   uint64_t identity() const;
 
  private:
@@ -82,7 +82,7 @@ class TokenFileWriter {
   // Appends one document; does nothing if it is empty. `learn` is only for a masked file: 0 for a token that is not a
   // target. After an error of this function or of finish(), only destruction is allowed.
   void append(std::span<const int32_t> ids, std::span<const uint8_t> learn = {});
-  // Throws ValueError if there is no token at all.
+  // Completes the file and gives it its name. Throws ValueError if there is no token at all.
   void finish();
 
   int64_t tokens() const;

@@ -18,7 +18,8 @@ struct TokenizeOptions {
   // kAuto: kJsonl for names that end in .jsonl, .ndjson or .json, else kText. In files whose names end in .parquet
   // every row is a record, so kText means kJsonl there.
   enum class Format : uint8_t { kAuto, kText, kJsonl, kChat, kInstruct };
-  // Says where one document of a text ends and the next begins. kLine: at a line that equals `separator`.
+  // Says where one document of a text ends and the next begins: only at the end of a file, at blank lines, or at a line
+  // that equals `separator`.
   enum class Split : uint8_t { kFile, kBlankLines, kLine };
 
   Format format = Format::kAuto;
@@ -28,8 +29,8 @@ struct TokenizeOptions {
   bool append_eos = true;      // appended to each document of kText and kJsonl; templates have their own ends
   Split split = Split::kFile;  // for kText
   std::string separator;
-  // Reads the option's text: "blank" means kBlankLines, and another text means kLine with that line. Does nothing for
-  // "".
+  // Sets `split` from an option's text. "blank" means kBlankLines, and another text means kLine with that line as
+  // separator. Does nothing for "".
   void split_at(const std::string& text) {
     if (text.empty()) return;
     split = text == "blank" ? Split::kBlankLines : Split::kLine;

@@ -28,7 +28,7 @@ class Tokenizer {
   // same directory; a SentencePiece model contains its own.
   const std::optional<int32_t>& bos() const { return bos_; }
   const std::optional<int32_t>& eos() const { return eos_; }
-  // Identifies the results of encode(): it is equal for equal tokenizers. 16 hexadecimal digits.
+  // Returns 16 hexadecimal digits that are equal for tokenizers whose encode() gives the same results.
   const std::string& digest() const { return digest_; }
 
  protected:
@@ -36,8 +36,9 @@ class Tokenizer {
   std::string digest_;
 };
 
-// `path` is a tokenizer.json, a SentencePiece model (*.model), or a directory with one of them, tokenizer.json first.
-// Throws IoError or ValueError that names the file, and the field that is wrong or not supported.
+// Loads a tokenizer. `path` is a tokenizer.json, a SentencePiece model (*.model), or a directory with one of them; a
+// directory's tokenizer.json comes first. Throws IoError or ValueError that names the file, and the field that is wrong
+// or not supported.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
 
 }  // namespace zeroshard

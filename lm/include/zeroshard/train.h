@@ -66,7 +66,7 @@ TrainConfig parse_train_config(const std::string& json, const ConfigContext& con
 
 // The progress of a run. It is the same on every rank.
 struct TrainStep {
-  int64_t step = 0, total = 0;  // finished steps, including those before a checkpoint; steps of the whole run
+  int64_t step = 0, total = 0;  // finished steps, also before a checkpoint; steps of the whole run
   double loss = 0;              // mean over the targets of the step's rows; 0 without targets
   int64_t targets = 0;
   double grad_norm = 0, lr = 0;
@@ -81,7 +81,8 @@ struct Evaluation {
 struct TrainObserver {
   virtual ~TrainObserver() = default;
   virtual void planned(const std::string& /*description*/) {}  // called first, on rank 0, with a description of the run
-  // Step > 0: resumed from a checkpoint, which may be of the end.
+  // Called when training starts. A step above 0 says that the run resumes from a checkpoint; it equals `total` if the
+  // run had already ended.
   virtual void started(int64_t /*step*/, int64_t /*total*/) {}
   virtual void stepped(const TrainStep& /*step*/) {}
   virtual void evaluated(const Evaluation& /*evaluation*/) {}  // not called if no row has a target
@@ -90,16 +91,16 @@ struct TrainObserver {
 
 enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
 
-// Trains. Collective. Resumes from the newest checkpoint, if there is one. At the end the trained model is in `output`.
-// When `stop` becomes true on any rank (a signal handler may set it), the run saves a checkpoint and ends, after its
-// current step or within an evaluation. While texts are still being tokenized it ends at once, before
+// Trains the model. Collective. Resumes from the newest checkpoint, if there is one. At the end the trained model is in
+// `output`. When `stop` becomes true on any rank (a signal handler may set it), the run saves a checkpoint and ends,
+// after its current step or within an evaluation. A run that is still tokenizing texts ends at once, before
 // TrainObserver::started(). Throws Error on every rank.
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop);
 
-// Describes what train() would do, in lines of text: model, data and its first row, steps, and the memory of each of
-// the `config.engine.config.world_size` ranks with a verdict whether it fits. With `on_device`, it describes a device's
-// memory and host memory. `ranks_of_host` ranks share this host's memory. Tokenizes texts into token files, and writes
-// nothing else. Throws Error.
+// Describes in lines of text the run that train() would make: model, data and its first row, steps, and memory. The
+// memory is that of each of the `config.engine.config.world_size` ranks, with a verdict whether it fits. With
+// `on_device`, it is the device's memory and host memory. `ranks_of_host` ranks share this host's memory. The function
+// tokenizes texts into token files, and writes nothing else. Throws Error.
 std::string describe_run(const TrainConfig& config, bool on_device = false, int ranks_of_host = 1);
 
 }  // namespace zeroshard

@@ -17,23 +17,25 @@ struct AttentionOptions {
   int64_t layer = 0;   // index of the layer, for the cache
 };
 
-// State that the attention layers of one forward pass share: the masks, one per window, which are made when first
-// needed, and the keys and values of earlier tokens.
+// State that the attention layers of one forward pass share: the masks, and the keys and values of earlier tokens.
+// There is one mask per window, made at its first use.
 class AttentionContext {
  public:
   // `cache` may be null.
   AttentionContext(TokenBatch batch, KvCache* cache)
       : batch_(std::move(batch)), cache_(cache), past_(cache ? cache->length() : 0) {}
 
-  // The number of tokens before the batch's tokens. A mask has columns for these first, then for the batch's tokens.
+  // Returns the number of tokens before the batch's tokens. A mask has columns for these earlier tokens first, then for
+  // the batch's tokens.
   int64_t past() const { return past_; }
   KvCache* cache() const { return cache_; }
   const SequenceGroup* sequence() const { return batch_.sequence.get(); }
 
-  // Returns bool, [batch or 1, 1, length, past + length], with the length of whole rows: true if the row's token
-  // attends to the column's token. Undefined if each token attends to all earlier tokens.
+  // Returns a mask of bool, [batch or 1, 1, length, past + length], where `length` is the length of whole rows. An
+  // element is true if the token of its row attends to the token of its column. The mask is undefined if each token
+  // attends to all earlier tokens.
   const at::Tensor& mask(int64_t window);
-  // The same, but never undefined.
+  // Returns the same mask, but never an undefined one.
   const at::Tensor& explicit_mask(int64_t window);
 
  private:
@@ -46,8 +48,9 @@ class AttentionContext {
 };
 
 // Computes attention. query: [batch, heads, length, head_dim]; key and value: [batch, kv_heads, length, head_dim],
-// where kv_heads divides heads. Returns [batch, length, heads * head_dim]. If ranks share rows, `length` is that of
-// this rank's piece, and the ranks exchange heads: each rank attends over whole rows with an equal part of the heads.
+// where kv_heads divides heads. Returns [batch, length, heads * head_dim]. If ranks share rows, `length` is the length
+// of this rank's piece. The ranks then exchange heads, so that each rank attends over whole rows with an equal part of
+// the heads.
 at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionContext& context,
                   const AttentionOptions& options);
 

@@ -31,7 +31,7 @@ struct DecoderOptions {
 
   RmsNorm::Scale norm_scale = RmsNorm::Scale::kWeight;
   bool norm_outputs = false;   // also normalise after attention and feed-forward
-  double embedding_scale = 1;  // multiplies the embedding's result
+  double embedding_scale = 1;  // factor of the embedding's result
   double logit_softcap = 0;    // 0: none
 
   // Makes the module that replaces the gated feed-forward, and the name of that module in the files.
@@ -57,7 +57,7 @@ class FeedForward : public torch::nn::Module {
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 };
 
-// Reads sliding_window if it applies to all layers; 0: no window.
+// Returns the field sliding_window, which applies to all layers; 0: no window.
 int64_t read_window(Fields& fields);
 // Returns the window of each layer, from layer_types: "full_attention" or "sliding_attention". Without that field,
 // `slides(layer)` decides.

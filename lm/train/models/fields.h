@@ -11,8 +11,9 @@ namespace zeroshard {
 
 inline constexpr int64_t kMostSize = int64_t{1} << 28, kMostLayers = int64_t{1} << 14;
 
-// Reads the fields of a config.json. It remembers which fields were read, so that no field that would change the model
-// is overlooked. null counts as not given. Every error is a ValueError that names the file, the field and its value.
+// Reads the fields of a config.json. The object remembers which fields were read, so that no field that would change
+// the model is overlooked. A field with the value null counts as not given. Every error is a ValueError that names the
+// file, the field and its value.
 class Fields {
  public:
   // `object` must be a JSON object. `path` precedes the names of fields in errors.
@@ -35,9 +36,9 @@ class Fields {
   std::vector<std::string> text_or_texts(std::string_view name);  // a string counts as a list of one
   std::optional<Fields> object(std::string_view name);
 
-  // Throws if the field is given with another value than `only`, because other values are not supported.
+  // Throws if the field has another value than `only`, because other values are not supported.
   void require(std::string_view name, const nlohmann::json& only);
-  // Marks fields that do not change the model as read.
+  // Marks fields as read, because they do not change the model.
   void ignore(std::initializer_list<const char*> names);
   // Throws if there are unread fields, except those with null or false, or with a name that begins with "_".
   void finish() const;

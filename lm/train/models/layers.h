@@ -10,8 +10,8 @@
 
 #include "train/models/fields.h"
 
-// Modules whose parameters have neither memory nor values, because the use of the model decides where the values come
-// from. Shapes are [..., features] in and out.
+// Modules whose parameters have neither memory nor values, because the code that uses the model decides where the
+// values come from. Inputs and outputs have the shape [..., features].
 namespace zeroshard {
 
 // y = x W^T + b, like torch.nn.Linear. `transposed` keeps W as [in, out], like GPT-2. With an adapter, y = x W^T + b +
@@ -26,7 +26,7 @@ class Linear final : public torch::nn::Module {
   int64_t out_features() const { return weight_.size(transposed_ ? 1 : 0); }
   bool transposed() const { return transposed_; }
 
-  // Adds an adapter. Call it once. The parameters are lora_A.weight [rank, in] and lora_B.weight [out, rank].
+  // Adds an adapter, at most once. Its parameters are lora_A.weight [rank, in] and lora_B.weight [out, rank].
   void adapt(int64_t rank, double scale, double dropout);
   bool adapted() const { return lora_a_ != nullptr; }
   double adapter_scale() const { return scale_; }
@@ -74,7 +74,7 @@ class LayerNorm final : public torch::nn::Module {
   at::Tensor weight_, bias_;
 };
 
-// Returns the activation for a name of Hugging Face's.
+// An elementwise activation. read_activation() returns the one that a field of config.json names.
 using Activation = std::function<at::Tensor(const at::Tensor&)>;
 Activation read_activation(Fields& fields, std::string_view name, const std::string& fallback);
 

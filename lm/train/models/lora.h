@@ -9,12 +9,12 @@
 
 namespace zeroshard {
 
-// The suffixes of the adapters' parameter names in a model.
+// The ends of the names of the adapters' parameters in a model.
 constexpr std::string_view kLoraA = ".lora_A.weight", kLoraB = ".lora_B.weight";
 // PEFT's prefix for these names.
 constexpr std::string_view kPeftPrefix = "base_model.model.";
 
-// Returns the linear modules with adapters, by path.
+// Returns the linear modules that have adapters, by path.
 std::map<std::string, const Linear*> adapted_modules(const CausalLM& model);
 
 }  // namespace zeroshard

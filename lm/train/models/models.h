@@ -4,10 +4,11 @@
 #include "train/models/fields.h"
 #include "zeroshard/causal_lm.h"
 
-// One function per architecture, each in its own file. Each reads the fields that it supports and makes the model.
+// This header declares one function per architecture, each defined in its own file. Each function reads the fields of
+// config.json that it supports and makes the model.
 namespace zeroshard {
 
-// Returns " for parameter ...", for the error that there is no memory for the parameter.
+// Returns " for parameter ...", the end of the error text when there is no memory for the parameter.
 std::string missing_for(const std::string& name, const at::Tensor& parameter);
 
 std::shared_ptr<CausalLM> make_llama(Fields& fields);

@@ -11,7 +11,7 @@ namespace zeroshard {
 class Rope {
  public:
   struct Angles {
-    at::Tensor cos, sin;  // [batch, 1, length, head_dim], each half the same
+    at::Tensor cos, sin;  // [batch, 1, length, head_dim]; the second half of head_dim equals the first
   };
 
   // Reads rope_parameters, or rope_theta and rope_scaling as written before transformers 5. Supported types: default,
@@ -19,11 +19,11 @@ class Rope {
   Rope(Fields& fields, int64_t head_dim, double default_theta);
 
   Angles angles(const at::Tensor& positions, at::ScalarType dtype);
-  // x: [batch, heads, length, head_dim]
+  // Rotates x: [batch, heads, length, head_dim].
   static at::Tensor rotate(const at::Tensor& x, const Angles& angles);
 
  private:
-  // Fp32, [head_dim / 2]. angles() moves it to the device of its positions, so that all passes share one copy.
+  // fp32, [head_dim / 2]. angles() moves the tensor to the device of the positions and keeps it there for later passes.
   at::Tensor frequencies_;
 };
 
