@@ -13,7 +13,7 @@ import torch
 
 
 class Accelerator:
-    """The functions of both devices. They create a CUDA context only if the question needs one."""
+    """The functions of both devices. They create a CUDA context only if the answer needs one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -140,7 +140,7 @@ class CudaAccelerator(Accelerator):
 
 
 class CpuAccelerator(Accelerator):
-    """The CPU: one device per rank of this host. Its memory is that of the process."""
+    """The CPU: one device per rank of this host. The device's memory is the memory of the process."""
 
     Stream = Event = None
 
@@ -250,7 +250,7 @@ class CpuAccelerator(Accelerator):
 
 @functools.cache
 def get_accelerator() -> Accelerator:
-    """CUDA where there is a GPU, else the CPU; DS_ACCELERATOR=cpu or cuda decides otherwise."""
+    """Returns CUDA if there is a GPU, else the CPU. DS_ACCELERATOR=cpu or cuda overrides the choice."""
     name = os.environ.get("DS_ACCELERATOR", "")
     if name not in ("", "cpu", "cuda"):
         raise ValueError(f"DS_ACCELERATOR is '{name}', expected 'cuda' or 'cpu': zeroshard runs on these")

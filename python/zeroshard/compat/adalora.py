@@ -1,4 +1,4 @@
-"""AdaLoRA of peft at stage 3. It reads all adapters in the model's forward, and reads and masks them after a step."""
+"""Adapts AdaLoRA of peft to stage 3. AdaLoRA reads adapters in the forward, and reads and masks them after a step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_adapters() -> None:
 
 
 def _adapters_of(model: nn.Module, adapter: str) -> list[tuple[str, nn.Parameter]]:
-    """Returns the parameters of an adapter with their names if an engine has sharded some of them; else none."""
+    """Returns the named parameters of an adapter if an engine has sharded some of them; otherwise an empty list."""
     named = [
         (name, param)
         for name, param in model.named_parameters()
@@ -55,7 +55,7 @@ def _forward(own: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> A
 def _distances(named: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
     """Returns how far the rows of each A and the columns of each B are from orthonormal.
 
-    That is the norm of A A^T - I or B^T B - I (equation 4 of the AdaLoRA paper,
+    The distance is the norm of A A^T - I or B^T B - I (equation 4 of the AdaLoRA paper,
     https://openreview.net/pdf?id=lq62uWRJjiY; peft does not square the norm). One unit is gathered at a time.
     """
     found = []
@@ -82,7 +82,7 @@ def _was_applied(param: nn.Parameter) -> bool:
 
 
 class _Copies:
-    """Replaces a model for the allocator: whole copies of the adapters in fp32, with their gradients."""
+    """Replaces a model for the allocator. It has whole copies of the adapters in fp32, with their gradients."""
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> None:
         self._named = []
@@ -103,7 +103,7 @@ class _Copies:
 
 @contextmanager
 def _copies(named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> Iterator[_Copies]:
-    """Yields copies, in which the allocator sets entries of "lora_E" to 0. Writes changed copies back."""
+    """Yields copies, in which the allocator sets entries of "lora_E" to 0, and writes changed copies back."""
     copies = _Copies(named, with_gradients=with_gradients)
     before = {name: copy.clone() for name, copy in copies.named_parameters() if "lora_E" in name}
     yield copies

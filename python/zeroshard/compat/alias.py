@@ -94,12 +94,12 @@ def _missing(name: str, known: Iterable[str] = ()) -> str:
 def provide(
     module: str, names: Mapping[str, Iterable[str]], modules: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a module whose names are imported when they are first used.
+    """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a module that imports its names when they are first used.
 
     Args:
-        module: its own name.
-        names: by module of zeroshard, the names that it has; "new = old" where they differ.
-        modules: its submodules.
+        module: the module's own name.
+        names: the module's names, by the module of zeroshard that has them; "new = old" if they differ.
+        modules: the module's submodules.
     """
     places: dict[str, tuple[str, str]] = {}
     for place, listed in names.items():
@@ -129,14 +129,14 @@ def provide(
 
 
 def become(module: str, place: str) -> ModuleType:
-    """Returns the module of zeroshard that ``module`` becomes. Assignments to its names count there, too."""
+    """Replaces ``module`` by a module of zeroshard and returns it, so that assignments to its names have effect."""
     found = importlib.import_module(place)
     sys.modules[module] = found
     return found
 
 
 class _Refusals:
-    """The last finder: a module below ``deepspeed`` that no other finder has does not exist here."""
+    """The last finder. It says why a module below ``deepspeed``, which no other finder has, does not exist here."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
@@ -170,7 +170,7 @@ def begin() -> None:
 
 
 class _Finder:
-    """Finds the package and its metadata in ``PATH``, before any other that is installed."""
+    """Finds the package and its metadata in ``PATH``, before any other ``deepspeed`` that is installed."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -187,10 +187,10 @@ class _Finder:
 
 
 def as_deepspeed() -> None:
-    """From now on ``import deepspeed`` is zeroshard, in this process: for notebooks. Scripts use ``zeroshard run``.
+    """Makes ``import deepspeed`` import zeroshard in this process. It is for notebooks; scripts use ``zeroshard run``.
 
-    Call it before anything imports deepspeed, accelerate or transformers, which look for DeepSpeed when they are
-    imported: raises ``StateError`` if one of them is imported already. Calling it again does nothing.
+    Call it before anything imports deepspeed, accelerate or transformers, because these look for DeepSpeed when they
+    are imported. Raises ``StateError`` if one of them is imported already. A second call does nothing.
 
     >>> zeroshard.as_deepspeed()
     >>> import deepspeed

@@ -46,10 +46,10 @@ def save(
     exclude_frozen_parameters: bool = False,
     rank_state: dict[str, Any] | None = None,
 ) -> bool:
-    """As zeroshard's own, but returns when the checkpoint is committed: Trainer deletes the one before it at once.
+    """Saves like zeroshard, but returns when the checkpoint is committed, because Trainer then deletes the one before.
 
-    Only ``zeroshard.checkpoint.async: true`` in the user's configuration changes that. Beside the checkpoint rank 0
-    puts the script ``zero_to_fp32.py``.
+    With ``zeroshard.checkpoint.async: true`` in the user's configuration it returns earlier. Rank 0 writes the script
+    ``zero_to_fp32.py`` next to the checkpoint.
     """
     background = _is_asked_for(run.parsed, "zeroshard.checkpoint.async")
     checkpoint.save(
@@ -101,10 +101,10 @@ def load(
     strict: bool = False,
     rank_state: dict[str, Any] | None = None,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """As zeroshard's own; a directory that DeepSpeed wrote (ZeRO 1 to 3, universal) is imported first.
+    """Loads like zeroshard, but imports a directory that DeepSpeed wrote (ZeRO 1 to 3, universal) first.
 
-    Rank 0 imports it into ``.zeroshard-import-*`` in ``load_dir``, and deletes that when all have loaded it. No code of
-    the pickles runs.
+    Rank 0 writes the imported checkpoint to ``.zeroshard-import-*`` in ``load_dir``, and deletes it when all ranks have
+    loaded it. No code of the pickles runs.
     """
     root = os.fsdecode(load_dir)
     foreign = None
@@ -198,7 +198,7 @@ def _common_number(run: Run) -> int:
 
 
 def clone_tensors_for_torch_save(item: Any, device: torch.device | str = _CPU) -> Any:
-    """A copy of ``item`` in which each tensor has memory of its own on ``device``, also inside lists, tuples, dicts."""
+    """Returns a copy of ``item``: each tensor, also in lists, tuples and dicts, has memory of its own on ``device``."""
     if isinstance(item, torch.Tensor):
         copy = item.detach().to(device)
         return copy.clone() if copy.data_ptr() == item.data_ptr() else copy

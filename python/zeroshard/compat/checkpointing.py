@@ -1,4 +1,4 @@
-"""``deepspeed.checkpointing``: activations are recomputed as by torch.utils.checkpoint."""
+"""``deepspeed.checkpointing``: recomputes activations like torch.utils.checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Takes DeepSpeed's settings, of which the defaults are all there is: raises ``ValueError`` for others."""
+    """Accepts only the defaults of DeepSpeed's settings. Raises ``ValueError`` for other values."""
     global _configured
     for name, value in (
         ("partition_activations", partition_activations),

@@ -38,13 +38,13 @@ def init_distributed(
 
     Args:
         dist_backend: "nccl" or "gloo"; None chooses by the device, and so does "nccl" on a host without GPUs.
-        distributed_port: of rank 0's store, where the launcher sets no MASTER_PORT.
+        distributed_port: port of rank 0's store, if the launcher sets no MASTER_PORT.
         timeout: how long ranks wait for one another.
         init_method: a URL for torch.distributed; `rank` and `world_size` belong to it.
         dist_init_required: False raises ``StateError`` unless torch.distributed is started already.
 
-    RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set afterwards. `auto_mpi_discovery`, `verbose` and `config`
-    change nothing: ranks of mpirun and srun are always found.
+    Afterwards RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set. `auto_mpi_discovery`, `verbose` and `config`
+    have no effect, because ranks of mpirun and srun are always found.
     """
     if dist_init_required is False and not dist.is_initialized():
         raise _C.StateError(
@@ -109,9 +109,9 @@ def _by_device() -> str:
 
 
 def _tell_accelerate() -> None:
-    """Gives Accelerate a backend if there is no accelerator. Otherwise it would take each rank for a separate job.
+    """Gives Accelerate a backend if there is no GPU. Otherwise Accelerate would take each rank for a separate job.
 
-    Accelerate's state asks for ``deepspeed.comm`` while it is made, and later counts the ranks if it has a backend.
+    Accelerate's state imports ``deepspeed.comm`` while it is made, and later counts the ranks only if it has a backend.
     """
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     shared = getattr(state, "_shared_state", None)
@@ -165,7 +165,7 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
 ) -> None:
-    """Switches DeepSpeed's log of collectives, which zeroshard does not have: raises ``ValueError`` to enable it."""
+    """Raises ``ValueError`` if it is to enable DeepSpeed's log of collectives, which zeroshard does not have."""
     if enabled:
         raise ValueError(
             "deepspeed.comm.configure: enabled is True, and zeroshard has no log of collectives: "

@@ -30,11 +30,11 @@ from .trl_hash import gather_for_hashes
 
 
 class DeepSpeedEngine(Engine):
-    """``deepspeed.DeepSpeedEngine``. Differs from zeroshard's own engine where a name means something else there.
+    """``deepspeed.DeepSpeedEngine``. Differs from zeroshard's own engine if a name means something else in DeepSpeed.
 
-    ``save_checkpoint`` returns when the checkpoint is committed, as callers delete the one before it; with
-    ``zeroshard.checkpoint.async: true`` in the configuration it is written while training goes on. Beside it rank 0
-    puts the script ``zero_to_fp32.py``.
+    ``save_checkpoint`` returns when the checkpoint is committed, because callers then delete the previous checkpoint.
+    With ``zeroshard.checkpoint.async: true`` in the configuration, the checkpoint is written while training continues.
+    Rank 0 writes the script ``zero_to_fp32.py`` next to the checkpoint.
     """
 
     _checkpoints = checkpoint
@@ -58,16 +58,16 @@ class DeepSpeedEngine(Engine):
     # -- training ----------------------------------------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
-        """Computes and reduces gradients; returns the loss, by default divided by the accumulation steps."""
+        """Computes and reduces gradients. Returns the loss, divided by the accumulation steps by default."""
         super().backward(loss, retain_graph, scale_wrt_gas)
         return loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
 
     @contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:
-        """Gradients of all backward passes inside are reduced once, when the context ends; ``step()`` comes after it.
+        """Reduces the gradients of all backward passes inside once, when the context ends, before ``step()``.
 
-        Collective. Until then each rank keeps its own gradients, whole. Raises ``StateError`` inside ``no_sync()`` and
-        inside itself.
+        Collective. Until the end each rank keeps its own gradients whole. Raises ``StateError`` inside ``no_sync()``
+        and inside another such context.
         """
         if not self._syncs:
             raise _C.StateError(
@@ -99,11 +99,11 @@ class DeepSpeedEngine(Engine):
         pin_memory: bool = True,
         non_blocking: bool = False,
     ) -> None:
-        """Does nothing where the engine computes on the CPU, as all states are in its memory. Refused on GPUs."""
+        """Does nothing on the CPU, because all states are in its memory already. Raises ``StateError`` on GPUs."""
         self._check_offload("offload_states", getattr(device, "value", device))
 
     def reload_states(self, non_blocking: bool = False) -> None:
-        """As ``offload_states``."""
+        """Does nothing on the CPU, like ``offload_states``."""
         self._check_offload("reload_states", "cpu")
 
     def _check_offload(self, call: str, to: str) -> None:
@@ -116,7 +116,7 @@ class DeepSpeedEngine(Engine):
             )
 
     def destroy(self) -> None:
-        """As zeroshard's own; a second call does nothing."""
+        """Ends the engine like zeroshard's own ``destroy``. A second call does nothing."""
         had_ended = self._run.has_ended
         super().destroy()
         if not had_ended:
@@ -140,7 +140,7 @@ class DeepSpeedEngine(Engine):
         *,
         rank_state: dict[str, Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continues from a checkpoint, whatever number of ranks and stage wrote it, and DeepSpeed's own. Collective."""
+        """Continues from a checkpoint of zeroshard or DeepSpeed, with any number of ranks and any stage. Collective."""
         return super().load_checkpoint(
             load_dir,
             tag,
@@ -160,8 +160,8 @@ class DeepSpeedEngine(Engine):
     ) -> bool:
         """Writes the whole model as one safetensors file, whatever extension ``save_filename`` has. Collective.
 
-        ``pytorch_model.bin`` becomes ``model.safetensors``, as transformers looks for it. Returns False and writes
-        nothing at stage 3 if ``stage3_gather_16bit_weights_on_model_save`` is false.
+        ``pytorch_model.bin`` becomes ``model.safetensors``, because transformers looks for that name. At stage 3, if
+        ``stage3_gather_16bit_weights_on_model_save`` is false, returns False and writes nothing.
         """
         if self.zero_optimization_partition_weights() and not self.zero_gather_16bit_weights_on_model_save():
             if self._run.rank == 0:
@@ -181,7 +181,7 @@ class DeepSpeedEngine(Engine):
         keep_vars: bool = False,
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
-        """The module's ``state_dict``. At stage 3 its parameters can only be read where they are gathered."""
+        """Returns the module's ``state_dict``. At stage 3 its parameters can only be read while they are gathered."""
         state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         if exclude_frozen_parameters:
             for name, param in self.module.named_parameters(remove_duplicate=False):
@@ -199,14 +199,14 @@ class DeepSpeedEngine(Engine):
             self.module.load_state_dict(checkpoint["module"], strict=strict)
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
-        """The whole model's ``state_dict`` on the CPU on rank 0, gathered unit by unit; None elsewhere. Collective."""
+        """Returns the whole model's ``state_dict`` on rank 0's CPU, gathered unit by unit; else None. Collective."""
         try:
             return state_dict_of_rank_0(self._run, lambda p: p.requires_grad or not exclude_frozen_parameters)
         except ValueError as error:  # Trainer takes a ValueError for "gathering is off"
             raise RuntimeError(f"the model's weights could not be collected: {error}") from error
 
     def _consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
-        """The same with the name for tensor parallelism, at every stage."""
+        """Returns the same under DeepSpeed's name for tensor parallelism, at every stage."""
         return self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
 
     # -- getters -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer states of single parameters, by DeepSpeed's names: see ``zeroshard.param_values``.
 
-"Full" functions are about whole tensors, and every rank calls them; "local" ones about the elements that this rank
-updates.
+"Full" functions return or take whole tensors, and every rank calls them. "Local" functions return or take the elements
+that this rank updates.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from ..param_values import place_of, read_gradient, read_state, write_gradient, 
 
 
 def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """The parameter's fp32 (master) weights. Collective."""
+    """Returns the parameter's fp32 (master) weights. Collective."""
     return read_state(param, None, False, "safe_get_full_fp32_param")
 
 
 def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str | None) -> torch.Tensor | None:
-    """A state of the optimizer, such as ``exp_avg``; master weights for None. Collective."""
+    """Returns a state of the optimizer, such as ``exp_avg``; master weights for None. Collective."""
     return read_state(param, optim_state_key, False, "safe_get_full_optimizer_state")
 
 
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """The gradient. None if no rank has one. Collective."""
+    """Returns the gradient; None if no rank has one. Collective."""
     return read_gradient(param, False, "safe_get_full_grad")
 
 
 def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """This rank's fp32 weights of the parameter."""
+    """Returns this rank's fp32 weights of the parameter."""
     _check_stage(param, "safe_get_local_fp32_param")
     return read_state(param, None, True, "safe_get_local_fp32_param")
 
 
 def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str | None) -> torch.Tensor | None:
-    """This rank's values of a state of the optimizer."""
+    """Returns this rank's values of a state of the optimizer."""
     _check_stage(param, "safe_get_local_optimizer_state")
     return read_state(param, optim_state_key, True, "safe_get_local_optimizer_state")
 
 
 def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """This rank's elements of the gradient; before the step, zeros where no rank has one."""
+    """Returns this rank's elements of the gradient. Before the step, they are zeros if no rank has a gradient."""
     _check_stage(param, "safe_get_local_grad")
     return read_gradient(param, True, "safe_get_local_grad")
 

@@ -19,9 +19,9 @@ _budgets: weakref.WeakKeyDictionary[_C.Engine, int] = weakref.WeakKeyDictionary(
 
 
 def keep_gathered(core: _C.Engine, budget: int) -> None:
-    """Keeps parameters of ``core`` gathered during a ``generate()`` if they have at most ``budget`` elements.
+    """Keeps the parameters of ``core`` gathered during a ``generate()`` if they have at most ``budget`` elements.
 
-    Otherwise every token gathers every unit, and ranks must generate the same number of tokens. ``generate()`` is
+    Otherwise every token gathers every unit, and all ranks must generate equally many tokens. ``generate()`` is
     collective in both cases.
     """
     _budgets[core] = budget
@@ -36,16 +36,16 @@ def _generate(own: Callable[..., Any], self: nn.Module, *args: Any, **kwargs: An
 
 @contextmanager
 def unwrap_model_for_generation(model: nn.Module) -> Iterator[nn.Module]:
-    """Gathers all parameters of ``model`` at stage 3, whatever the budget is. Collective; what is written is dropped.
+    """Gathers all parameters of ``model`` at stage 3, whatever the budget is. Writes are dropped. Collective.
 
-    The engine's hooks stay, and do nothing inside.
+    The engine's hooks stay, but do nothing inside.
     """
     with GatheredParameters(model.parameters()):
         yield model
 
 
 def _kept(module: nn.Module) -> list[nn.Parameter]:
-    """Returns the parameters to keep gathered: those of each engine whose size is within its budget."""
+    """Returns the parameters to keep gathered: the parameters of each engine whose size is within its budget."""
     by_core: dict[_C.Engine, list[nn.Parameter]] = {}
     for param in module.parameters():
         if (mark := mark_of(param)) is not None and (core := mark.core()) in _budgets:

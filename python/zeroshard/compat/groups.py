@@ -1,6 +1,7 @@
-"""``deepspeed.utils.groups``: all ranks hold shards, and ranks of a sequence group train on the same rows.
+"""``deepspeed.utils.groups``: the groups of ranks. All ranks hold shards; a sequence group trains on the same rows.
 
-As in DeepSpeed, a process has one answer. It stays that of the sequence groups after an engine without such groups.
+As in DeepSpeed, the answers belong to the process. Once there were sequence groups, the functions return them, even if
+the latest engine has none.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from .parallel_state import get_sequence_data_parallel_group, get_sequence_paral
 
 
 def get_data_parallel_group() -> dist.ProcessGroup | None:
-    """All ranks; None with sequence groups, as in DeepSpeed."""
+    """Returns the group of all ranks; None with sequence groups, as in DeepSpeed."""
     return dist.group.WORLD if size() == 1 else None
 
 

@@ -21,8 +21,8 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the program ``deepspeed`` with these arguments, by default those of this process.
 
-    It returns when the program has ended well, and raises ``SystemExit`` with the program's exit code otherwise.
-    Called on the main thread, it passes signals to the program.
+    Returns if the program has ended with 0. Otherwise raises ``SystemExit`` with the program's exit code. If the main
+    thread calls it, signals to this process are passed on to the program.
     """
     sys.stdout.flush()
     sys.stderr.flush()

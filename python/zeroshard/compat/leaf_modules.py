@@ -25,7 +25,7 @@ def set_z3_leaf_modules(
 def unset_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: list[type[nn.Module] | str], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Takes back ``set_z3_leaf_modules``. An engine that is there keeps its units."""
+    """Undoes ``set_z3_leaf_modules``. An engine that exists already keeps its units."""
     found = [module for module in model.modules() if _is_of(module, leaf_module_classes) and z3_leaf_module(module)]
     for module in found:
         delattr(module, LEAF)
@@ -37,14 +37,14 @@ def unset_z3_leaf_modules(
 def set_z3_leaf_modules_by_name(
     model: nn.Module, module_names: list[str], raise_if_not_found: bool = True
 ) -> tuple[list[nn.Module], list[str]]:
-    """The same for modules of these full names. Returns the modules, and the names that no module has."""
+    """Makes each module with one of these full names one unit. Returns the modules, and the unknown names."""
     return _set_leaves(model, module_names, lambda name, wanted: name == wanted, raise_if_not_found)
 
 
 def set_z3_leaf_modules_by_suffix(
     model: nn.Module, module_name_suffixes: list[str], raise_if_not_found: bool = True
 ) -> tuple[list[nn.Module], list[str]]:
-    """The same for modules whose full names end so. Returns the modules, and the endings that no module has."""
+    """Makes each module whose full name ends so one unit. Returns the modules, and the endings that no module has."""
     return _set_leaves(model, module_name_suffixes, str.endswith, raise_if_not_found)
 
 

@@ -1,4 +1,4 @@
-"""Adapts Lightning's DeepSpeedStrategy, which at its end moves the states of optimizers to the host, entry by entry."""
+"""Adapts Lightning's DeepSpeedStrategy, because at its end it moves each state of the optimizers to the host."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _warn_once(*args: object, **options: object) -> None:
 
 
 def _message(message: str, ranks: Iterable[int] | None) -> str | None:
-    """Puts the rank before the message. Returns None on ranks that do not log it: all of them without ``ranks``."""
+    """Returns the message with the rank before it; None on ranks that do not log it. Without ``ranks`` none logs it."""
     if not dist.is_initialized():
         return f"[Rank -1] {message}"
     rank = dist.get_rank()
@@ -59,7 +59,7 @@ def _message(message: str, ranks: Iterable[int] | None) -> str | None:
 
 
 def log_dist(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
-    """Logs on these ranks; [-1] is all."""
+    """Logs on these ranks; [-1] means all ranks."""
     if (text := _message(message, ranks)) is not None:
         logger.log(level, text)
 
@@ -70,12 +70,12 @@ def _log_dist_once(message: str, ranks: tuple[int, ...] | None, level: int) -> N
 
 
 def log_dist_once(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
-    """As ``log_dist``, and each message once in this process."""
+    """Logs like ``log_dist``, but each message only once in this process."""
     _log_dist_once(message, tuple(ranks) if ranks is not None else None, level)
 
 
 def print_dist(message: str, ranks: Iterable[int] | None = None) -> None:
-    """Prints on these ranks; [-1] is all."""
+    """Prints on these ranks; [-1] means all ranks."""
     if (text := _message(message, ranks)) is not None:
         print(text)
 

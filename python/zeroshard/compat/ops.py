@@ -1,6 +1,6 @@
 """DeepSpeed's optimizers by their names and arguments.
 
-Stepped alone, each is a plain PyTorch optimizer. Given to ``initialize``, the core does its updates.
+Without an engine, each is a plain PyTorch optimizer. If it is given to ``initialize``, the core makes its updates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _loss_of(closure: Callable | None) -> Any:
 
 
 class _Fp32States:
-    """Steps 16-bit parameters of an optimizer as fp32 copies, so that its states are fp32, like DeepSpeed's."""
+    """Makes an optimizer update fp32 copies of 16-bit parameters, so that its states are fp32, like DeepSpeed's."""
 
     fp32_optimizer_states = True
 
@@ -226,7 +226,7 @@ class FusedLion(_Lion):
 
 @runs_in_core(_C.OptimizerType.MUON)
 class MuonWithAuxAdam(torch.optim.Optimizer):
-    """Muon for the matrices of param groups with ``use_muon``, AdamW for those without. An engine steps it."""
+    """Muon for param groups with ``use_muon``, AdamW for the other groups. Only an engine can step it."""
 
     def __init__(self, param_groups: Iterable[dict[str, Any]]) -> None:
         groups = list(param_groups)

@@ -55,7 +55,7 @@ class NoHooks:
 
 
 class DeepSpeedOptimizer(Optimizer):
-    """``engine.optimizer``: as zeroshard's own, and ``state_dict()`` gives this rank's part of the states."""
+    """``engine.optimizer``: like zeroshard's own, but ``state_dict()`` returns this rank's part of the states."""
 
     def __init__(self, setup: OptimizerSetup) -> None:
         self._run: Callable[[], Run | None] = lambda: None
@@ -74,9 +74,9 @@ class DeepSpeedOptimizer(Optimizer):
         return self.loss_scale
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of this rank's part of the states, by parameter, and the settings of all param groups.
+        """Returns copies of this rank's part of the states, by parameter, and the settings of all param groups.
 
-        ``load_state_dict`` takes it in a run with the same ranks and layout. The weights are not in it.
+        ``load_state_dict`` accepts the result in a run with the same ranks and layout. It does not contain the weights.
         """
         run = self._living()
         updates = dict(run.core.updates())
@@ -104,7 +104,7 @@ class DeepSpeedOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes this rank's part back. Raises ``ValueError`` for what is not this rank's; then nothing has changed."""
+        """Loads this rank's part. Raises ``ValueError``, and changes nothing, for another rank's part."""
         run = self._living()
         if not isinstance(state_dict, dict) or not {"state", "param_groups", "updates", "rank"} <= state_dict.keys():
             raise ValueError(f"optimizer.load_state_dict: this is no optimizer.state_dict() of zeroshard's: {_OTHERS}")
@@ -153,9 +153,9 @@ class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpe
 
 
 def make_front(setup: OptimizerSetup, parsed: _C.ParsedConfig) -> DeepSpeedOptimizer:
-    """Makes an engine's optimizer, of a class that DeepSpeed's optimizer would also have.
+    """Makes an engine's optimizer, of the class that DeepSpeed's optimizer would have.
 
-    At stage 0 in fp32 that is the class of the caller's optimizer, or of the one that the configuration names.
+    At stage 0 in fp32 it is the class of the caller's optimizer, or of the optimizer that the configuration names.
     """
     stage = parsed.config.stage
     if stage > 0:

@@ -1,4 +1,4 @@
-"""``deepspeed.runtime.sequence_parallel.parallel_state_sp``: the sequence groups, as an ``mpu`` tells of them."""
+"""``deepspeed.runtime.sequence_parallel.parallel_state_sp``: the sequence groups, with the functions of an ``mpu``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
 def gather_losses() -> None:
     """Makes ``all_gather`` of ``torch.distributed.nn`` and its ``functional`` use a sequence group's communicator.
 
-    Scripts gather their losses with it. Torch's own has no backward over Gloo for a group without rank 0 of the world.
+    Scripts gather their losses with it. Torch's own function has no backward over Gloo for a group without rank 0.
     """
     inner = differentiable.all_gather
     if getattr(inner, "of_sequence_groups", False):

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class RepeatingLoader:
-    """Iterates over ``loader`` without end: at its end it starts again. An empty loader ends it."""
+    """Iterates over ``loader`` again and again, without an end. Only an empty loader ends the iteration."""
 
     def __init__(self, loader: Iterable) -> None:
         self.loader = loader

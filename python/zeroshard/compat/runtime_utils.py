@@ -12,7 +12,7 @@ from .logs import logger
 
 
 def set_random_seed(seed: int) -> None:
-    """Seeds Python, NumPy where it is installed, and torch."""
+    """Seeds Python, torch, and NumPy if it is installed."""
     random.seed(seed)
     torch.manual_seed(seed)
     try:
@@ -23,7 +23,7 @@ def set_random_seed(seed: int) -> None:
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """Logs the memory of this rank's device, if forced to."""
+    """Logs the memory of this rank's device, if ``force`` is true."""
     if force:
         device = get_accelerator()
         used, peak = device.memory_allocated() / 1e9, device.max_memory_allocated() / 1e9
@@ -31,7 +31,7 @@ def see_memory_usage(message: str, force: bool = False) -> None:
 
 
 def move_to_device(item: Any, device: Any, criterion_func: Any = None) -> Any:
-    """``item`` with the tensors in its lists, tuples and dicts on ``device``; only those that meet the criterion."""
+    """Returns ``item`` with the tensors in its lists, tuples and dicts on ``device``, if they meet the criterion."""
     if isinstance(item, torch.Tensor):
         return item.to(device) if criterion_func is None or criterion_func(item) else item
     if isinstance(item, list | tuple):

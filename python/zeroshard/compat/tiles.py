@@ -1,7 +1,7 @@
 """The names by which DeepSpeed's scripts compute in tiles, with its arguments.
 
-Gradients go to all tensors that ask for one, and to all parameters that the function uses, whatever ``compute_params``
-names: a parameter gets one gradient for all tiles.
+All tensors that require a gradient get one, and so do all parameters that the function uses, whatever
+``compute_params`` names. A parameter gets one gradient for all tiles.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def sequence_tiled_compute(
     output_unshard_dimension: int = 1,
     output_reduction: str | None = "mean",
 ) -> torch.Tensor:
-    """``fn(**kwargs_to_shard, **kwargs_to_pass)``, for one of ``shards`` tiles of the sequence after another."""
+    """Computes ``fn(**kwargs_to_shard, **kwargs_to_pass)``, for one of ``shards`` tiles of the sequence at a time."""
     return SequenceTiledCompute.apply(
         fn,
         seqlen,
@@ -46,7 +46,7 @@ def sequence_tiled_compute(
 
 
 class SequenceTiledCompute:
-    """Any function of tensors of shape (batch, sequence, ...); each tile is computed again in the backward pass."""
+    """Tiles a function of tensors of shape (batch, sequence, ...). The backward pass computes each tile again."""
 
     @staticmethod
     def apply(
@@ -88,7 +88,7 @@ class SequenceTiledCompute:
 
 
 class TiledMLP:
-    """``fn(self, x)``, which computes each token by itself; it is computed again in the backward pass."""
+    """Tiles ``fn(self, x)``, which computes each token by itself. The backward pass computes each tile again."""
 
     @staticmethod
     def apply(
@@ -106,7 +106,7 @@ class TiledMLP:
 class TiledFusedLogitsLoss:
     """The mean or sum of ``fn(self, x, y)`` or ``fn(self, x, y, mask)`` over tiles of all tokens of the batch.
 
-    The gradients are computed in the forward pass, beside the loss, unless that is in fp16.
+    The forward pass computes the gradients together with the loss, unless the loss is in fp16.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""TRL's hash of a model at stage 3: DPO with ``precompute_ref_log_probs`` takes it before there is an engine."""
+"""TRL's hash of a model at stage 3. DPO with ``precompute_ref_log_probs`` computes it before there is an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..wrapping import wrap_once
 
 
 def gather_for_hashes() -> None:
-    """TRL's ``hash_module``, where TRL is imported, reads sharded parameters one after the other. It is collective."""
+    """Makes TRL's ``hash_module``, if TRL is imported, gather sharded parameters one by one, which is collective."""
     for user in [module for name, module in sys.modules.items() if name.startswith("trl.trainer.")]:
         wrap_once(user, "hash_module", _hash_module)
 
@@ -26,7 +26,7 @@ def _hash_module(own: Callable[[Any], str], module: nn.Module) -> str:
 
 
 class _OneByOne:
-    """Replaces a module for ``hash_module``: each value of its ``state_dict`` has a ``cpu()``."""
+    """Replaces a module for ``hash_module``: ``cpu()`` of each value of its ``state_dict`` gathers one parameter."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

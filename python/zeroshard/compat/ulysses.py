@@ -33,9 +33,9 @@ class UlyssesSPAttentionHF:
         disable_in_eval: bool = False,
         max_length: int | None = None,
     ) -> Any:
-        """Makes the sequence groups and returns them as the ``mpu`` for ``initialize``. Collective.
+        """Makes the sequence groups, and returns the ``mpu`` for ``initialize``. Collective.
 
-        A model that is not loaded yet, given by its name, is cut by ``initialize``. The sequence may always have
+        The model may be given by its name before it is loaded; ``initialize`` then cuts it. Sequences may always have
         different lengths.
 
         Raises ``ValueError`` for a model whose sequence cannot be cut, and for a size that does not divide the ranks.
@@ -76,7 +76,7 @@ class _Pieces(IterableDataset):
 
 
 class UlyssesSPDataLoaderAdapter:
-    """Gives each rank of the sequence group its pieces of the rows that ``dl`` has on all of them, on the CPU.
+    """Gives each rank of the sequence group its pieces, on the CPU, of the rows of ``dl`` on all ranks of the group.
 
     Rows need ``position_ids``. ``shift_labels`` take the place of ``labels``.
     """

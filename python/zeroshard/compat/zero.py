@@ -1,4 +1,4 @@
-"""``deepspeed.zero``: sharded parameters before there is an engine, and around what reads or writes them."""
+"""``deepspeed.zero``: shards parameters before there is an engine, and makes them whole for code that uses them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXTERNAL = "_external_params"  # the name that DeepSpeed uses
 
 
 class ZeroParamStatus(enum.Enum):
-    """What ``param.ds_status`` is."""
+    """The values of ``param.ds_status``."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -39,7 +39,7 @@ class ZeroParamStatus(enum.Enum):
 
 
 def _shard_of(param: nn.Parameter) -> Shard | None:
-    """Returns None if an engine has the parameter at stage 3. Raises AttributeError for one that nobody shards."""
+    """Returns the shard; None if an engine has the parameter at stage 3. Raises AttributeError if nobody shards it."""
     shard = shard_of(param)
     if shard is None and not _is_of_stage_3(param):
         raise AttributeError("the parameter is not sharded: it has no attributes of deepspeed.zero")
@@ -47,7 +47,7 @@ def _shard_of(param: nn.Parameter) -> Shard | None:
 
 
 def _is_of_stage_3(param: nn.Parameter) -> bool:
-    """Returns whether an engine has it at stage 3, even if each rank keeps it whole, like a single rank does."""
+    """Returns whether an engine has ``param`` at stage 3, even if each rank keeps it whole, as a single rank does."""
     if (mark := mark_of(param)) is None:
         return False
     owner = mark.owner()
@@ -114,8 +114,8 @@ def _partition_numel(param: nn.Parameter) -> Callable[[], int]:
     return lambda: -(-param.numel() // ranks)
 
 
-# The attributes that scripts read from a sharded parameter. Other parameters do not have them. The shape is always that
-# of the whole parameter.
+# The attributes that scripts read from a sharded parameter. Other parameters do not have them. ``ds_shape`` is always
+# the shape of the whole parameter.
 _ATTRIBUTES = {
     "ds_id": _ds_id,
     "ds_shape": _ds_shape,
@@ -141,17 +141,17 @@ class ZeroParamType(enum.Enum):
 
 
 class Init:
-    """Inside, each module keeps 1/N of its parameters on each rank, with rank 0's values, once its constructor ends.
+    """Context in which each module, once its constructor ends, keeps 1/N of its parameters on each rank.
 
-    ``Init(module=model)`` does that with a model that is there. The parameters keep their shapes;
-    ``GatheredParameters`` makes them whole, and ``deepspeed.initialize`` takes them over unit by unit.
+    The values are rank 0's. ``Init(module=model)`` shards an existing model in the same way. The parameters keep their
+    shapes. ``GatheredParameters`` makes them whole, and ``deepspeed.initialize`` takes them over unit by unit.
 
     Args:
-        config_dict_or_path: gives the dtype of floating-point parameters: bf16 or fp16 where it is enabled.
-        dtype: goes before the configuration's; without either, each parameter keeps its own.
+        config_dict_or_path: if it enables bf16 or fp16, floating-point parameters get this dtype.
+        dtype: overrides the configuration's dtype. Without either, each parameter keeps its own dtype.
         enabled: False makes the context do nothing.
         data_parallel_group: refused; zeroshard shards over all ranks.
-        mpu: that of sequence groups, or None. The other arguments have no effect.
+        mpu: an ``mpu`` of sequence groups, or None. The other arguments have no effect.
 
     Raises ``ConfigError`` for a wrong configuration or a ``remote_device`` that is neither the CPU nor a GPU.
     """
@@ -218,12 +218,13 @@ class Init:
 
 
 class GatheredParameters:
-    """Makes sharded parameters whole inside: before, inside and after ``Init``, and those of an engine.
+    """Makes sharded parameters whole inside: parameters of ``Init``, and parameters of an engine.
 
-    ``params``: a tensor, or any number of them with None, duplicates, buffers and parameters that are not sharded. With
-    ``modifier_rank`` every rank takes over what that rank wrote. Without it, writes are dropped, and parameters of an
-    engine at stages 0 to 2, which are whole, are left alone: writes to these stay. Collective, but not over what an
-    outer context holds: that one writes back, so the inner one may run on one rank alone.
+    ``params`` is a tensor, or an iterable that may also have None, duplicates, buffers and parameters that are not
+    sharded. With ``modifier_rank`` every rank takes over the values that this rank wrote. Without it, writes are
+    dropped, except that writes to parameters of an engine at stages 0 to 2 stay, because these are whole anyway.
+    Collective, except over parameters that an outer context holds. The outer context writes these back, so an inner
+    context with only such parameters may run on one rank alone.
     """
 
     def __init__(
@@ -283,7 +284,7 @@ def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iter
 
 
 def _dtype_of(settings: dict[str, Any]) -> torch.dtype | None:
-    """Returns the dtype of a configuration that may still have "auto" values; None unless bf16 or fp16 is enabled."""
+    """Returns bf16 or fp16 if the configuration, which may still have "auto" values, enables it; otherwise None."""
     for name, dtype in (("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp16", torch.float16)):
         if (settings.get(name) or {}).get("enabled") == 1:  # or True
             return dtype
@@ -337,7 +338,7 @@ _own_apply = nn.Module.apply
 
 
 def _apply_gathered(module: nn.Module, fn: Callable[[nn.Module], None]) -> nn.Module:
-    """``nn.Module.apply``, with which models initialize modules. Each one's parameters are whole during its call."""
+    """Replaces ``nn.Module.apply``, by which models initialize modules. A module's parameters are whole in its call."""
     for child in module.children():
         child.apply(fn)
     with GatheredParameters(module.parameters(recurse=False), modifier_rank=0):
@@ -377,9 +378,9 @@ def _wrap(kind: type[nn.Module]) -> None:
 
 
 def _forward_of_shards(parametrization: ParametrizationList) -> torch.Tensor:
-    """The value of a parametrization. While its parameters are sharded, the value has a shape and no elements.
+    """Returns the value of a parametrization. While its parameters are sharded, the value has a shape but no memory.
 
-    transformers initializes such values, which are temporary: what is written to them goes nowhere.
+    transformers initializes such values, which are temporary, so writes to them are lost.
     """
     params = dict(parametrization.named_parameters(recurse=False))
     if all(shard_of(param) is None or is_whole(param) for param in params.values()):
@@ -398,7 +399,7 @@ ParametrizationList.forward = _forward_of_shards
 
 
 def register_external_parameter(module: nn.Module, parameter: torch.Tensor) -> None:
-    """Notes that the forward of ``module`` uses a parameter of another one. zeroshard finds such uses itself."""
+    """Records that the forward of ``module`` uses another module's parameter. zeroshard also finds such uses itself."""
     if not isinstance(module, nn.Module):
         raise RuntimeError(f"register_external_parameter: expected a module, got {type(module).__name__}")
     if not isinstance(parameter, nn.Parameter):
@@ -424,5 +425,5 @@ _orig_torch_arange = torch.arange
 
 
 def zero_wrapper_for_fp_tensor_constructor(fn: Callable, target_fp_dtype: Any = None, **kwargs: Any) -> Callable:
-    """For callers that replace it. Constructors of tensors are left alone: ``Init`` casts the parameters."""
+    """Returns ``fn``, because ``Init`` casts parameters without wrapping constructors. Scripts may replace it."""
     return fn

@@ -1,7 +1,7 @@
 """DeepSpeed's ``zero_to_fp32``: the fp32 weights of a checkpoint, without an engine or ranks.
 
-For checkpoints of zeroshard, and for those that DeepSpeed wrote, which a restricted reader opens: no code of a pickle
-runs, and none is written.
+The functions read checkpoints of zeroshard and of DeepSpeed. A restricted reader opens DeepSpeed's pickles, so no code
+in them runs. No pickle is written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")  # other dtypes are kept
 
 @dataclass
 class LazyTensor:
-    """A tensor that is still in its file; ``contiguous()`` reads it."""
+    """A tensor whose values are still in its file. ``contiguous()`` reads them."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -55,10 +55,10 @@ def get_fp32_state_dict_from_zero_checkpoint(
     exclude_frozen_parameters: bool = False,
     lazy_mode: bool = False,
 ) -> dict[str, Any]:
-    """The weights and buffers of a checkpoint by name, floating-point ones in fp32; tied names share one tensor.
+    """Returns weights and buffers of a checkpoint by name. Floating-point values are fp32. Tied names share a tensor.
 
-    Without ``tag`` it is the newest whole checkpoint. With ``lazy_mode`` a value is read when its ``contiguous()`` is
-    called. Raises ``ValueError`` or ``IoError`` when there is no checkpoint, or when it is damaged.
+    Without ``tag`` it reads the newest whole checkpoint. With ``lazy_mode`` a value is read when its ``contiguous()``
+    is called. Raises ``ValueError`` or ``IoError`` if there is no checkpoint, or if it is damaged.
     """
     lazy = _lazy_state(os.fspath(checkpoint_dir), tag, exclude_frozen_parameters)
     if lazy_mode:
@@ -87,8 +87,8 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 ) -> None:
     """Writes the fp32 weights as ``model.safetensors``, or as several files and an index, into ``output_dir``.
 
-    Also without ``safe_serialization``: zeroshard writes no pickle. Needs memory for one piece of a tensor, and for a
-    checkpoint of DeepSpeed room on the disk for a second copy.
+    ``safe_serialization`` has no effect, because zeroshard never writes a pickle. Needs memory for one piece of a
+    tensor. For a checkpoint of DeepSpeed it also needs room for a second copy on the disk.
     """
     source, out = os.fspath(checkpoint_dir), os.fspath(output_dir)
     limit = _bytes_of(max_shard_size)
@@ -134,7 +134,7 @@ def load_state_dict_from_zero_checkpoint(
 
 
 def get_optim_files(checkpoint_dir: str) -> list[str]:
-    """The files with the optimizer's states in one checkpoint: DeepSpeed's, or those of zeroshard, which hold all."""
+    """Returns a checkpoint's files with optimizer states: DeepSpeed's, or zeroshard's files, which hold everything."""
     return _files(checkpoint_dir, "*_optim_states.pt")
 
 
@@ -143,7 +143,7 @@ def get_model_state_files(checkpoint_dir: str) -> list[str]:
 
 
 def get_model_state_file(checkpoint_dir: str, zero_stage: int) -> str:
-    """The first file with the model's weights in one checkpoint."""
+    """Returns the first file with the model's weights in one checkpoint."""
     name = "mp_rank_00_model_states.pt" if zero_stage <= 2 else "zero_pp_rank_0_mp_rank_00_model_states.pt"
     own = os.path.join(checkpoint_dir, "manifest.json")
     return _files(checkpoint_dir, name)[0] if not os.path.exists(own) else get_model_state_files(checkpoint_dir)[0]
