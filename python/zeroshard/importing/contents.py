@@ -1,4 +1,4 @@
-"""The result of an import, whichever format it came from."""
+"""The result of an import from any format."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def is_checkpoint(source: str) -> bool:
 
 
 def read(directory: str, buffers: list[str]) -> Contents:
-    """Reads a checkpoint. ``buffers``: patterns for names of float buffers, which look like frozen parameters."""
+    """Reads a checkpoint. ``buffers`` are patterns for names of float buffers, which look like frozen parameters."""
     return _Import(_Store(directory), buffers).contents()
 
 
@@ -246,7 +246,7 @@ class _Import:
         return lambda out: self._store.fill(key, out)
 
     def _find_ties(self, weights: dict[str, str]) -> None:
-        """DCP keeps a tied parameter under each of its names, but the optimizer's states under only one."""
+        """Finds tied parameters, because DCP has them under each of their names, but their states under only one."""
         store, contents = self._store, self._contents
         if not self._states:
             return

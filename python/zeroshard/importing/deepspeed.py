@@ -1,8 +1,8 @@
-"""DeepSpeed's ZeRO checkpoints.
+"""Reads DeepSpeed's ZeRO checkpoints.
 
-Stages 1 and 2 keep each param group as one flat vector, parameters one after another, cut into one partition per rank,
-with padding at its end. Stage 3 cuts every parameter by itself, padded to a multiple of the ranks; a rank keeps its
-pieces one after another, in one or several flat vectors.
+Stages 1 and 2 keep each param group as one flat vector of its parameters, with padding at the end. The vector is cut
+into one partition per rank. Stage 3 pads every parameter to a multiple of the ranks and cuts it by itself. A rank keeps
+its pieces one after another, in one or several flat vectors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OWN_KEYS = {
 
 
 def find(source: str) -> str | None:
-    """The directory of one checkpoint: ``source``, or the one that its ``latest`` names; None if there is none."""
+    """Returns the directory of one checkpoint: ``source``, or the directory that ``latest`` in it names; else None."""
     if _optimizer_files(source):
         return source
     below = named_below(source, "latest")
@@ -95,7 +95,7 @@ def number_of(value: Any) -> Any:
 
 @dataclass
 class _Flat:
-    """Vectors that follow one another."""
+    """Several vectors, read as if they were one."""
 
     parts: list[torch.Tensor]
 
@@ -212,7 +212,7 @@ class Import:
         return fill
 
     def _check(self, index: int, used: int, vectors: dict[str, list[list[torch.Tensor]]]) -> None:
-        """The parameters must use up the vectors, except for the padding."""
+        """Raises ``ValueError`` unless the parameters use up the vectors, except for the padding."""
         for kind, flats in vectors.items():
             sizes = [_Flat(own if self._stage == 3 else [own[index]]).numel for own in flats]
             have, slack = (min(sizes), 0) if self._stage == 3 else (sum(sizes), 2 * self._world_size)
@@ -238,7 +238,7 @@ class Import:
         return self._contents.step if step is None else count(step)
 
     def _add_frozen(self) -> None:
-        """Frozen parameters: stage 3 keeps them cut; stages 1 and 2 keep them whole among the module's tensors."""
+        """Adds frozen parameters. Stage 3 keeps them cut; stages 1 and 2 keep them whole among the module's tensors."""
         module, entries = self._model["module"], self._contents.entries
         shapes = self._model.get("frozen_param_shapes") or {}
         known = {entry.name for entry in entries} | set(self._model["buffer_names"] or [])

@@ -1,7 +1,7 @@
 """Computes the size of a pickle's values as if every reference to a value were written out.
 
-Ten lists, each holding the one before ten times, take a hundred bytes, but expand to ten thousand million values
-for code that walks through them. So the values are counted first, looking at each object only once.
+Ten lists, each of which has the previous list ten times, take a hundred bytes, but expand to ten thousand million
+values for code that walks through them. So the values are counted first, with one look at each object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Visit:
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The parts of a value, each with a label."""
+    """Yields the parts of a value, each with a label."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield key, key
@@ -92,7 +92,7 @@ def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
 
 
 def _add(visit: _Visit, extent: list[int], most: tuple[int, int, int]) -> None:
-    """Adds up to a little above the limits, because otherwise a number could get as many digits as there are values."""
+    """Adds an extent, but at most a little above the limits, because a count could otherwise get very many digits."""
     visit.extent = [min(a + b, limit + 1) for a, b, limit in zip(visit.extent, extent, most, strict=True)]
 
 

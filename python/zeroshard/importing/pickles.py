@@ -1,7 +1,7 @@
-"""Reads files of ``torch.save`` and pickles without running the code they ask for.
+"""Reads files of ``torch.save`` and pickles without running the code that they name.
 
-Of the names in a pickle, only tensors, storages, dtypes and plain containers are known here. Tensors are views of the
-mapped file: reading one costs memory only when its elements are read.
+Only the names of tensors, storages, dtypes and plain containers are known. Tensors are views of the mapped file, so a
+tensor takes memory only when its elements are read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _to_dict(items: Any = ()) -> Dict:
 
 
 def _known_names() -> dict[str, Any]:
-    """Returns the known names. They are made anew for each pickle."""
+    """Returns the known names, with new objects for each pickle."""
     names: dict[str, Any] = {
         "torch._utils._rebuild_tensor_v2": Fixed(function=_rebuild_tensor),
         "torch._utils._rebuild_parameter": Fixed(function=_rebuild_parameter),
@@ -96,7 +96,7 @@ def _storage_of(pid: Any, archive: Archive | None) -> _Storage:
 
 
 def load_pickle(data: bytes, where: str, archive: Archive | None = None) -> Any:
-    """The value of a pickle. Raises ``ValueError`` naming ``where`` if it is damaged or has an unknown form."""
+    """Returns the value of a pickle. Raises ``ValueError`` that names ``where`` for a damaged or unknown form."""
     try:
         value = Unpickler(data, _known_names(), lambda pid: _storage_of(pid, archive)).load()
         check_extent(value, len(data), archive.length if archive else 0)
@@ -167,7 +167,7 @@ class Archive:
         return load_pickle(bytes(self._record("data.pkl")), self.where, self)
 
     def elements(self, storage: _Storage) -> torch.Tensor:
-        """All elements of a storage, 1-D."""
+        """Returns all elements of a storage, 1-D."""
         data = self._record(f"data/{storage.key}")
         if len(data) < storage.numel * storage.dtype.itemsize:
             raise ValueError(f"the storage {storage.key} has {len(data)} bytes, not {storage.numel} {storage.dtype}")
@@ -179,7 +179,7 @@ class Archive:
         return whole[: storage.numel * storage.dtype.itemsize].view(storage.dtype)
 
     def _aligned(self, record: torch.Tensor) -> torch.Tensor:
-        """A copy that is made once for all tensors in a record."""
+        """Returns an aligned copy of a record, which is made once for all tensors in the record."""
         copy = self._copies.get(record.data_ptr())
         if copy is None or copy.numel() != record.numel():
             self._copied += record.numel()

@@ -1,7 +1,7 @@
-"""DeepSpeed's universal checkpoints: one directory per parameter, whole tensors, no ranks.
+"""Reads DeepSpeed's universal checkpoints, which have one directory per parameter, and whole tensors.
 
-``zero/NAME/`` has ``fp32.pt``, the moments and ``step.pt``; ``zero/optimizer_state.pt`` the param groups; the files of
-model states are those of the checkpoint it was made from.
+``zero/NAME/`` has ``fp32.pt``, the moments and ``step.pt``. ``zero/optimizer_state.pt`` has the param groups. The files
+of model states are copies from the original checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.p
 
 
 def find(source: str) -> str | None:
-    """The directory of one checkpoint: ``source``, or the one that ``latest_universal`` names; None if none."""
+    """Returns the directory of one checkpoint: ``source``, or the one that ``latest_universal`` names; else None."""
     if _is_checkpoint(source):
         return source
     below = named_below(source, "latest_universal") or named_below(source, "latest")
@@ -109,12 +109,12 @@ class _UniversalImport(Import):
 
 
 def _values(optimizer: dict[str, Any]) -> list[Any]:
-    """Returns the optimizer's states of the flat vectors of stage 3, which the file still has."""
+    """Returns the optimizer's states of the flat vectors of stage 3, which the file also has."""
     inner = optimizer.get("optimizer_state_dict")
     states = inner.get("state") if isinstance(inner, dict) else None
     return list(states.values()) if isinstance(states, dict) else []
 
 
 def _param(value: Any) -> Any:
-    """Returns the tensor. Stages 1 and 2 keep a dict with it and the way in which it was merged."""
+    """Returns the tensor in ``value``. Stages 1 and 2 keep a dict with the tensor and the way of its merge."""
     return value.get("param") if isinstance(value, dict) else value

@@ -1,9 +1,9 @@
-"""Builds the values of a pickle without running what it asks for, with work in proportion to its length.
+"""Builds the values of a pickle without running the code that it names, with work in proportion to its length.
 
-A pickle names callables and has them called. Here each allowed name stands for a function of the reader; every other
-name is a ``Placeholder`` class, which records its arguments and state and does nothing else. A few bytes can also
-request much work: a list of lists of one and the same list, or a key that takes for ever to hash. So every operation
-that takes more than one look at a value is counted.
+A pickle names callables and has them called. In this reader each allowed name stands for a function of the reader.
+Every other name becomes a ``Placeholder`` class, which only records its arguments and state. A few bytes of a pickle
+can also request much work, such as a list of lists of the same list, or a key that takes hours to hash. So every
+operation that looks at a value more than once is counted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Placeholder:
 
 
 class Dict(dict):
-    """An OrderedDict of a pickle; attributes that it may carry are dropped."""
+    """An OrderedDict of a pickle, without its attributes."""
 
     def __setstate__(self, state: Any) -> None:
         pass
@@ -108,7 +108,7 @@ def _length(value: Any) -> int:
 
 
 class Unpickler(pickle._Unpickler):  # the class in Python, because the one in C calls anything
-    """Reads the pickle ``data``; ``names`` are the allowed names, ``storage`` makes objects kept outside of it."""
+    """Reads the pickle ``data``. ``names`` are allowed names. ``storage`` makes objects that are not in the pickle."""
 
     def __init__(self, data: bytes, names: dict[str, Any], storage: Callable[[Any], Any]) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
