@@ -1,7 +1,8 @@
 #pragma once
 #include <torch/csrc/utils/pybind.h>
 
-// Declares one function per public header of the core. Each adds names to the Python module, and no logic.
+// Declares one function per public header of the core. Each function adds the header's names to the Python module,
+// without logic of its own.
 namespace zeroshard {
 
 namespace py = pybind11;

@@ -10,8 +10,8 @@
 
 namespace zeroshard {
 
-// Returns the group that torch.distributed registered under `name`; no group for "". Groups are passed by name, so that
-// no pybind type crosses between torch and this module.
+// Returns the group that torch.distributed registered under `name`; null for "". Groups are passed by name, because
+// torch and this module may not share pybind types.
 inline World::Group find_group(const std::string& name) {
   return name.empty() ? World::Group() : c10d::resolve_process_group(name);
 }

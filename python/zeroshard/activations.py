@@ -1,4 +1,4 @@
-"""Checkpointed layers whose inputs leave memory between forward and backward (``zeroshard.offload.activations``)."""
+"""Moves the inputs of checkpointed layers out of memory until backward (``zeroshard.offload.activations``)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _thread = _Thread()
 def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``torch.utils.checkpoint.checkpoint``, with the same arguments and the same result.
 
-    In the forward of an engine with ``zeroshard.offload.activations`` those of ``args`` that are tensors with a
-    gradient leave memory until the backward pass needs them. Elsewhere it is torch's own.
+    In the forward of an engine with ``zeroshard.offload.activations``, each of ``args`` that is a tensor with a
+    gradient leaves memory until the backward pass needs it. Elsewhere the function only calls torch's ``checkpoint``.
 
     >>> hidden = zeroshard.recompute(block, hidden, use_reentrant=False)
     """
@@ -39,7 +39,7 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class Keeper:
-    """Moves the inputs of checkpointed modules of an engine's model, also those of the model's own checkpointing."""
+    """Moves the inputs of checkpointed modules of an engine's model, also if the model checkpoints them itself."""
 
     def __init__(self, model: nn.Module, core: _C.Engine) -> None:
         self._core: _C.Engine | None = core
@@ -114,7 +114,7 @@ class _Checkpoint:
 
 
 class _Part:
-    """A function that backward computes again. Checkpoints inside it are torch's own, both times."""
+    """A function that backward computes again. Checkpoints inside it are torch's own, in forward and in backward."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

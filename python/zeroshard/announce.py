@@ -12,7 +12,7 @@ from .run import Run
 
 
 def announce(run: Run) -> None:
-    """Rank 0 logs how the engine trains and its planned memory; at the end of the run, the memory it used."""
+    """Logs on rank 0 how the engine trains and its planned memory, and at the end of the run the used memory."""
     if run.rank != 0:
         return
     report = memory_report(run.core)

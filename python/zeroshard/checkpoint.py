@@ -1,4 +1,4 @@
-"""``engine.save_checkpoint`` and ``engine.load_checkpoint``: what Python adds to the core's state.
+"""``engine.save_checkpoint`` and ``engine.load_checkpoint``: saves and loads the state that the core does not have.
 
 Everything except tensors is JSON, so that nothing in a checkpoint can run code.
 """
@@ -90,7 +90,7 @@ def save(
     in_background: bool | None = None,
     rank_state: dict[str, Any] | None = None,
 ) -> None:
-    """Saves. ``in_background``: whether to return before the commit; None: the configuration decides."""
+    """Saves a checkpoint. ``in_background``: whether to return before the commit; None: the configuration decides."""
     root, contents = b"", {}
     whole = _some_rank_has_tables(run)
 
@@ -146,7 +146,7 @@ def _collect(
 
 
 def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
-    """Returns the state of the run. The checkpoint contains the one of rank 0."""
+    """Returns the state of the run. The checkpoint contains the state of rank 0."""
     state = {
         **dict(run.core.progress_at_last_step.counts()),
         "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
@@ -158,7 +158,7 @@ def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str,
 
 
 def _rank_client(run: Run) -> str:
-    """Returns the kind of the tensors in this rank's ``rank_state``."""
+    """Returns the kind under which a checkpoint has the tensors of this rank's ``rank_state``."""
     return f"{_CLIENT}@{run.rank}"
 
 
@@ -176,7 +176,7 @@ def _whole(name: str, kind: str, tensor: torch.Tensor) -> _C.TensorState:
 
 
 def _buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Returns the persistent buffers, which are those in the model's state_dict."""
+    """Returns the persistent buffers, which are the buffers in the model's state_dict."""
     found = []
     for prefix, child in module.named_modules():
         for name, buffer in child._buffers.items():
@@ -208,7 +208,7 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
 
 
 def _own_buffers(run: Run, has_rank_state: bool) -> list[_C.TensorState]:
-    """Returns the buffers that this rank saves: rank 0 saves all, other ranks those whose values differ among ranks.
+    """Returns the buffers that this rank saves. Rank 0 saves all; other ranks save buffers that differ among ranks.
 
     Raises ``ValueError`` if only some ranks have a ``rank_state``.
     """
@@ -236,10 +236,10 @@ def _rank_buffer(run: Run, name: str) -> tuple[str, str]:
 def _external_states(
     run: Run, whole: bool
 ) -> tuple[list[_C.TensorState], dict[str, list[_C.TensorState]], dict[str, dict[str, Any]]]:
-    """Returns tensors of the user's optimizer: slices of parameters, whole tensors by kind, others by parameter.
+    """Returns tensors of the user's optimizer: slices of parameters, whole tensors by kind, other values by parameter.
 
-    A load cuts slices anew for its ranks. A rank saves tensors ``whole`` if some rank has tables. Then only a run that
-    cuts each parameter at the same elements can load them.
+    A load cuts slices again for its own ranks. A rank saves tensors ``whole`` if some rank has tables. Only a run that
+    cuts each parameter at the same elements can load whole tensors.
     """
     slices: list[_C.TensorState] = []
     tables: dict[str, list[_C.TensorState]] = {}
@@ -261,7 +261,7 @@ def _external_states(
 
 
 def _has_tables(run: Run) -> bool:
-    """Returns whether the user's optimizer has tables on this rank: states without one value per element.
+    """Returns whether the user's optimizer has tables on this rank: states that do not have one value per element.
 
     Scales and code tables are examples. If there are tables, a state with one value per element may be a code, which
     has no meaning without its table.
@@ -299,7 +299,7 @@ def _stretch_of(part: _C.OptimizerSlice, param: torch.Tensor) -> str:
 
 
 def warn_of_states(run: Run) -> None:
-    """Warns of states of the user's optimizer that no checkpoint can hold. Called after the step that creates them."""
+    """Warns of states of the user's optimizer that no checkpoint can hold. The engine calls it after the first step."""
     try:
         has_tables = _has_tables(run)
         _, tables, others = _external_states(run, has_tables)
@@ -448,7 +448,7 @@ def _check_rank_state(run: Run, saved: dict[str, Any]) -> None:
 
 
 def _check_scheduler(run: Run, state: Any) -> None:
-    """Lets the scheduler load a state and then its own again, so that it fails before weights are read."""
+    """Makes the scheduler load a state and then its own again, so that a wrong state fails before weights are read."""
     scheduler = run.lr_scheduler
     if state is None or not (hasattr(scheduler, "load_state_dict") and hasattr(scheduler, "state_dict")):
         return
@@ -511,7 +511,7 @@ def _external_wants(
 
 
 def _stretches_of(infos: list[_C.TensorInfo]) -> dict[str, dict[str, dict[str, _C.TensorInfo]]]:
-    """Returns states that were saved whole, by parameter and slice. If several ranks had a slice, takes one of them."""
+    """Returns states that were saved whole, by parameter and slice. If several ranks saved a slice, takes any one."""
     found: dict[str, dict[str, dict[str, _C.TensorInfo]]] = {}
     for info in infos:
         if info.kind.startswith(_OF_STRETCH):

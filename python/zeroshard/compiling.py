@@ -13,9 +13,9 @@ from .units import Unit
 
 
 def compile_units(units: Sequence[Unit], backend: str | Callable, options: dict[str, Any]) -> None:
-    """Compiles the forward of each module of a unit that contains no other unit; ``options`` are torch.compile's.
+    """Compiles the forward of each module whose unit contains no other unit. ``options`` are for ``torch.compile``.
 
-    Only the forward is compiled: hooks, which gather and free parameters, stay outside of the graphs. Blocks of one
+    Hooks are not compiled, because they gather and free parameters; they stay outside of the graphs. Blocks of one
     class share the compiled code.
     """
     modules = {id(module): module for unit in units for module in unit.modules}

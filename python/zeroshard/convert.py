@@ -26,11 +26,11 @@ _SAFETENSORS = {dtype: name for name, dtype in DTYPES.items()}
 def convert(
     source: str | os.PathLike, out: str | os.PathLike, tag: str | None = None, buffers: list[str] | None = None
 ) -> tuple[str, list[str]]:
-    """Writes the checkpoint ``source`` of DeepSpeed or of DCP to ``out``; returns its path and what did not translate.
+    """Converts the checkpoint ``source`` of DeepSpeed or DCP to ``out``. Returns its path, and notes on lost parts.
 
-    ``buffers`` are patterns of names that are buffers, not frozen parameters: DCP does not distinguish them. ``out``
-    must have room for the new checkpoint twice. Raises ``ValueError`` for a source that is neither kind, is damaged or
-    incomplete, and when ``out`` already has a checkpoint of that tag.
+    ``buffers`` are patterns for the names of buffers, because DCP does not distinguish buffers from frozen parameters.
+    ``out`` must have room for the new checkpoint twice. Raises ``ValueError`` for a source that is neither kind, is
+    damaged or is incomplete, and if ``out`` already has a checkpoint of that tag.
     """
     source, out = os.fspath(source), os.fspath(out)
     try:
@@ -106,7 +106,7 @@ def _reserve(scratch: Any, size: int, out: str) -> None:
 
 
 def _assemble(entries: list[Entry], scratch: Any, out: str) -> list[tuple[_C.StoredTensor, torch.Tensor]]:
-    """Copies whole tensors to a mapped file, so that memory need not hold all of them."""
+    """Copies whole tensors to a mapped file, so that they need not fit into memory together."""
     begins, end = [], 0
     for entry in entries:
         begins.append(end)
@@ -163,7 +163,7 @@ def _state(contents: Contents) -> tuple[dict[str, Any], list[Entry]]:
 
 
 def _plain(value: Any) -> Any:
-    """Raises ``ValueError`` if ``value`` holds an object of a class that was not loaded."""
+    """Returns ``value``. Raises ``ValueError`` if it contains an object of a class that was not loaded."""
     if isinstance(value, (Placeholder, type)):
         raise ValueError(f"it holds {value!r}, which is not loaded")
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""The cores of this package: what is compiled, once for each torch, in folders ``cores/torch_2_13_cpu`` or ``_cu13``.
+"""Finds the core of this package: its compiled part, one for each torch, in ``cores/torch_2_13_cpu`` or ``_cu13``.
 
-A core is for one minor version of torch, without CUDA or with one major version of it. With another one it may not
+A core is for one minor version of torch, without CUDA or with one major version of CUDA. With another torch it may not
 load, or may compute wrong results. This file imports neither torch nor other files of zeroshard, because
 ``zeroshard-torch`` runs it by itself.
 """
@@ -15,11 +15,11 @@ from collections.abc import Iterable
 
 
 def find_core(package: Iterable[str], torch_version: str, cuda: str | None) -> pathlib.Path:
-    """The folder of the core for a torch, as ``torch.__version__`` and ``torch.version.cuda`` tell it.
+    """Returns the folder of the core for a torch with this ``torch.__version__`` and ``torch.version.cuda``.
 
-    ``package`` has the folders that zeroshard is found in. A core without CUDA serves a torch with CUDA where this
-    zeroshard has no core with CUDA: then ranks train on the CPU, or on GPUs without zeroshard's own kernels.
-    Raises ``ImportError`` with the cores that there are if none is for this torch.
+    ``package`` has the folders of the package zeroshard. If there is no core with CUDA, a torch with CUDA gets a core
+    without it. Ranks then train on the CPU, or on GPUs without zeroshard's own kernels. Raises ``ImportError``, which
+    lists the existing cores, if none of them is for this torch.
     """
     found = [core for folder in package for core in pathlib.Path(folder).glob("cores/*")]
     cores = {core.name: core for core in found if re.fullmatch(r"torch_\d+_\d+_(cpu|cu\d+)", core.name)}
@@ -47,7 +47,7 @@ def _listed(cores: Iterable[str]) -> str:
 
 
 def become_program() -> None:
-    """Replaces this process by the program ``zeroshard-torch`` for this Python's torch, which is not imported."""
+    """Replaces this process by the program ``zeroshard-torch`` for this Python's torch, without importing torch."""
     import importlib.util
     import runpy
     import signal

@@ -1,4 +1,4 @@
-"""Process groups from the environment of torchrun, zeroshard run, mpirun or srun."""
+"""Makes process groups from the environment of torchrun, zeroshard run, mpirun or srun."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def init_distributed(
     backend: str | None = None,
     alone: bool = False,
 ) -> None:
-    """Starts torch.distributed unless it is started, for the ranks of a launcher: NCCL for CUDA devices, else Gloo.
+    """Starts torch.distributed for the ranks of a launcher, unless it is started: NCCL for CUDA devices, else Gloo.
 
-    Ranks are read from torchrun's variables, else from those of Open MPI, MPICH or Slurm; without any it does nothing,
-    or makes a group of this process if ``alone``. ``backend`` replaces the choice by device.
-    When all ranks are on one host, or the master address is the loopback interface, Gloo and NCCL listen on
-    loopback only. Else Gloo uses the interface that leads to the master address, or the one that
+    The ranks come from the environment variables of torchrun, or else of Open MPI, MPICH or Slurm. Without such
+    variables the call does nothing, or with ``alone`` makes a group of this process. ``backend`` replaces the choice by
+    device. If all ranks are on one host, or the master address is a loopback address, Gloo and NCCL listen only on
+    loopback. Otherwise Gloo uses the interface that leads to the master address, or the interface that
     ``GLOO_SOCKET_IFNAME`` names.
 
-    Raises ``CommError`` when a rank does not arrive within ``timeout`` (by default 10 minutes), dies or gives up; the
-    error says which ranks arrived. Every rank may then call it again.
+    Raises ``CommError`` if a rank does not arrive within ``timeout`` (by default 10 minutes), dies or gives up. The
+    error says which ranks have arrived. Every rank may then call it again.
 
     >>> zeroshard.init_distributed("cpu")
     """
@@ -119,7 +119,7 @@ def end_default_group() -> None:
 def _end_with_the_process() -> None:
     """Ends the groups that a script has not ended, while the interpreter still lives.
 
-    Gloo's threads may free tensors later, need Python's lock for that, and then abort the process.
+    Later, Gloo's threads might free tensors. They would need Python's lock for that, and would abort the process.
     """
     _C.let_threads_stay()
     if not _has_started_group() or dist.get_backend() != "gloo":
@@ -213,7 +213,7 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
 
 
 def _await_listener(host: str, port: int, rank: int, timeout: timedelta) -> None:
-    """Returns when a process listens there. c10d itself checks rarely, and ignores Ctrl-C meanwhile."""
+    """Waits until a process listens at the address, because c10d itself checks rarely and ignores Ctrl-C meanwhile."""
     begin, nap, reason = time.monotonic(), 0.001, "no time"
     while (left := timeout.total_seconds() - (time.monotonic() - begin)) > 0:
         try:

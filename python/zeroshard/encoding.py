@@ -1,4 +1,4 @@
-"""Python values as JSON, and back: nothing in a checkpoint can run code."""
+"""Turns Python values into JSON and back, so that nothing in a checkpoint can run code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine: the user's module, sharded, and everything that training needs."""
+"""The engine: trains the user's module, whose parameters and states are sharded."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def _of_run(name: str, doc: str) -> property:
 
 
 class Engine(Getters, nn.Module):
-    """Trains ``module`` with its states sharded over all ranks; made by ``zeroshard.initialize``.
+    """Trains ``module`` with its states sharded over all ranks. ``zeroshard.initialize`` makes it.
 
-    A step: ``loss = engine(...)``, ``engine.backward(loss)``, ``engine.step()``; ``step()`` updates once per
-    ``gradient_accumulation_steps`` calls. Every rank makes the same calls in the same order.
+    A step is ``loss = engine(...)``, ``engine.backward(loss)``, ``engine.step()``. Of ``gradient_accumulation_steps``
+    calls of ``step()``, the last one updates the parameters. Every rank makes the same calls in the same order.
 
     >>> for batch in loader:
     ...     loss = engine(**batch).loss
@@ -123,7 +123,7 @@ class Engine(Getters, nn.Module):
         return loss
 
     def step(self, lr_kwargs: dict | None = None) -> None:
-        """Updates the parameters if this micro-batch is the last of its step, else only counts it."""
+        """Updates the parameters if this micro-batch is the last of its step; otherwise only counts the micro-batch."""
         self._check_step()
         # A script may have replaced the method: its answer counts.
         updates, scheduler = self.is_gradient_accumulation_boundary(), self._run.lr_scheduler
@@ -134,7 +134,7 @@ class Engine(Getters, nn.Module):
     def _update(self) -> None:
         """Does the work of ``optimizer.step()``: updates with all gradients since the last update.
 
-        It does nothing if no backward pass came since the last ``step()``. It steps no scheduler of the engine. The
+        Does nothing if there was no backward pass since the last ``step()``. Does not step the engine's scheduler. The
         next ``engine.step()`` starts a new count of micro-batches.
         """
         self._check_step()
@@ -204,7 +204,7 @@ class Engine(Getters, nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients computed inside stay on this rank until the next backward outside, which reduces them too."""
+        """Keeps gradients that are computed inside on this rank, until the next backward outside reduces them, too."""
         previous, self._syncs = self._syncs, False
         try:
             yield
@@ -212,9 +212,9 @@ class Engine(Getters, nn.Module):
             self._syncs = previous
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discards all gradients since the last update, and counts its micro-batches anew. Every rank calls it.
+        """Discards all gradients since the last update, and counts micro-batches from 0 again. Every rank calls it.
 
-        ``step()`` clears the gradients that it has used: this is for batches that must not count.
+        It is for batches that must not count, because ``step()`` clears the gradients that it has used by itself.
         """
         drops = self._run.is_within_step
         self._run.core.zero_grad()
@@ -228,10 +228,10 @@ class Engine(Getters, nn.Module):
         schedule: Any = None,
         compiled_autograd_enabled: bool = False,
     ) -> None:
-        """Compiles the units by ``torch.compile(backend=backend, **compile_kwargs)``; a second call does nothing.
+        """Compiles the units with ``torch.compile(backend=backend, **compile_kwargs)``. A second call does nothing.
 
-        A unit that contains other units is not compiled. ``schedule`` and ``compiled_autograd_enabled`` are there
-        because DeepSpeed's interface has them; they are refused.
+        A unit that contains other units is not compiled. ``schedule`` and ``compiled_autograd_enabled`` exist for
+        DeepSpeed's interface. Other values than the defaults raise ``ValueError``.
         """
         check_arguments(schedule, compiled_autograd_enabled)
         if self._run.keeper is not None:
@@ -244,7 +244,7 @@ class Engine(Getters, nn.Module):
             self._is_compiled = True
 
     def destroy(self) -> None:
-        """Ends the engine: frees its states and hooks, and makes the module's parameters whole, ordinary tensors.
+        """Ends the engine: frees its states, removes its hooks, and turns the parameters into whole, ordinary tensors.
 
         Collective. Parameters that stage 3 has sharded lose their values if some rank lacks the memory for all of them,
         or while an exception is handled. Raises ``IoError`` if the last checkpoint could not be written.
@@ -265,12 +265,14 @@ class Engine(Getters, nn.Module):
     ) -> bool:
         """Saves everything that training needs to continue as ``save_dir/tag`` (``global_step<N>``). Collective.
 
-        Any number of ranks at any stage can load it. Returns when the state is copied. The copy is written while
-        training goes on, unless ``zeroshard.checkpoint.async`` is false; a later ``step()``, ``save_checkpoint`` or
-        ``wait_for_checkpoint()`` raises an error of the writing. A process that ends waits for it.
+        Any number of ranks at any stage can load the checkpoint. The call returns when the state is copied. A thread
+        writes the copy while training continues, unless ``zeroshard.checkpoint.async`` is false. If the thread fails, a
+        later ``step()``, ``save_checkpoint`` or ``wait_for_checkpoint()`` raises its error. A process that ends waits
+        for the thread.
 
-        ``client_state`` may hold numbers, text, tensors, lists, tuples and dicts. Rank 0's is saved. ``rank_state`` may
-        hold the same, and each rank's is saved: averages of its shards, for example.
+        ``client_state`` may hold numbers, text, tensors, lists, tuples and dicts; the checkpoint gets rank 0's.
+        ``rank_state`` may hold the same, and the checkpoint gets every rank's. An example is a rank's averages of its
+        own shards.
         """
         self._checkpoints.save(
             self._run,
@@ -284,9 +286,9 @@ class Engine(Getters, nn.Module):
         return True
 
     def wait_for_checkpoint(self) -> bool:
-        """Waits until the last checkpoint is written; raises ``IoError`` if that failed.
+        """Waits until the last checkpoint is written. Raises ``IoError`` if the write failed.
 
-        With ``zeroshard.checkpoint.on_error`` "warn" it logs the error instead, and returns False.
+        If ``zeroshard.checkpoint.on_error`` is "warn", it logs the error instead and returns False.
         """
         return self._run.core.wait_for_checkpoint()
 
@@ -303,12 +305,12 @@ class Engine(Getters, nn.Module):
         *,
         rank_state: dict[str, Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continues from a checkpoint, whatever number of ranks and stage wrote it. Collective.
+        """Continues from a checkpoint that any number of ranks at any stage have written. Collective.
 
-        Without a tag it takes the newest whole checkpoint: it skips a damaged one with a warning, or with ``strict``
-        raises ``IoError``. Returns the checkpoint's path and its ``client_state``; ``(None, None)`` if there is no
-        checkpoint. The dict ``rank_state`` gets what this rank had saved as its own; another number of ranks than the
-        one that saved raises ``ValueError``, and loads nothing.
+        Without a tag it loads the newest whole checkpoint. It skips a damaged checkpoint with a warning, or raises
+        ``IoError`` with ``strict``. Returns the checkpoint's path and its ``client_state``; ``(None, None)`` if there
+        is no checkpoint. The dict ``rank_state`` gets the ``rank_state`` that this rank has saved. If another number of
+        ranks has saved, that argument raises ``ValueError``, and nothing is loaded.
         """
         if custom_load_fn is not None:
             raise ValueError("load_checkpoint: custom_load_fn is not supported; load_module_strict=False loads a part")
@@ -332,10 +334,10 @@ class Engine(Getters, nn.Module):
         save_filename: str = "model.safetensors",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Writes the whole model as one safetensors file, in its training dtype, unit by unit. Collective.
+        """Writes the whole model as one safetensors file in its training dtype, one unit after another. Collective.
 
-        A name that ends in ``.bin`` or ``.pt`` gets ``.safetensors`` instead: no pickle is written. The config.json of
-        a model of transformers is put beside it, if there is none.
+        A name that ends in ``.bin`` or ``.pt`` gets ``.safetensors`` instead, because zeroshard writes no pickle. For a
+        model of transformers, its config.json is written next to the file, unless the directory has one.
         """
         checkpoint.save_weights(self._run, save_dir, save_filename, exclude_frozen_parameters)
         return True
@@ -345,13 +347,13 @@ class Engine(Getters, nn.Module):
 
         For models of transformers, PEFT (the adapters alone, in PEFT's format) and diffusers: rank 0 calls the model's
         own ``save_pretrained`` with the gathered weights, in their training dtype, and ``options`` such as
-        ``max_shard_size``. Rank 0 needs host memory for the weights it writes. The files of the tokenizer come from
-        ``tokenizer``, else from the directory that the model was loaded from. Raises ``ValueError`` for other modules.
+        ``max_shard_size``. Rank 0 needs host memory for the weights that it writes. The tokenizer's files come from
+        ``tokenizer``, else from the directory from which the model was loaded. Raises ``ValueError`` for other modules.
         """
         save_pretrained(self._run, save_dir, tokenizer, options)
 
     def request_stop(self) -> None:
-        """Makes ``stop_requested`` true on every rank after the next ``step()``. For signal handlers."""
+        """Makes ``stop_requested`` true on every rank after the next ``step()``. A signal handler may call it."""
         self._run.core.request_stop()
 
     def save_and_stop_on(
@@ -361,12 +363,12 @@ class Engine(Getters, nn.Module):
         signals: Iterable[signal.Signals] = (signal.SIGTERM,),
         rank_state: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """From now on a signal to any rank ends the run: all ranks save after the same ``step()`` and exit with 143.
+        """Makes a signal to any rank end the run: all ranks save after the same ``step()``, and exit with code 143.
 
-        Call it on every rank, in the main thread, before loaders start workers: these outlive the signal. A second
-        signal two seconds later or more ends the process at once. If ``client_state`` is a function, it is called for
-        the save, and so is ``rank_state``. If one raises on any rank, or gives what cannot be saved, rank 0 logs why
-        and the checkpoint is saved without it.
+        Every rank calls it, in the main thread, before its loaders start workers, because only later workers survive
+        the signal. A second signal, two seconds later or more, ends the process at once. ``rank_state``, and
+        ``client_state`` if it is a function, are called for the save. If one of them raises on any rank, or returns a
+        value that cannot be saved, rank 0 logs the reason and the checkpoint is saved without it.
         """
 
         def save() -> None:
@@ -382,14 +384,14 @@ class Engine(Getters, nn.Module):
 
     @property
     def stop_requested(self) -> bool:
-        """Whether some rank asked for the run to end before the last step. The same on all ranks."""
+        """Whether some rank requested the end of the run before the last step. The same on all ranks."""
         return self._run.stop
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration, nested as in its JSON."""
+        """The resolved configuration, as a dict that is nested like its JSON."""
         result: dict[str, Any] = {}
         for path, value, _ in self._run.parsed.values:
             *parents, name = path.split(".")
@@ -416,18 +418,19 @@ class Engine(Getters, nn.Module):
         return self._run.core.loss_scale
 
     def memory_report(self) -> dict[str, Any]:
-        """Bytes of this rank: ``planned`` and ``measured_peak`` by category, and their totals.
+        """Returns the bytes of this rank: ``planned`` and ``measured_peak`` by category, and their totals.
 
-        ``tiers``: the same totals by where the bytes lie: ``"device"``, ``"host"``, ``"file"``. On the CPU the device's
-        memory is the host's, and ``"host"`` has copies for checkpoints alone.
-        ``kept``: bytes of freed CPU tensors kept for the next step, at most what operators of the last needed at once.
+        ``tiers`` has the same totals by the place of the bytes: ``"device"``, ``"host"`` or ``"file"``. On the CPU the
+        device's memory is the host's memory, and ``"host"`` counts only copies for checkpoints. ``kept`` has the bytes
+        of freed CPU tensors that are kept for the next step. They are never more than the operators of the last step
+        needed at one time.
         """
         return memory_report(self._run.core)
 
     def parameter_digest(self) -> str:
-        """SHA-256 over names and values of all parameters, in the order of units: the same on every rank. Collective.
+        """Returns the SHA-256 over names and values of all parameters, which is the same on every rank. Collective.
 
-        It does not depend on stage, transport, overlap or prefetch.
+        The digest does not depend on stage, transport, overlap or prefetch.
         """
         digest = hashlib.sha256()
         for unit in self._run.units:

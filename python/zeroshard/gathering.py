@@ -1,4 +1,4 @@
-"""Reading and changing sharded parameters."""
+"""Gathers sharded parameters, so that scripts can read and change them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from .shards import whole
 
 @contextmanager
 def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: int | None = None) -> Iterator[None]:
-    """Makes parameters whole inside the context: they can be read like any tensor.
+    """Makes parameters whole inside the context, so that they can be read like any tensor.
 
-    Every rank must enter it with the same parameters. With ``modify_rank``, every rank takes over what that rank wrote
-    to them at exit (master weights included). An exception inside drops the writes: parameters get their old values.
-    Where parameters are whole anyway, as at stages 0 to 2, a copy of their units is kept for that in host memory.
+    Every rank must enter the context with the same parameters. With ``modify_rank``, every rank takes over the values
+    that this rank has written, also in master weights, when the context ends. An exception inside drops the writes, and
+    parameters get their old values back. For this, parameters that are whole anyway, as at stages 0 to 2, are copied to
+    host memory.
 
-    Without ``modify_rank`` they are for reading: a rank that has written to one gets a ``StateError`` at exit. (Writes
-    to parameters that no engine has yet, of ``deepspeed.zero.Init``, are dropped.)
-    Tensors made of the parameters inside (``param.detach()``) may be kept: they have the values of the end ever after.
-    ``params`` may hold None and tensors that are not zeroshard's; they are left alone.
+    Without ``modify_rank`` the parameters may only be read: a rank that has written to one raises ``StateError`` at the
+    end. (Writes to parameters of ``deepspeed.zero.Init`` that no engine has yet are dropped.) Views of the parameters
+    that were made inside (``param.detach()``) may be kept; they keep the values of the end. ``params`` may contain None
+    and tensors of no engine, which do not change.
 
     >>> with zeroshard.gathered(model.parameters()):
     ...     model.generate(ids)
@@ -54,9 +55,9 @@ def _gathered(
 
 @contextmanager
 def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can_drop: bool) -> Iterator[None]:
-    """Makes the units of parameters of engines whole.
+    """Makes the units of parameters that engines have whole.
 
-    ``can_drop``: values can be restored, after an exception and, without ``modify_rank``, at the end.
+    With ``can_drop``, values are restored after an exception and, without ``modify_rank``, at the end.
     """
     units: dict[int, tuple[object, set[int]]] = {}
     for tensor in tensors:
@@ -80,7 +81,7 @@ def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can
 
 
 def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
-    """Lets ``module.load_state_dict`` change shards and master weights, too. Collective; rank 0's values count."""
+    """Makes ``module.load_state_dict`` change shards and master weights, too, to rank 0's values. Collective."""
     loading = []
 
     def before(module: nn.Module, state_dict: dict, prefix: str, local_metadata: dict, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the engine tells about its run, and the settings that may change between steps."""
+"""The getters of an engine, and the setters of values that may change between steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .schedule import set_rate
 
 
 class Getters:
-    """The getters and setters of ``Engine``. Names and results are those of DeepSpeed's engine."""
+    """The getters and setters of ``Engine``. Names and results are the same as in DeepSpeed's engine."""
 
     _run: Run
     _is_compiled: bool
@@ -20,11 +20,11 @@ class Getters:
     config: Any
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the current micro-batch is the last of its step."""
+        """Returns whether the current micro-batch is the last of its step."""
         return self._run.progress.is_boundary
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Lets the caller decide from now on which micro-batch ends a step."""
+        """Says whether the current micro-batch ends its step. From then on only the caller decides this."""
         if not self._run.config.managed_accumulation:
             raise _C.StateError(
                 "set_gradient_accumulation_boundary: with managed_gradient_accumulation false, every step() ends a "
@@ -33,15 +33,15 @@ class Getters:
         self._run.progress.boundary = is_boundary
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
-        """Makes the next steps take as many micro-batches as make ``train_batch_size`` samples of all ranks.
+        """Makes each later step take as many micro-batches as give ``train_batch_size`` samples of all ranks together.
 
-        Every rank calls it, between steps. ``micro_steps`` becomes the value it would have if all steps had been of
-        that size, as in ``load_checkpoint``. Raises ``ValueError`` for a size that no number of micro-batches makes.
+        Every rank calls it, between steps. ``micro_steps`` becomes the value that it would have if all steps had had
+        this size, as in ``load_checkpoint``. Raises ``ValueError`` if no number of micro-batches gives the size.
         """
         self._run.core.set_train_batch_size(train_batch_size)
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """Sets how many samples the caller's micro-batches have from now on: for counts, and ``train_batch_size``."""
+        """Sets the samples of each of the caller's micro-batches from now on, for counts and ``train_batch_size``."""
         if self._run.loader is not None:
             raise ValueError(
                 f"the loader that zeroshard.initialize made gives micro-batches of {self._run.batch.micro}: pass no "
@@ -54,25 +54,25 @@ class Getters:
         return self._is_compiled
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """``loss`` times the loss scale of fp16, for ``engine.scale(loss).backward()``."""
+        """Returns ``loss`` times the loss scale of fp16, for ``engine.scale(loss).backward()``."""
         return self._run.core.scale(loss)
 
     def get_global_grad_norm(self) -> float | None:
-        """The norm of the averaged gradients before clipping, of the last step that was applied; None before it."""
+        """Returns the last applied step's norm of the averaged gradients, before clipping; None if there is none."""
         return self._run.applied_norm
 
     def get_lr(self) -> list[float]:
         return self._run.optimizer.rates()
 
     def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of every param group; a scheduler sets its own again at the next step."""
+        """Sets the learning rate of every param group. A scheduler replaces it at the next step."""
         if not 0 <= lr < float("inf"):
             raise ValueError(f"set_lr: lr is {lr}, expected a number that is not negative")
         for group in self.optimizer.param_groups:
             set_rate(group, float(lr))
 
     def get_type(self) -> list[str]:
-        """The name of the optimizer, once per param group; empty without an optimizer."""
+        """Returns the name of the optimizer, once per param group; an empty list without an optimizer."""
         if not self._run.trains:
             return []
         inner = self.optimizer.optimizer
@@ -80,7 +80,7 @@ class Getters:
         return [name] * len(self.optimizer.param_groups)
 
     def get_mom(self) -> list[Any]:
-        """The betas of each param group, or the momentum of SGD and RMSprop."""
+        """Returns the betas of each param group, or the momentum for SGD and RMSprop."""
         name = "momentum" if self.optimizer.name in ("SGD", "RMSprop") else "betas"
         return [group.get(name, 0.0) for group in self.optimizer.param_groups]
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from . import _C
 
-# References are weak, because torch gives a name again after all groups were destroyed.
+# The references to groups are weak, because torch reuses a group's name after all groups were destroyed.
 _making: list[weakref.ref[dist.ProcessGroup]] = []  # groups whose engine is being made, or could not be made
 _unused: list[weakref.ref[dist.ProcessGroup]] = []  # groups whose engine is gone
 
@@ -19,7 +19,7 @@ def note_group(group: dist.ProcessGroup) -> None:
 
 
 def end_groups_with(core: _C.Engine) -> None:
-    """Ends the groups that were made for ``core``: at once if it uses shared memory, else some time after it is gone.
+    """Ends the groups made for ``core``: at once if the core uses shared memory, else some time after its end.
 
     All ranks must have finished making the engine.
     """

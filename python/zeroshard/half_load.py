@@ -1,7 +1,7 @@
-"""Parameters that are a mixture of two checkpoints because a ``load_checkpoint`` failed half way.
+"""Marks parameters that have values of two checkpoints because a ``load_checkpoint`` failed half way.
 
-They are marked, so that no other engine trains them unless they were given values since. A mark is valid for the
-version that the parameter had when it was marked.
+No other engine trains a marked parameter, unless somebody has written values to it since. So a mark is only valid for
+the version that the parameter had when it was marked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHOWN = 5
 
 
 def note_half_load(run: Run) -> None:
-    """After every load, failed or not: marks the parameters that are half loaded, and no others."""
+    """Marks the parameters that are half loaded, and no others. The engine calls it after every load, failed or not."""
     left = dict(run.core.half_loaded)
     for param in (param for unit in run.units for param in unit.params):
         checkpoint = left.get(param.names[0])
@@ -29,7 +29,7 @@ def note_half_load(run: Run) -> None:
 
 
 def half_loaded(module: nn.Module) -> list[tuple[str, str]]:
-    """The parameters whose mark is still valid, each with the checkpoint that was read in part."""
+    """Returns the parameters whose mark is still valid, each with the checkpoint that was read in part."""
     marked = [(name, param, getattr(param, _MARK, None)) for name, param in module.named_parameters()]
     return [
         (plain_name(name), mark[0]) for name, param, mark in marked if mark is not None and mark[1] == _version(param)
@@ -43,7 +43,7 @@ def describe(left: list[tuple[str, str]]) -> str:
 
 
 def refuse_half_loaded(left: list[tuple[str, str]]) -> None:
-    """Raises ``StateError`` if there are any."""
+    """Raises ``StateError`` if there are half loaded parameters."""
     if left:
         raise _C.StateError(
             f"zeroshard.initialize: {describe(left)}. Load one that is whole by the engine that has them, or give them "
@@ -52,5 +52,5 @@ def refuse_half_loaded(left: list[tuple[str, str]]) -> None:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """None if PyTorch does not count writes to the tensor."""
+    """Returns PyTorch's count of writes to the tensor; None if PyTorch does not count them."""
     return None if tensor.is_inference() else tensor._version

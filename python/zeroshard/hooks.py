@@ -101,7 +101,7 @@ def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHand
 
 
 class TileLoop:
-    """A loop over tiles of one function. A unit that the function uses is gathered once, and ends with the loop.
+    """A loop over tiles of one function. A unit that the function uses is gathered once, and freed when the loop ends.
 
     When the loop ends in a forward pass, ``outputs`` must contain its results, because the backward of the units begins
     with the gradients of these tensors. A loop within a loop is a part of the outer loop.
@@ -140,7 +140,7 @@ _thread = _Thread()
 
 
 class Readers:
-    """Tracks the running forwards, and the units from which each reads. Look-ups by other threads are ignored."""
+    """Tracks the running forwards, and the units from which each forward reads. Ignores look-ups by other threads."""
 
     def __init__(self, core: _C.Engine) -> None:
         self._core: _C.Engine | None = core
@@ -196,7 +196,7 @@ class Readers:
                 break
 
     def note_returned(self, unit: int) -> None:
-        """A forward has returned the unit's memory, so the enclosing forward reads from the unit from now on."""
+        """Records that a forward has returned memory of the unit, so that the enclosing forward reads from the unit."""
         if self._running and not self._is_running(unit):
             self._running[-1].append(unit)
 

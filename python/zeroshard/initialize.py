@@ -40,24 +40,24 @@ def initialize(
 ) -> tuple[Engine, Any, torch.utils.data.DataLoader | None, Any]:
     """Shards ``model`` as ``config`` says. Collective: every rank calls it.
 
-    The signature and the result, ``(engine, optimizer, dataloader, lr_scheduler)``, are DeepSpeed's. The model's
-    parameters become zeroshard's: they keep their objects, and take rank 0's values on every rank, as its buffers do.
-    Ranks may therefore be seeded differently before the model is made. With dropout, seed them differently afterwards.
+    The signature and the result, ``(engine, optimizer, dataloader, lr_scheduler)``, are DeepSpeed's. The engine takes
+    over the model's parameters, which stay the same objects. Parameters and buffers get rank 0's values on every rank,
+    so ranks may be seeded differently before the model is made. With dropout, seed them differently afterwards.
 
     Args:
-        model: any module; it stays as it is, ``engine(...)`` calls it.
+        model: any module. ``engine(...)`` calls it; the module itself does not change.
         optimizer: a ``torch.optim`` optimizer over the model's parameters, or a callable that makes one from them;
-            None takes the one that the configuration names. Without either the engine can only evaluate.
+            None takes the configuration's optimizer. Without either, the engine can only evaluate.
         model_parameters: parameters or param groups for the configuration's optimizer; None takes all trainable
             parameters.
-        training_data: a dataset; the returned loader gives each rank its own micro-batches. From an ``IterableDataset``
-            every rank gets whatever the dataset yields on that rank.
+        training_data: a dataset. The returned loader gives each rank its own micro-batches. With an
+            ``IterableDataset``, a rank gets the items that the dataset yields on that rank.
         lr_scheduler: a scheduler, or a callable that makes one from the optimizer; None takes the configuration's.
         config: a path to a DeepSpeed JSON file, its text, or a dict.
 
-    Raises ``ConfigError`` for a wrong configuration; ``ValueError`` when ranks differ in configuration, model, or the
-    versions of zeroshard, torch and the packages of the model's modules; and ``StateError`` for a model that a failed
-    ``load_checkpoint`` has left half loaded. In these cases an existing engine of the model continues as before.
+    Raises ``ConfigError`` for a wrong configuration. Raises ``ValueError`` if ranks differ in configuration, model, or
+    versions of zeroshard, torch and the packages of the model's modules. Raises ``StateError`` for a model that a
+    failed ``load_checkpoint`` has left half loaded. In these cases an existing engine of the model continues as before.
 
     >>> engine, optimizer, loader, scheduler = zeroshard.initialize(model=model, config="zero3.json")
     """
@@ -117,7 +117,7 @@ def make_engine(
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed)
     front = make_front(setup, parsed)
-    # Steps that can fail on one rank come first, because later the engine takes parameters and states from another
+    # The steps that can fail on one rank come first, because later steps take parameters and states from another
     # engine.
     loader = None
     if training_data is not None:

@@ -20,7 +20,7 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 
 
 def _walk(value: Any, seen: dict[int, Any]) -> list[torch.Tensor]:
-    """``seen`` has the visited objects, by id(). It keeps them alive, because a property may create them anew."""
+    """Returns the tensors in ``value``. ``seen`` keeps objects alive, because a property may create them again."""
     tensors = []
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):

@@ -52,10 +52,11 @@ class Loader(DataLoader):
     """A ``DataLoader`` whose position in the epoch is part of a checkpoint.
 
     Iterating again begins the next epoch, even if the last iteration was left before its end. After
-    ``load_state_dict`` the first iteration continues the saved one. An iterator ends when a later one has begun: the
-    loader has only one position. An ``IterableDataset`` starts from its beginning: only it knows how to skip.
+    ``load_state_dict`` the first iteration continues the saved one. An iterator ends when a later iterator begins,
+    because the loader has only one position. An ``IterableDataset`` starts from its beginning, because only the dataset
+    could skip samples.
 
-    ``len()`` is the number of batches of the iteration that runs, or else of the next one.
+    ``len()`` is the number of batches of the running iteration, or else of the next one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Lets worker processes of data loaders outlive a signal that asks the whole job to stop."""
+"""Keeps worker processes of data loaders alive after a signal that asks the whole job to stop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _own_loop = worker._worker_loop
 
 
 def spare_workers(signals: tuple[int, ...]) -> None:
-    """Spares workers of loaders that are iterated from now on.
+    """Makes the workers of loaders that are iterated from now on ignore these signals.
 
-    Slurm and systemd signal workers, too, but ranks need their workers to continue.
+    Slurm and systemd send signals to workers, too, but a rank needs its workers until it has stopped.
     """
     before = worker._worker_loop
     spared = set(before.args[0]) if isinstance(before, functools.partial) else set()
@@ -23,7 +23,7 @@ def spare_workers(signals: tuple[int, ...]) -> None:
 
 
 def run_spared(signals: tuple[int, ...], *args: Any) -> None:
-    """Runs torch's own loop in a worker, which may be a new interpreter."""
+    """Runs torch's own loop in a worker, which may be a new interpreter. Only the parent's signals count there."""
     set_handlers = signal_handling._set_worker_signal_handlers
 
     def set_all_handlers() -> None:

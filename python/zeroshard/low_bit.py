@@ -14,7 +14,7 @@ _BLOCK = 256  # elements of a scale: in the core, and in both packages by defaul
 _LEAST_CODED = 4096  # smaller parameters keep fp32 moments in the core
 
 _PREFIXES, _SUFFIXES = ("", "Paged"), ("", "8bit", "32bit")
-# bitsandbytes decays weights in the same way in Adam and in AdamW.
+# The core's types of bitsandbytes' optimizers. Its Adam decays weights in the same way as its AdamW.
 _BITSANDBYTES = {
     f"{prefix}{name}{suffix}": kind
     for name, kind in (
@@ -51,19 +51,19 @@ def updates_as(optimizer: torch.optim.Optimizer, known: type) -> bool:
 
 
 def kind_of(optimizer_type: type) -> _C.OptimizerType | None:
-    """Returns the core's type for a class of one of the packages; None for a class that has none."""
+    """Returns the core's type for a class of one of the packages; None if the core has no such type."""
     package = optimizer_type.__module__.partition(".")[0]
     known = {"bitsandbytes": _BITSANDBYTES, "torchao": _TORCHAO}.get(package, {})
     return known.get(optimizer_type.__name__)
 
 
 def known_base(optimizer: torch.optim.Optimizer | None) -> type | None:
-    """Returns the class of one of the packages that the optimizer is of; None if it is of none."""
+    """Returns the class of bitsandbytes or torchao to which the optimizer belongs; None if there is no such class."""
     return next((base for base in type(optimizer).__mro__ if kind_of(base) is not None), None)
 
 
 def settings_of(optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a param group that the optimizer reads: all, or those of the packages' optimizers.
+    """Returns the settings of a param group that the optimizer reads. Low-bit optimizers read only four of them.
 
     A group may have settings of another optimizer, whose checkpoint was loaded.
     """
@@ -73,7 +73,7 @@ def settings_of(optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) 
 
 
 def read_low_bit(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor], config: _C.ParsedConfig) -> LowBit:
-    """Raises ``ValueError`` for a setting that has another meaning than any of the core's."""
+    """Reads the optimizer's settings. Raises ``ValueError`` for a setting that the core cannot reproduce."""
     known = known_base(optimizer)
     is_bitsandbytes = known.__module__.startswith("bitsandbytes")
     found = LowBit(f"{known.__name__} of {'bitsandbytes' if is_bitsandbytes else 'torchao'}")
@@ -123,7 +123,7 @@ def _read_bitsandbytes(found: LowBit, optimizer: Any, params: list[torch.Tensor]
 
 
 def _bits(found: LowBit, optimizer: Any, param: torch.Tensor) -> tuple[int, int]:
-    """Returns the bits of a parameter's states, and the least size of a parameter that has 8."""
+    """Returns the bits of a parameter's states, and the least size of a parameter whose states have 8 bits."""
     own = {"optim_bits": optimizer.args.optim_bits, "min_8bit_size": optimizer.args.min_8bit_size}
     manager = optimizer.mng
     overrides = dict(manager.pid2config.get(id(param), {}))

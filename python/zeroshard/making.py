@@ -33,7 +33,7 @@ def make_run(
 ) -> tuple[Run, Readers, Ownership]:
     """Takes over the module's parameters and the states of its optimizer. Collective.
 
-    If it raises before all ranks have agreed, an engine that had the parameters before is unchanged.
+    If it raises before all ranks have agreed, an engine that had the parameters before does not change.
     """
     config = parsed.config
     leaves, lacking = _leaves_of(module, parsed)
@@ -70,7 +70,7 @@ def make_run(
 
 
 def _tell(low_bit: LowBit) -> None:
-    """Says where a user's optimizer runs, and which of its settings have no effect there."""
+    """Logs where a user's optimizer runs, and which of its settings have no effect there."""
     moments = "8-bit" if low_bit.has_codes else "fp32"
     unused = f"; without effect: {', '.join(low_bit.without_effect)}" if low_bit.without_effect else ""
     log(f"{low_bit.name} runs in the core with {moments} moments{unused}")

@@ -28,7 +28,7 @@ class Mark(NamedTuple):
 
 
 def refuse_to_pickle() -> NoReturn:
-    """Refuses to pickle a module or a parameter that an engine has. Pickling one, also by ``torch.save``, ends here."""
+    """Raises when a module or a parameter that an engine has is pickled, also by ``torch.save``."""
     raise _C.StateError(
         "what belongs to an engine cannot be pickled, and so not be saved by torch.save: save "
         "model.state_dict() inside zeroshard.gathered(model.parameters()), or call engine.save_checkpoint, "
@@ -45,7 +45,7 @@ def unmark(tensor: torch.Tensor) -> None:
 
 
 def mark_of(tensor: torch.Tensor) -> Mark | None:
-    """Returns None unless a living engine has the parameter. The engine may have freed the parameter's memory."""
+    """Returns the mark; None unless a living engine has the parameter, whose memory the engine may have freed."""
     found: Mark | None = getattr(tensor, _MARK, None)
     return found if found is not None and found.core() is not None else None
 

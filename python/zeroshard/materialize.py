@@ -1,4 +1,4 @@
-"""Models larger than one rank's memory: parameters on the meta device, given memory one unit at a time."""
+"""Builds models larger than one rank's memory: meta parameters get memory and values one unit at a time."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _KEPT_BYTES = 64 * 2**20  # limit for all parameters of one context that are mad
 class Init:
     """Context in which modules are built without memory for their parameters.
 
-    Parameters that a module registers inside live on the meta device; ``zeroshard.initialize`` gives them memory and
-    initial values one unit at a time, by ``reset_parameters`` of their modules and the model's ``_init_weights``, so
-    that a rank never holds more than its shards and one unit.
+    Parameters that a module registers inside live on the meta device. ``zeroshard.initialize`` gives them memory and
+    initial values one unit at a time, so that a rank never holds more than its shards and one unit. The values come
+    from ``reset_parameters`` of their modules and from the model's ``_init_weights``.
 
-    These keep their memory and values: a parameter that replaces another (``from_pretrained``,
+    The following tensors keep their memory and values: a parameter that replaces another (``from_pretrained``,
     ``load_state_dict(..., assign=True)``, an assignment), buffers, parameters that are no floating-point numbers, and
-    parameters made from values (``nn.Parameter(torch.ones(n) * 1e-6)``) up to 64 MiB in all. Beyond 64 MiB, a
-    parameter made from values keeps one value for all elements (``torch.zeros(n)``); different values are an error in
-    ``initialize``. So are values that other code than these methods wrote in place into a parameter without memory,
-    because ``initialize`` cannot make them again. Contexts may be nested.
+    parameters made from values (``nn.Parameter(torch.ones(n) * 1e-6)``) up to 64 MiB in all. Beyond 64 MiB, a parameter
+    made from values may only have one value for all elements (``torch.zeros(n)``); different values are an error in
+    ``initialize``. It is also an error if other code than the two methods above writes in place into a parameter
+    without memory, because ``initialize`` cannot make the values again. Contexts may be nested.
 
     Args:
-        dtype: the dtype of floating-point parameters; None leaves each its own. The other arguments are DeepSpeed's
-            and have no effect, except ``enabled``.
+        dtype: the dtype of floating-point parameters; None keeps each parameter's own. The other arguments are
+            DeepSpeed's and have no effect, except ``enabled``.
 
-    Raises ``ValueError`` when ``dtype`` is no floating-point type.
+    Raises ``ValueError`` if ``dtype`` is no floating-point type.
 
     >>> with zeroshard.Init():
     ...     model = LlamaForCausalLM(config)
@@ -87,7 +87,7 @@ class Init:
             self._writes.mark()
 
     def _place(self, module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
-        """Returns the replacement of ``param``: always the same for the same parameter, so that ties stay."""
+        """Returns the replacement of ``param``, which is always the same for the same parameter, so that ties stay."""
         lazy = isinstance(param, nn.parameter.UninitializedTensorMixin)
         if not isinstance(param, nn.Parameter) or lazy or not param.is_floating_point():
             return param
@@ -126,8 +126,9 @@ def _without_memory(param: nn.Parameter) -> nn.Parameter:
 def materialize(model: nn.Module, unit: Unit, device: torch.device) -> None:
     """Gives the unit's meta parameters memory on ``device`` and initial values. Does nothing if there are none.
 
-    The values are those of building the model eagerly: every module resets its parameters, inner modules first, then
-    ``_init_weights`` is applied. Modules that contain the unit take part, because their initializers may write to it.
+    The values are the same as in a model that is built with memory. Every module resets its parameters, inner modules
+    first, and then ``_init_weights`` is applied. Modules that contain the unit take part, because their initializers
+    may write to it.
 
     Raises ``ValueError`` that names a parameter which gets no values, or had values that cannot be made again.
     """
@@ -216,7 +217,7 @@ class _Fill:
 
 @contextmanager
 def _others_hidden(model: nn.Module, pending: set[int]) -> Iterator[None]:
-    """Hides all parameters except ``pending`` behind dummies without memory, because initializers may reach further."""
+    """Hides all parameters except ``pending`` behind dummies, because initializers may write to others, too."""
     hidden = [
         (module, name, param)
         for module in model.modules()
@@ -247,7 +248,7 @@ def _buffers_kept(modules: list[nn.Module]) -> Iterator[None]:
 
 
 def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
-    """Yields the modules that contain one of ``owners``, inner ones first, each with those that it initializes."""
+    """Yields the modules that contain one of ``owners``, inner ones first, each with the modules it initializes."""
     seen: dict[int, bool] = {}
     found = []
 
@@ -270,7 +271,7 @@ def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Mod
 
 
 def _resets(module: nn.Module) -> list[Callable[[], Any]]:
-    """Returns the methods with which the module writes its own parameters when it is built."""
+    """Returns the methods by which the module gives its own parameters their first values."""
     methods = (getattr(module, name, None) for name in INITIALIZERS)
     return [method for method in methods if method is not None and _takes_nothing(method)]
 

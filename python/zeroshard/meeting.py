@@ -21,7 +21,7 @@ _connecting: list[threading.Thread] = []  # abandoned threads that wait inside t
 
 
 def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purpose: str) -> _C.Meeting:
-    """Returns when all ranks have called it for the same ``purpose``.
+    """Waits until all ranks have called it for the same ``purpose``.
 
     Raises ``CommError`` if a rank that had arrived has died or left, or if a rank does not arrive in time. The error
     names the ranks that arrived and the missing ones. Its ``out_of_step`` is true if the purposes differed.
@@ -85,11 +85,11 @@ def left_on_error(meeting: _C.Meeting | None) -> Iterator[None]:
 def while_all_live(
     meeting: _C.Meeting | None, what: str, connect: Callable[[], Result], undo: Callable[[Result], None]
 ) -> Result:
-    """Returns the result of ``connect()``. Raises ``CommError`` if a rank dies or leaves meanwhile, or on a time-out.
+    """Returns the result of ``connect()``. Raises ``CommError`` after a time-out, or if a rank dies or leaves before.
 
     ``connect()`` runs on its own thread, because calls of torch.distributed that connect ranks cannot be interrupted,
-    neither by a death nor by Ctrl-C. On an interruption the thread is abandoned; if it succeeds later, it calls
-    ``undo(result)``. Without a meeting no rank is watched.
+    neither by a death nor by Ctrl-C. After an interruption nobody waits for the thread any more; if it succeeds later,
+    it calls ``undo(result)``. Without a meeting no rank is watched.
     """
     device = _device_in_use()
     answer: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def _device_in_use() -> int | None:
 
 
 def await_left_behind(timeout: timedelta) -> None:
-    """Returns when no connection attempt of a failed try is running, because it would disturb the next try."""
+    """Waits until no connection attempt of a failed try is running, because it would disturb the next try."""
     end = time.monotonic() + timeout.total_seconds()
     while _connecting:
         _connecting[-1].join(max(0.0, end - time.monotonic()))

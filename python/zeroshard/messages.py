@@ -1,4 +1,4 @@
-"""Prints messages of a run on stderr, and has words for messages of errors."""
+"""Prints messages of a run on stderr, and makes words for the messages of errors."""
 
 from __future__ import annotations
 

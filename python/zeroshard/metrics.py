@@ -43,8 +43,9 @@ def check_folders(config: _C.Config) -> None:
 class Metrics:
     """The metrics of one engine. Only rank 0 makes them. An error of writing never stops training.
 
-    The first step opens the files, because only then it is known whether a checkpoint was loaded. A new run renames the
-    files of another run. A run that continues, or goes back, cuts off records after its step.
+    The first step opens the files, because only then the engine knows whether a checkpoint was loaded. A new run
+    renames the files of another run. A run that continues from a checkpoint, or goes back to one, cuts off the records
+    of later steps.
     """
 
     def __init__(self, config: _C.Config) -> None:
@@ -132,7 +133,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _why_unreachable(url: str) -> str:
-    """Returns why a server cannot be reached; "" if it can, or if only a proxy could tell."""
+    """Returns the reason why a server cannot be reached; "" if it can be reached, or if a proxy is in the way."""
     address = urllib.parse.urlsplit(url)
     if address.scheme in urllib.request.getproxies():
         return ""

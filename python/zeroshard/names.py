@@ -29,7 +29,7 @@ def plain_module(path: str) -> str:
 
 
 def plain_name(path: str) -> str:
-    """The same for a parameter or a buffer.
+    """Returns the name that a parameter or a buffer would have if nothing was compiled.
 
     >>> plain_name("_orig_mod.layers.0._orig_mod.weight")
     'layers.0.weight'
@@ -39,7 +39,7 @@ def plain_name(path: str) -> str:
 
 
 def plain_names(named: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
-    """Returns the plain name for each name. Things that would share a plain name keep their own names.
+    """Returns the plain name of each name. Different things that would get the same plain name keep their own names.
 
     ``named`` has each name with a number, such as ``id()``, of the named thing.
     """

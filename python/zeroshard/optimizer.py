@@ -1,4 +1,4 @@
-"""The optimizer that users see: torch's param_groups in front of the sharded states."""
+"""The optimizer that users see. It has torch's ``param_groups``, while the states are sharded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STATE_NAMES = {
     _MUON: ("momentum_buffer",),  # for matrices; other parameters have AdamW's
 }
 
-# Elementwise optimizers: an update of a flat shard equals one of whole parameters.
+# Elementwise optimizers. They compute the same update for flat shards as for whole parameters.
 _ELEMENTWISE = {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
 # Optimizers whose updates the core computes itself, as its own optimizer of this type. Subclasses that do not override
 # step() count, too.
@@ -119,9 +119,9 @@ def _from_config(groups: list, model: nn.Module, config: _C.Config) -> Optimizer
 
 
 def _muon_from_config(groups: list, model: nn.Module, config: _C.Config) -> OptimizerSetup:
-    """Makes Muon of the configuration like DeepSpeed: one half of each param group has the matrices, one the others.
+    """Makes the configuration's Muon like DeepSpeed: splits each param group into matrices and other parameters.
 
-    A group's own settings count in the half that has such a setting.
+    A group's own settings count in the part that has such a setting.
     """
     if not groups or not isinstance(groups[0], dict):
         groups = [{"params": groups}]
@@ -227,7 +227,7 @@ def runs_in_core(kind: _C.OptimizerType) -> Callable[[type], type]:
 
 
 def _kind_in_core(optimizer: torch.optim.Optimizer) -> _C.OptimizerType | None:
-    """Returns None for an optimizer that updates in its own way."""
+    """Returns the core's type for an optimizer; None if the optimizer updates in its own way."""
     known = next((base for base in type(optimizer).__mro__ if _type_in_core(base) is not None), None)
     if known is None or not _steps_as(optimizer, known):
         return None
@@ -240,7 +240,7 @@ def _type_in_core(optimizer_type: type) -> _C.OptimizerType | None:
 
 
 def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether the optimizer is torch's, runs in the core, or is a subclass with such a ``step()``."""
+    """Returns whether the optimizer's ``step()`` is torch's own, or one that runs in the core."""
     bases = type(optimizer).__mro__
     known = [each for each in bases if _type_in_core(each) is not None or each.__module__.startswith("torch.optim")]
     return bool(known) and known[0] is not torch.optim.Optimizer and _steps_as(optimizer, known[0])
@@ -249,7 +249,7 @@ def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
 def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether the optimizer is in ``_ELEMENTWISE``, runs in the core, or is a subclass with such a ``step()``.
 
-    It says nothing about other optimizers.
+    False says nothing about the optimizer.
     """
     known = [
         base for base in type(optimizer).__mro__ if _type_in_core(base) is not None or base.__name__ in _ELEMENTWISE
@@ -258,7 +258,7 @@ def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _steps_as(optimizer: torch.optim.Optimizer, known: type) -> bool:
-    """Returns whether the optimizer's ``step()`` is that of a class: neither a subclass nor the object has its own.
+    """Returns whether the optimizer has the ``step()`` of ``known``: neither a subclass nor the object has its own.
 
     torch wraps the ``step()`` of every class that has an instance. A scheduler wraps the ``step()`` of its optimizer.
     """
@@ -286,7 +286,7 @@ def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, advic
 
 @contextmanager
 def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
-    """Restores the settings of param groups if an exception ends the context. A new scheduler may have set some."""
+    """Restores param groups' settings if an exception ends the context, because a new scheduler may have set some."""
     before = [{name: _kept(value) for name, value in group.items() if name != "params"} for group in param_groups]
     try:
         yield
@@ -299,7 +299,7 @@ def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
 
 
 def _kept(value: Any) -> Callable[[], Any]:
-    """Returns a function that restores the value. A tensor stays the same tensor, with the values that it has now."""
+    """Returns a function that restores the value. A tensor stays the same tensor and gets its present values back."""
     values = value.clone() if isinstance(value, torch.Tensor) else None
     return lambda: value if values is None else value.copy_(values)
 
@@ -375,7 +375,7 @@ def _refuse_states(*_: Any, **__: Any) -> NoReturn:
 
 
 def _copied_as_new(_: dict) -> tuple:
-    """Used by ``copy`` and ``pickle``: a copy of the optimizer belongs to torch alone and has no states."""
+    """Makes the copy for ``copy`` and ``pickle``: a plain optimizer of torch, without states."""
     return defaultdict, (dict,)
 
 
@@ -416,11 +416,11 @@ class _StatesOfSlices(defaultdict):
 class Optimizer(torch.optim.Optimizer):
     """The engine's optimizer. Schedulers change its ``param_groups``, which are the user's own dicts.
 
-    ``engine.step()`` updates and clears gradients. ``step()`` here updates, too, if there are gradients that no update
-    has used, but steps no scheduler. ``zero_grad()`` is ``engine.zero_grad()``. While an engine has an optimizer of the
-    user's, that optimizer has these methods, too. Step hooks of both are called at each update.
+    ``engine.step()`` updates and clears gradients. The optimizer's own ``step()`` also updates, if there are gradients
+    that no update has used, but it steps no scheduler. ``zero_grad()`` is ``engine.zero_grad()``. While an engine uses
+    an optimizer of the user's, that optimizer has these methods, too. Step hooks of both are called at each update.
 
-    The states are sharded, and ``state`` has none of them unless the user's own optimizer updates.
+    The states are sharded. ``state`` is empty, unless the user's own optimizer makes the updates.
     """
 
     def __init__(self, setup: OptimizerSetup) -> None:
@@ -441,7 +441,7 @@ class Optimizer(torch.optim.Optimizer):
         self._inner = setup.inner  # last, because a front of the same class sets its other attributes there
 
     def belong_to(self, engine: Any) -> None:
-        """``engine`` has methods ``zero_grad`` and ``_update``; it may be destroyed before this object."""
+        """Connects to ``engine``, which has ``zero_grad`` and ``_update``, and may be destroyed before this object."""
         self._engine = weakref.ref(engine)
 
     @property
@@ -460,7 +460,7 @@ class Optimizer(torch.optim.Optimizer):
             self._inner.state = self._states
 
     def release_states(self) -> None:
-        """Makes the user's optimizer as new, because the engine ends."""
+        """Gives the user's optimizer back without states, because the engine ends."""
         if self._inner is not None:
             self._inner.state = defaultdict(dict)
 
@@ -480,7 +480,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def is_elementwise(self) -> bool:
-        """Returns whether an update of a flat shard is known to equal one of whole parameters."""
+        """Returns whether an update of a flat shard is known to equal the update of whole parameters."""
         return self._is_elementwise
 
     def rates(self) -> list[float]:
@@ -488,13 +488,13 @@ class Optimizer(torch.optim.Optimizer):
         return [float(group["lr"]) for group in self.param_groups]
 
     def options(self) -> list[_C.ParamGroupOptions]:
-        """Returns the options for the core's update. External optimizers' groups may hold anything and are ignored."""
+        """Returns options for the core's update. An external optimizer's groups may hold anything and are not read."""
         if self._outside:
             return [_C.ParamGroupOptions() for _ in self.param_groups]
         return [group_options(settings_of(self._inner, group), self._kind) for group in self.param_groups]
 
     def outside_rates(self) -> list[_C.ParamGroupOptions]:
-        """Returns the learning rates of an external optimizer, for comparison with other ranks. It may have none."""
+        """Returns the learning rates of an external optimizer, which may have none, for comparison with other ranks."""
         rates = [group.get("lr") for group in self.param_groups]
         return [group_options({"lr": float(rate)} if _is_number(rate) else {}, self._kind) for rate in rates]
 

@@ -1,6 +1,7 @@
-"""States that a user's optimizer has before the engine: made together with its parameters, or loaded.
+"""Handles states that a user's optimizer has before there is an engine, for example because they were loaded.
 
-They belong to whole parameters, and rank 0's values count, like for parameters. The engine keeps each rank's slices.
+The states belong to whole parameters. All ranks take rank 0's values, as for parameters, and each rank keeps its
+slices.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from .units import Unit
 
 
 def describe_states(setup: OptimizerSetup, units: Sequence[Unit]) -> list[tuple[str, str]]:
-    """Lists the states of each parameter. Every rank must have the same.
+    """Returns a list of the states of each parameter, which must be the same on every rank.
 
-    Raises ``ValueError`` for a state that is neither a number nor has one value per element: it cannot be sharded.
+    Raises ``ValueError`` for a state that is neither a number nor has one value per element, because it cannot be
+    sharded.
     """
     names = {id(tensor): param.names[0] for unit in units for param in unit.params for tensor in param.tensors}
     found = []
@@ -43,7 +45,7 @@ def _type_of(value: Any) -> str:
 
 
 def _share(run: Run, state: dict[str, Any]) -> None:
-    """Gives the states of a parameter rank 0's values, in the parameter's shape. Collective."""
+    """Replaces the states of a parameter by rank 0's values, in the parameter's shape. Collective."""
     for kind in sorted(kind for kind, value in state.items() if value is not None):
         value = state[kind]
         if isinstance(value, torch.Tensor):

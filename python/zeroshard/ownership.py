@@ -24,8 +24,8 @@ from .publishing import Publishing
 from .run import Run
 from .together import together
 
-# Methods of the user's own optimizer that the engine's optimizer replaces, because the user's has neither gradients nor
-# whole states.
+# Methods of the user's own optimizer that the engine's optimizer replaces, because the user's optimizer has neither
+# gradients nor whole states.
 _BORROWED = ("zero_grad", "add_param_group", "state_dict", "load_state_dict")
 
 
@@ -92,7 +92,7 @@ class Ownership:
 
     @property
     def run(self) -> Run | None:
-        """Returns None if the engine object is gone."""
+        """Returns the engine's run; None if the engine object is gone."""
         return self._run()
 
     @property
@@ -123,7 +123,7 @@ class Ownership:
         self._tensors[index] = []
 
     def publish(self) -> None:
-        """Publishes a delayed update, because nobody will train the parameters any more. Collective."""
+        """Publishes a delayed update, because no later step would publish it. Collective."""
         if self.core is None:
             return
         try:
@@ -151,7 +151,7 @@ class Ownership:
 
 
 def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run) -> MethodType:
-    """Returns a method, as a scheduler expects. If somebody has put gradients on slices, ``own`` uses them."""
+    """Returns a bound ``step()`` that updates by the engine, or by ``own`` if the user has put gradients on slices."""
     front, outside, replaced = run.optimizer, run.external is not None, optimizer.step
 
     def step(_: Any, closure: Callable | None = None) -> Any:
@@ -166,7 +166,7 @@ def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run)
 
 
 def take_back(params: Iterable[torch.Tensor]) -> None:
-    """Turns parameters of another engine, together with all others of their units, into ordinary tensors."""
+    """Turns parameters of another engine into ordinary tensors, together with all other parameters of their units."""
     for owner, unit in owners_of(params):
         owner.publish()
         owner.return_unit(unit)
@@ -186,7 +186,7 @@ def drop_gradients(module: nn.Module) -> None:
 
 @contextmanager
 def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
-    """Surrounds the making of an engine: ends the engines that own its parameters, unit by unit. Collective.
+    """Surrounds the code that makes an engine. Ends the engines that own its parameters, unit by unit. Collective.
 
     They end when the yielded function is called, which must happen after all ranks have agreed to make the new engine.
     An exception before that leaves them unchanged.

@@ -1,13 +1,13 @@
-"""Reading and setting of master weights, gradients and optimizer states of single parameters.
+"""Functions that read and set master weights, gradients and optimizer states of single parameters.
 
-Call these functions between passes. None of them changes anything for a parameter that no engine trains (a frozen one,
-or of a module whose engine has ended); getters return None there. Gradients are averaged over ranks and micro-batches,
-without the loss scale and before clipping. They are there from ``backward`` on, after the ``step`` as well, until the
-next forward pass for training.
+Call these functions between passes. For a parameter that no engine trains (a frozen parameter, or a parameter of a
+module whose engine has ended), setters change nothing and getters return None. Gradients are averaged over ranks and
+micro-batches, without the loss scale and before clipping. They exist from ``backward`` until the next forward pass for
+training, so also after the ``step``.
 
-Getters return fp32 tensors in the parameter's shape; setters take the same whole tensor on every rank, of which each
-keeps its share. Every rank calls them with the same parameter. With ``local=True`` both are about the elements that
-this rank updates, one after another: perhaps none, and at stage 0 all.
+Getters return fp32 tensors in the parameter's shape. Setters take the same whole tensor on every rank, and each rank
+keeps its share. Every rank calls them with the same parameter. With ``local=True`` a getter returns, and a setter
+takes, a 1-D tensor of the elements that this rank updates. It may be empty, and at stage 0 it has all elements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .run import Run
 
 
 def get_master_weight(param: torch.Tensor, *, local: bool = False) -> torch.Tensor | None:
-    """The parameter's fp32 (master) weights. Collective, unless ``local``.
+    """Returns the parameter's fp32 (master) weights. Collective, unless ``local``.
 
     >>> zeroshard.get_master_weight(model.head.weight).norm()
     """
@@ -32,10 +32,10 @@ def get_master_weight(param: torch.Tensor, *, local: bool = False) -> torch.Tens
 
 
 def set_master_weight(param: torch.Tensor, value: torch.Tensor, *, local: bool = False) -> None:
-    """Sets the parameter and its master weights.
+    """Sets the parameter and its master weights. Raises ``ValueError`` for a wrong number of elements.
 
-    Other ranks see what a ``local`` call set when they gather the parameter next: where they hold it whole, after the
-    next step.
+    If other ranks hold the parameter whole, they see the values of a ``local`` call after the next step. Otherwise they
+    see them at the next gather of the parameter.
 
     >>> zeroshard.set_master_weight(model.head.bias, torch.zeros(10))
     """
@@ -43,9 +43,10 @@ def set_master_weight(param: torch.Tensor, value: torch.Tensor, *, local: bool =
 
 
 def get_optimizer_state(param: torch.Tensor, key: str, *, local: bool = False) -> torch.Tensor | None:
-    """A state of the optimizer, such as ``exp_avg``. Collective, unless ``local``.
+    """Returns a state of the optimizer, such as ``exp_avg``. Collective, unless ``local``.
 
-    None before the first step of an optimizer that makes its states itself. Raises ``ValueError`` for an unknown key.
+    Returns None before the first step of an optimizer that makes its states itself. Raises ``ValueError`` for an
+    unknown key.
 
     >>> zeroshard.get_optimizer_state(model.head.weight, "exp_avg_sq").max()
     """
@@ -53,7 +54,7 @@ def get_optimizer_state(param: torch.Tensor, key: str, *, local: bool = False) -
 
 
 def set_optimizer_state(param: torch.Tensor, key: str, value: torch.Tensor, *, local: bool = False) -> None:
-    """Sets a state of the optimizer.
+    """Sets a state of the optimizer. Raises ``ValueError`` for an unknown key or a wrong number of elements.
 
     >>> zeroshard.set_optimizer_state(model.head.weight, "exp_avg", torch.zeros(10, 30))
     """
@@ -61,9 +62,9 @@ def set_optimizer_state(param: torch.Tensor, key: str, value: torch.Tensor, *, l
 
 
 def get_gradient(param: torch.Tensor, *, local: bool = False) -> torch.Tensor | None:
-    """The gradient; None if no rank has one. Collective, unless ``local``.
+    """Returns the gradient; None if no rank has one. Collective, unless ``local``.
 
-    A ``local`` one is zeros before the step, where no rank has one.
+    Before the step, a ``local`` call returns zeros for a parameter without a gradient.
 
     >>> zeroshard.get_gradient(model.head.weight).norm()
     """
@@ -71,11 +72,11 @@ def get_gradient(param: torch.Tensor, *, local: bool = False) -> torch.Tensor | 
 
 
 def get_gradient_norms(model: nn.Module) -> dict[str, float]:
-    """The 2-norm of each parameter's whole gradient, by name; parameters without a gradient are left out. Collective.
+    """Returns the 2-norm of each parameter's whole gradient by name, for parameters that have a gradient. Collective.
 
-    Of the gradients that ``get_gradient`` returns, but no rank holds one whole: one sum over ranks for all of them.
-    ``model`` is what was given to ``initialize``, a part of it, or the engine. Raises ``ValueError`` if no engine
-    trains it.
+    The gradients are the same as for ``get_gradient``, but no rank gathers one: a single sum over ranks gives all
+    norms. ``model`` is the engine, the model that was given to ``initialize``, or a part of it. Raises ``ValueError``
+    if no engine trains it.
 
     >>> for name, norm in zeroshard.get_gradient_norms(model).items():
     ...     writer.add_scalar(f"grad_norm/{name}", norm, step)
@@ -97,9 +98,9 @@ def get_gradient_norms(model: nn.Module) -> dict[str, float]:
 
 
 def set_gradient(param: torch.Tensor, value: torch.Tensor, *, local: bool = False) -> None:
-    """Sets the gradient that the next step uses. Call it after ``backward``.
+    """Sets the gradient that the next step uses, after ``backward``.
 
-    Raises ``StateError`` where there is none to replace.
+    Raises ``StateError`` if there is no gradient to replace, and ``ValueError`` for a wrong number of elements.
 
     >>> zeroshard.set_gradient(param, zeroshard.get_gradient(param).clamp(-1, 1))
     """
@@ -155,7 +156,7 @@ def read_gradient(param: torch.Tensor, local: bool, who: str) -> torch.Tensor | 
 
 
 def _is_assigned(grad: torch.Tensor | None) -> bool:
-    """Returns whether it is a gradient of the caller, and not the engine's stand-in."""
+    """Returns whether ``grad`` is a gradient of the caller, and not the engine's stand-in."""
     return grad is not None and not _C.is_stand_in(grad)
 
 
@@ -215,7 +216,7 @@ def _core_state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor 
 
 
 def _outside_states(place: Place, own: _C.OptimizerSlice) -> dict[str, Any]:
-    """Returns the caller's own optimizer's states of this rank's slice; none before its first step."""
+    """Returns the states that the user's own optimizer has for this rank's slice; none before its first step."""
     for part, param in place.run.external_params():
         if part.param == own.param:
             return place.run.external.state.get(param, {})

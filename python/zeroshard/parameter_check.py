@@ -16,7 +16,7 @@ _WALK_EVERY = 64
 
 
 class ParameterCheck:
-    """Checks the current parameters of ``model`` in ``units``. It has no parameters if the model does not train."""
+    """Checks the current parameters of ``model`` in ``units``; no parameters if the model does not train."""
 
     def __init__(self, model: nn.Module, units: Sequence[Unit]) -> None:
         self._model = model
@@ -27,7 +27,7 @@ class ParameterCheck:
         self._frozen = [(tensor, _name(unit, param)) for unit, param, tensor in params if not tensor.requires_grad]
 
     def check_forward(self) -> None:
-        """Like ``check``; before the first of many forwards, also looks for parameters that are new in ``model``."""
+        """Makes the checks of ``check``. Once in many forwards, also looks for parameters that are new in ``model``."""
         self.check()
         if self._known and self._forwards % _WALK_EVERY == 0:
             self._check_known()

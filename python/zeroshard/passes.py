@@ -13,11 +13,11 @@ from .hooks import explaining_sharded_parameters
 def backward_pass(
     core: _C.Engine, sync: bool, on_failure: Callable[[BaseException], None] | None = None
 ) -> Iterator[None]:
-    """Around ``loss.backward()``. All ranks learn of an exception that it raises, and discard the step's gradients.
+    """Surrounds ``loss.backward()``. If it raises, all ranks learn of the exception and discard the step's gradients.
 
-    The same holds for an interruption just before or after its end: code that catches it begins the step again.
-    ``on_failure`` is called first where the backward fails, to end the waits of other ranks that the engine does not
-    know.
+    The same holds for an interruption just before or after the end of the pass. Code that catches the interruption
+    begins the step again. On a rank whose backward fails, ``on_failure`` is called first. It ends waits of other ranks
+    in communicators that the engine does not know.
     """
     core.begin_backward(sync)
     has_ended = False

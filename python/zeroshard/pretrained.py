@@ -18,7 +18,7 @@ from .names import original, plain_names
 from .run import Run
 from .together import together
 
-# Files next to the weights from which a model was made. They are needed to use the model.
+# Files that lie next to the weights of a model, and that are needed to use the model.
 _COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -74,7 +74,7 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
 
 
 def save_config(run: Run, save_dir: str | os.PathLike) -> None:
-    """Writes the model's config.json next to its weights, if the model has one and the directory does not. Rank 0."""
+    """Writes the model's config.json next to its weights, unless the directory has one. Only for rank 0."""
     module = original(run.module)
     for name, part in (("config.json", "config"), ("generation_config.json", "generation_config")):
         config = getattr(module, part, None)
@@ -88,8 +88,8 @@ def save_config(run: Run, save_dir: str | os.PathLike) -> None:
 def state_dict_of_rank_0(run: Run, wanted: Callable[[torch.Tensor], bool]) -> dict[str, Any] | None:
     """Returns the ``state_dict`` with the ``wanted`` parameters, on the CPU of rank 0; None elsewhere. Collective.
 
-    Names are those of a model of which nothing is compiled. Parameters are gathered unit by unit, so that besides rank
-    0's copies no rank needs more memory than a step does.
+    The names are without the parts that torch.compile adds. Parameters are gathered unit by unit, so no rank needs more
+    memory than a step does, except for rank 0's copies.
     """
     if not run.core.has_pending_gradients:  # pending gradients belong to the present parameters
         run.core.publish_update()

@@ -1,4 +1,4 @@
-"""Publishes weights that methods of the user's optimizer write outside of ``step()`` (schedule-free ``eval()``)."""
+"""Publishes weights that methods like schedule-free ``eval()`` of the user's optimizer write outside of ``step()``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Silent:
     """Precedes a class in a subclass's method resolution order, so that the class does not hear of the subclass."""
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Does not call the class's own method, which may register subclasses and require keywords."""
+        """Does not call the method of the class, because it may register subclasses and require keywords."""
 
 
 def _mro_of_silent(made: type) -> list[type]:
@@ -38,8 +38,8 @@ def _mro_of_silent(made: type) -> list[type]:
 class Publishing:
     """Publishes values that methods of an external optimizer write to its slices of the master weights.
 
-    A rank publishes if the method has changed its slices, or if it has none. So every rank must call a method that
-    writes weights, but one rank alone may call a method that does not.
+    A rank publishes if the method has changed the rank's slices, or if the rank has no slices. So every rank must call
+    a method that writes weights, while a single rank may call a method that writes none.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, core: _C.Engine) -> None:
@@ -62,7 +62,7 @@ class Publishing:
         self.optimizer.__class__ = self._subclass()
 
     def end(self) -> None:
-        """Gives the optimizer its class back. Methods that somebody has kept publish nothing any more."""
+        """Gives the optimizer its class back. Wrapped methods that the user has kept do not publish any more."""
         self.optimizer.__class__ = self._class
         self._core = None
 

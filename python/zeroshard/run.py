@@ -42,12 +42,12 @@ def _count(name: str) -> property:
 
 
 def state_of(thing: Any) -> Any:
-    """Returns the state of a scheduler or a loader; None if it keeps none."""
+    """Returns the ``state_dict`` of a scheduler or a loader; None if it has none."""
     return thing.state_dict() if hasattr(thing, "state_dict") else None
 
 
 class Position:
-    """A data loader, and its state at the end of the last step, where the micro-batches of the open step begin."""
+    """A data loader, and its state at the end of the last step, from which the current step takes its micro-batches."""
 
     def __init__(self) -> None:
         self._loader: Any = None
@@ -63,11 +63,11 @@ class Position:
         self.end_step()
 
     def now(self) -> Any:
-        """Returns None for a loader without ``state_dict``."""
+        """Returns the loader's present state; None for a loader without ``state_dict``."""
         return state_of(self._loader)
 
     def end_step(self) -> None:
-        """Records that all batches so far belong to finished or dropped steps."""
+        """Records that no batch so far belongs to the next step."""
         self.at_last_step = copy.deepcopy(self.now())
 
 
@@ -115,7 +115,7 @@ class Run:
 
     @property
     def progress(self) -> _C.Progress:
-        """Returns the progress of training: the core's counts, which may be set; after its end, its last counts."""
+        """Returns the progress of training: the core's counts, which may be set, or its last counts after its end."""
         return self.last_progress if self.last_progress is not None else self.core.progress
 
     @property

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: DeepSpeed's, over any optimizer, with the core's values."""
+"""Learning-rate schedules with DeepSpeed's names, for any optimizer. The core computes the rates."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LRScheduler:
     _FIRST: tuple[str, ...] = ()  # parameters that may be given by position
 
     def __init__(self, optimizer: Any, *values: Any, last_batch_iteration: int = -1, **params: Any) -> None:
-        """Takes the ``params`` of a configuration's block. Raises ``ConfigError`` for values that are wrong there."""
+        """Takes the ``params`` of the configuration's block ``scheduler``. Raises ``ConfigError`` for wrong values."""
         if len(values) > len(self._FIRST):
             raise TypeError(
                 f"{type(self).__name__} takes {', '.join(self._FIRST)} by position, and the rest by name; got {values}"
@@ -130,7 +130,7 @@ class LRRangeTest(LRScheduler):
 
 
 class OneCycle(LRScheduler):
-    """Increases and decreases the rate, then decays it. Momentum moves the other way."""
+    """Increases the rate, decreases it, and then decays it. Momentum moves the other way."""
 
     _FIRST = ("cycle_min_lr", "cycle_max_lr")
 

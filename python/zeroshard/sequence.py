@@ -16,16 +16,17 @@ from .sequence_rows import PieceLoader
 
 
 def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> PieceLoader:
-    """A loader that gives each rank of a sequence group its piece of the rows of ``loader``. Collective.
+    """Returns a loader that gives each rank of a sequence group its piece of the rows of ``loader``. Collective.
 
-    Each rank's own batches are dealt to all ranks of its group, one after the other, so the result has ``size`` times
-    as many. A batch is a dict with ``input_ids``; ``position_ids`` are added where they are missing, and
-    ``shift_labels`` take the place of ``labels``. The model's loss is the mean over the words of the whole rows.
+    The batches of each rank are cut into pieces for all ranks of its group, one batch after another, so the result has
+    ``size`` times as many batches as ``loader``. A batch is a dict with ``input_ids``. ``position_ids`` are added if
+    they are missing, and ``shift_labels`` take the place of ``labels``. The model's loss is the mean over the words of
+    the whole rows.
 
     Args:
         model: an engine whose configuration has ``sequence_parallel_size``, or a model of transformers.
         loader: gives each rank its own batches, as for data-parallel training.
-        size: ranks in a sequence group; needed where ``model`` is no engine.
+        size: number of ranks in a sequence group. It must be given if ``model`` is no engine.
 
     Raises ``ValueError`` for a model whose sequence cannot be cut, and for a ``size`` that does not divide the ranks.
 
@@ -48,7 +49,7 @@ def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> 
 def group_of_engine(
     model: nn.Module, config: _C.Config, device: torch.device, mesh: Any = None
 ) -> SequenceGroup | None:
-    """Cuts the model for which an engine is made, as its configuration says. Collective if that makes groups."""
+    """Cuts a new engine's model as the configuration says, and returns the group. Collective if it makes groups."""
     if config.sequence_parallel_size == 1:
         while (part := _cut_part(model)) is not None:
             uncut_model(part)
@@ -66,7 +67,7 @@ def group_of_engine(
 
 
 def size_before_engine(model: nn.Module, mesh: Any) -> int | None:
-    """Returns the size of sequence groups that the caller has made for the model, or gives as ``mpu``.
+    """Returns the size of the sequence groups that the caller has made for the model, or has given as ``mpu``.
 
     Groups that were registered by a model's name are for the next engine.
     """

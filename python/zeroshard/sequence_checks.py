@@ -39,7 +39,7 @@ def check_model(model: nn.Module, size: int, attention: str | None) -> None:
 
 
 def check_config(whole: Any, name: str, size: int) -> None:
-    """Does the part of ``check_model`` that needs only the configuration."""
+    """Makes the checks of ``check_model`` that need only the model's configuration."""
     config = whole.get_text_config()
     _check_heads(config, name, size)
     if kinds := sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION):
@@ -68,7 +68,7 @@ def rope_types(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def has_longrope(module: nn.Module) -> bool:
-    """Returns whether it is a rotary embedding that chooses between two sets of frequencies by the last position."""
+    """Returns whether ``module`` is a rotary embedding with two sets of frequencies, chosen by the last position."""
     kinds = getattr(module, "rope_type", None)
     return kinds == "longrope" or (isinstance(kinds, dict) and "longrope" in kinds.values())
 

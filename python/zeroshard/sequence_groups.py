@@ -20,7 +20,7 @@ _current: SequenceGroup | None = None
 
 
 class SequenceGroup:
-    """This rank's sequence group. ``core`` moves tensors among its ranks."""
+    """This rank's sequence group. ``core`` moves tensors among the group's ranks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -41,7 +41,7 @@ class SequenceGroup:
     def for_engine(self, settings: _C.Config, device: torch.device) -> SequenceGroup:
         """Returns the group with the engine's transport and time-outs, and its own communicator.
 
-        Users that belong to no engine, such as loaders with DeepSpeed's names, have the settings of the latest engine.
+        Code that belongs to no engine, such as loaders with DeepSpeed's names, uses the settings of the latest engine.
         """
         self.settings, self.device = settings, device
         vars(self).pop("core", None)
@@ -70,7 +70,7 @@ def check_size(size: int, ranks: int) -> None:
 
 
 def make_group(size: int) -> SequenceGroup:
-    """Returns the sequence group of this rank. It is made once for a world. Collective over all ranks."""
+    """Returns the sequence group of this rank, which is made once per world. Collective over all ranks."""
     global _current
     if not dist.is_initialized():
         raise _C.StateError("sequence parallelism needs ranks: call zeroshard.init_distributed() before")
@@ -96,7 +96,7 @@ def size() -> int:
 
 
 def data_parallel_rank() -> int:
-    """Returns the rank among those with their own rows. The ranks of a sequence group count as one."""
+    """Returns this rank's number among the ranks with their own rows. The ranks of a sequence group count as one."""
     return dist.get_rank() // size() if dist.is_initialized() else 0
 
 
@@ -105,7 +105,7 @@ def data_parallel_size() -> int:
 
 
 def size_of_mesh(mesh: Any) -> int:
-    """Returns the size of the sequence groups of an ``mpu``. Raises ``ValueError`` for one of other groups."""
+    """Returns the size of the sequence groups of an ``mpu``. Raises ``ValueError`` for an ``mpu`` of other groups."""
     group = current()
     if group is None or not getattr(mesh, "stands_for_sequence_groups", False):
         raise ValueError(

@@ -1,8 +1,8 @@
 """Models of transformers whose forward gets a piece of each row, and whose attention sees whole rows.
 
-Around the attention of a layer, heads are exchanged for sequence. Outside of attention, a rank has a piece of the row
-for all heads. Inside, it has the whole row for its own heads. The masks are those that the model itself makes for whole
-rows. Positions and padding are gathered once per forward.
+Outside of attention, a rank has a piece of the row for all heads. Inside of attention, it has the whole row for its own
+heads. An exchange before and after the attention of each layer converts one into the other. The model itself makes its
+masks, for whole rows. Positions and padding are gathered once per forward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .sequence_rows import PIECE_WITHOUT_LABELS
 
 _PER_HEAD = ("position_bias", "s_aux", "alibi", "head_mask")  # arguments of attention that this module does not cut
 
-# Has an entry for every module of a model.
+# The cut of each module of a model.
 _cuts: weakref.WeakKeyDictionary[nn.Module, Cut] = weakref.WeakKeyDictionary()
 _replaced: dict[str, Callable] = {}  # attention functions of transformers that were replaced for cut models
 _running: list[Forward] = []  # the running forward
@@ -84,7 +84,7 @@ class Cut:
 
     @property
     def is_on(self) -> bool:
-        """Returns whether attention has pieces now. A forward within a backward pass repeats one of training."""
+        """Returns whether attention gets pieces now. A forward within a backward pass repeats a forward of training."""
         model = self._model()
         training = model is not None and model.training
         if torch._C._current_graph_task_id() != -1 and training:
@@ -173,7 +173,7 @@ def _end_forward(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any]
 
 
 def _append_last_position(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Lets a rotary embedding that chooses frequencies by the last position see the last position of whole rows."""
+    """Gives a rotary embedding that chooses frequencies by the last position the last position of whole rows."""
     if not _running:
         return None
     arguments = inspect.signature(model.forward).bind(*args, **kwargs)
@@ -190,7 +190,7 @@ def _drop_last_position(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[st
 
 
 def _generates(kwargs: dict[str, Any]) -> bool:
-    """Returns whether the model generates. Generation has whole rows, even in training mode."""
+    """Returns whether the model generates. A generation gets whole rows, even in training mode."""
     if torch.is_grad_enabled() or kwargs.get("shift_labels") is not None:
         return False
     last = kwargs.get("logits_to_keep")  # `generate` requests only the last one, even without a cache
@@ -215,7 +215,7 @@ def tell_failed_backward(model: nn.Module, error: BaseException) -> None:
 
 
 def _tell_failure(group: SequenceGroup, error: BaseException | None, what: str = "forward") -> None:
-    """Ends the wait of the other ranks. An error of zeroshard is raised on all ranks anyway."""
+    """Ends the wait of the other ranks, unless they raise the same error anyway."""
     if error is not None and not str(error).startswith("sequence parallelism:"):
         group.core.abort(
             f"the {what} failed on rank {group.rank} of the sequence group: {type(error).__name__}: {error}"
@@ -234,12 +234,12 @@ def cut_model(
     in_evaluation: bool = True,
     by_engine: bool = False,
 ) -> None:
-    """From now on the model's forward takes pieces of rows. Raises ``ValueError`` where the model cannot.
+    """Makes the model's forward take pieces of rows. Raises ``ValueError`` if the model's sequence cannot be cut.
 
     Args:
-        averages_loss: the loss that the model returns becomes the mean over the group.
-        in_evaluation: also takes pieces in evaluation, when they come with ``shift_labels``.
-        by_engine: an engine's configuration asked for it, and the next engine's decides anew.
+        averages_loss: the model returns the mean of the loss over the group.
+        in_evaluation: the forward also takes pieces in evaluation, if they have ``shift_labels``.
+        by_engine: an engine's configuration has requested it, so the configuration of the next engine decides again.
     """
     check_model(model, group.size, None)
     uncut_model(model)
@@ -258,9 +258,9 @@ def uncut_model(model: nn.Module) -> None:
 
 
 def replace_attention(name: str) -> None:
-    """Puts a function that exchanges heads for sequence in front of an attention function of transformers.
+    """Replaces an attention function of transformers by one that also exchanges heads for sequence.
 
-    The name stays the same, because models request it. Calls of modules of other models are passed on.
+    The function's name stays the same, because models request it. Calls of models that are not cut get the original.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -343,7 +343,7 @@ def _check_call(
 
 @contextmanager
 def _groups_of_heads(module: nn.Module, groups: int) -> Iterator[None]:
-    """If key-value heads are replicated, lets fewer queries share one than the module has."""
+    """Sets how many queries share a key-value head: fewer than in the module if key-value heads are replicated."""
     before = getattr(module, "num_key_value_groups", groups)
     if before == groups:
         yield
@@ -396,7 +396,7 @@ _PARTS = 1024  # parts per item, because the number of items may be a mean over 
 
 
 def _items(kwargs: dict[str, Any], model: nn.Module) -> list[int] | None:
-    """Returns the parts of ``num_items_in_batch`` (-1 without it) and the labels here; None if the model ignores it."""
+    """Returns the parts of ``num_items_in_batch`` (-1 without it) and the rank's labels; None if models ignore it."""
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels")
     if items is None:
         return [-1, 0]
@@ -450,7 +450,7 @@ def _wrong_input(shape: tuple[int, ...], positions: Any, padding: Any, kwargs: d
 
 
 def _replace_masks() -> None:
-    """Lets models make their masks for whole rows."""
+    """Makes models of transformers build their masks for whole rows."""
     from transformers import masking_utils
 
     inner = getattr(masking_utils, "_preprocess_mask_arguments", None)

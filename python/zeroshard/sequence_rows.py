@@ -22,9 +22,9 @@ class _WrongBatch(ValueError):
 
 
 def whole_rows(batch: Any, size: int, *, needs_positions: bool = False) -> dict[str, Any]:
-    """Returns the batch with ``position_ids``, ``shift_labels`` instead of ``labels``, and rows that ``size`` divides.
+    """Returns the batch with ``position_ids``, ``shift_labels`` for ``labels``, and rows whose length ``size`` divides.
 
-    Padding comes last and has no label, so that no word sees it. Raises ``ValueError`` for a batch that cannot be cut.
+    Padding comes last and has no labels, so it changes no result. Raises ``ValueError`` for a batch that cannot be cut.
     """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), torch.Tensor):
         raise _WrongBatch(f"a batch must be a dict with input_ids, and is {type(batch).__name__}")
@@ -129,8 +129,8 @@ class PieceLoader:
 class SharedLoader(PieceLoader):
     """Gives each rank of the group its piece of rows that the first rank of the group has loaded.
 
-    All ranks load the rows, so that each has the position. If a dataset or its collate_fn draws random numbers, rows
-    differ among ranks, and pieces of each rank's own rows would not fit together.
+    All ranks load the rows, so that every loader has the same position. Only the first rank's rows are used, because
+    rows differ among ranks if a dataset or its collate_fn draws random numbers.
     """
 
     def __len__(self) -> int:

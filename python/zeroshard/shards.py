@@ -1,4 +1,4 @@
-"""Shards parameters before an engine has them: each rank keeps 1/N of the elements of each."""
+"""Shards parameters before an engine has them: each rank keeps 1/N of the elements of each parameter."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _initializer(name: str) -> Callable[..., torch.Tensor]:
 
 
 class _Castable:
-    """Methods of a tensor without memory for ``nn.Module.to``. They return another one, and the shard follows."""
+    """The methods that ``nn.Module.to`` calls. They return another tensor without memory, and cast the shard, too."""
 
     __slots__ = ()
 
@@ -121,7 +121,7 @@ for _name in _INITIALIZERS:
 
 
 class ShardedParameter(_Castable):
-    """Mixed into the class of a parameter whose tensor has a shape, but no memory. A deepcopy copies the shard."""
+    """A mixin for the class of a parameter whose tensor has a shape, but no memory. A deepcopy copies the shard."""
 
     __slots__ = ()
 
@@ -129,7 +129,7 @@ class ShardedParameter(_Castable):
         return f"{shard_of(self)}, sharded"
 
     def data_ptr(self) -> int:
-        """Returns 0, as for every tensor without memory. Trainer asks for it beside 8-bit optimizers."""
+        """Returns 0, as for every tensor without memory. Trainer calls it with 8-bit optimizers."""
         return 0
 
     @property
@@ -218,10 +218,10 @@ def cut(
 ) -> None:
     """Keeps this rank's elements of each parameter, with rank 0's values, and frees the parameter's memory. Collective.
 
-    Floating-point parameters become ``dtype``, if it is given. Parameters that share their memory stay tied. Parameters
-    that are sharded, on the meta device, or without elements do not change. ``timeout_s`` says how long ranks wait for
-    one another if this is the first call. Raises ``ValueError`` for parameters that share a part of their memory, and
-    ``StateError`` for one that is a part of another, sharded one.
+    Floating-point parameters are cast to ``dtype``, if it is given. Parameters that share their memory stay tied.
+    Parameters that are sharded, on the meta device, or without elements do not change. ``timeout_s`` says how long
+    ranks wait for one another if this is the first call. Raises ``ValueError`` for parameters that share a part of
+    their memory, and ``StateError`` for a parameter that is a part of another, sharded parameter.
     """
     first_with: dict[object, tuple[str, nn.Parameter]] = {}
     ties = []
@@ -252,7 +252,7 @@ def cut(
 
 
 def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
-    """Ties the parameter to a sharded one if it was made from that one's data. Returns whether it was."""
+    """Ties a parameter that was made from the data of a sharded parameter to that one. Returns whether it was."""
     shard = _shard_of_memory(param)
     if shard is None or (is_whole(param) and not (shard.is_held and _is_of(param, shard.gathered))):
         if not is_whole(param):
@@ -274,11 +274,11 @@ def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
 
 @contextmanager
 def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[None]:
-    """Makes the parameters that have shards whole inside. Collective, except over those that a context already holds.
+    """Makes parameters that have shards whole inside. Collective, except over parameters that a context holds already.
 
     At the end every rank takes over the writes of rank ``modify_rank``. Without a rank, or after an exception, writes
     are dropped. An inner context leaves parameters that an outer context holds to the outer one, so it may run on one
-    rank alone. Raises ``StateError`` if it is to modify parameters that the outer context only reads.
+    rank alone. Raises ``StateError`` with a ``modify_rank`` for parameters that the outer context only reads.
     """
     shards = {shard.id: shard for tensor in tensors if (shard := shard_of(tensor)) is not None}
     for shard in shards.values():
@@ -324,7 +324,7 @@ def take(params: Iterable[torch.Tensor]) -> None:
 
 @torch.inference_mode(False)
 def _gather(shard: Shard) -> None:
-    """Gives the parameters their memory and values. Collective, unless somebody has assigned values to one of them."""
+    """Gives the shard's parameters memory and values. Collective, unless the user has assigned values to one."""
     params, values = _tied(shard), _values(shard)
     if values is None:
         if (why := _failed.get(shard.ranks)) is not None:
@@ -349,7 +349,7 @@ def _gather(shard: Shard) -> None:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _keep(shard: Shard, root: int) -> None:
-    """Cuts the values of rank ``root``, which may have another shape than before."""
+    """Makes the shard from the values of rank ``root``, which may have another shape than before."""
     values = _values(shard).to(_device()).contiguous()
     flat = values.view(-1)
     shard.ranks.broadcast(flat, root, f"values of {shard}")
@@ -362,7 +362,7 @@ def _keep(shard: Shard, root: int) -> None:
 
 
 def _values(shard: Shard) -> torch.Tensor | None:
-    """Returns the parameters' values while they have memory: assigned to one of them, or gathered."""
+    """Returns the values of the shard's parameters if one has memory, assigned or gathered; otherwise None."""
     found = [param for param in _tied(shard) if is_whole(param)]
     assigned = [param for param in found if not _is_of(param, shard.gathered)]
     if any(param.data_ptr() != assigned[0].data_ptr() for param in assigned):
@@ -394,7 +394,7 @@ def _tied(shard: Shard) -> list[nn.Parameter]:
 
 
 def _shard_of_memory(tensor: torch.Tensor) -> Shard | None:
-    """Returns the shard whose parameters have this memory, or would get it."""
+    """Returns the shard whose parameters have the memory of ``tensor``, or get it at the next gather."""
     found = getattr(tensor.untyped_storage(), _SHARD, None)
     return found() if found is not None else None
 

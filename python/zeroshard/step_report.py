@@ -17,10 +17,11 @@ from .run import Run
 
 
 class StepReport:
-    """Reports loss, pace and memory. Costs nothing on other ranks, nor between lines if no block of metrics is enabled.
+    """Reports loss, pace and memory. It costs nothing on other ranks, and between lines only if metrics are enabled.
 
-    The loss is the mean over this rank's micro-batches of the step. The pace is that of all ranks. Tokens are those of
-    ``input_ids`` if the model has such an argument, or else of a first argument with integers in two dimensions.
+    The loss is the mean over this rank's micro-batches of the step. The pace is the pace of all ranks together. Tokens
+    are the elements of ``input_ids`` if the model has such an argument, or else of a first argument with integers in
+    two dimensions.
     """
 
     def __init__(self, run: Run) -> None:
@@ -35,7 +36,7 @@ class StepReport:
         self.restart(run)
 
     def restart(self, run: Run) -> None:
-        """Measures the pace from here on, because counts have changed other than by steps."""
+        """Measures the pace from now on, because something other than a step has changed the counts."""
         self._begin_line(run)
         self._since_step = _Mark(run, self._tokens)
 
@@ -54,7 +55,7 @@ class StepReport:
             self._losses.append(loss.detach())
 
     def end_step(self, run: Run) -> None:
-        """Called after an update, applied or not."""
+        """Reports the step. The engine calls it after an update, applied or not."""
         prints = self._prints(run.global_steps)
         loss = self._mean_loss() if prints or self._metrics is not None else None
         self._losses.clear()
@@ -117,8 +118,8 @@ class StepReport:
 class _Breakdown:
     """Measures the time of this rank in forward, backward and step, like DeepSpeed's ``wall_clock_breakdown``.
 
-    It waits for a device before and after each part, so that a part has the time of its own kernels. Passes that a
-    script starts with ``loss.backward()``, and other code between the parts, count as ``other``.
+    It waits for the device before and after each part, so that the time of a part includes its own kernels. A pass that
+    a script starts with ``loss.backward()`` counts as ``other``, and so does all code between the parts.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -153,7 +154,7 @@ class _Mark:
         self._tokens = tokens
 
     def pace(self, run: Run, tokens: int) -> dict[str, float]:
-        """Returns the pace of all ranks since then, if it is known. ``tokens`` counts this rank's since then."""
+        """Returns the pace of all ranks since the mark, if known. ``tokens`` are this rank's tokens since the mark."""
         seconds = max(time.monotonic() - self._time, 1e-9)
         pace = {}
         if (steps := run.global_steps - self._steps) > 0:
@@ -166,7 +167,7 @@ class _Mark:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """Returns the most memory that this process has held: memory of the device, or resident memory on the CPU."""
+    """Returns the peak memory of this process: memory of the device, or resident memory if the device is the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

@@ -18,14 +18,16 @@ from .messages import log
 from .run import Run
 from .together import together
 
-# The ranks of a job may get a signal twice: from a sender that signals all processes of the job, and from the launcher.
+# Signals within this many seconds count as one, because a rank may get a signal twice: from a sender that signals all
+# processes of the job, and from the launcher.
 MOMENT_S = 2.0
 
 
 def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
-    """Makes the first of each signal request a stop. A second one after ``MOMENT_S`` does what the signal did before.
+    """Makes the first of each signal request a stop. A second one after ``MOMENT_S`` has the signal's former effect.
 
-    If the run's engine has ended, the first signal does that, too. Workers of data loaders are spared.
+    If the run's engine has ended, the first signal has the former effect, too. Workers of data loaders ignore the
+    signals.
     """
     first: dict[int, float] = {}  # signal -> time of its first arrival
 
@@ -48,7 +50,7 @@ def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
 
 
 def ask_for(run: Run, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-    """Returns the result of ``ask`` for the last save. None on every rank if it fails on one: the save must go on.
+    """Returns the result of ``ask`` for the last save. If ``ask`` fails on a rank, returns None on every rank.
 
     Collective. Raises ``CommError`` if the other ranks cannot be reached.
     """
@@ -85,7 +87,7 @@ def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -
 
 
 def wait_at_exit(run: Run) -> None:
-    """Lets the process end only after the run's last checkpoint is written. Ends with code 1 if that failed."""
+    """Delays the process's end until the run's last checkpoint is written. The exit code is 1 if that failed."""
     # Uses atexit for forked processes, too, and waits even if only a signal handler or a global still refers to the
     # run.
     Finalize(None, _wait, (weakref.ref(run),), exitpriority=0)

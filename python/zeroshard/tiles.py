@@ -29,15 +29,17 @@ _MLPS = (
 def tile(model: nn.Module, loss: str | int | None = "auto", mlp: str | int | None = "auto") -> None:
     """Computes the loss and the MLPs of a model of transformers for one tile of the sequence at a time.
 
-    Logits, and what is within MLPs, then exist for one tile alone. The values are those without tiles. It works before
-    and after ``zeroshard.initialize``, and without an engine. A second call changes the numbers of tiles.
+    Logits, and intermediate results of MLPs, then exist only for one tile. The results are the same as without tiles.
+    ``tile`` works before and after ``zeroshard.initialize``, and without an engine. A second call changes the numbers
+    of tiles.
 
     Args:
         model: a causal language model of transformers, or a module that contains one.
-        loss: into how many tiles the loss is cut while the model trains; ``"auto"``: a tile's logits take at most
-            256 MiB. None: not at all, and logits are there whole. In evaluation, and without labels, they always are;
-            the argument ``skip_logits`` of the model's forward says otherwise for one call.
-        mlp: the same for each MLP; ``"auto"``: a tile has as many tokens as hidden states have elements, at most.
+        loss: number of tiles of the loss while the model trains. ``"auto"``: a tile's logits take at most 256 MiB.
+            None: no tiles, and the model returns whole logits. In evaluation, and without labels, it always does,
+            unless the call of the model's forward has the argument ``skip_logits``.
+        mlp: number of tiles of each MLP. ``"auto"``: a tile has at most as many tokens as a hidden state has
+            elements. None: no tiles.
 
     >>> zeroshard.tile(model)
     >>> engine, *_ = zeroshard.initialize(model=model, config=config)
@@ -128,7 +130,7 @@ class _Tiled:
 
 
 def _call(tiled: _Tiled, *args: Any, **kwargs: Any) -> Any:
-    """Runs outside of compiled code: the graph of enclosing modules breaks here."""
+    """Runs the tiled forward outside of compiled code. The graphs of enclosing modules break here."""
     return tiled.run(*args, **kwargs)
 
 
@@ -145,8 +147,8 @@ class _TiledMLP(_Tiled):
 class _TiledLoss(_Tiled):
     """The forward of a causal language model. The part after the model's body is called for one tile after another.
 
-    So everything that a model does with its logits, such as capping them, is done, and its own function computes the
-    loss.
+    So the model still changes its logits in its own way, such as by capping them, and computes the loss by its own
+    function.
     """
 
     def run(self, *args: Any, skip_logits: bool | None = None, **kwargs: Any) -> Any:
@@ -279,7 +281,7 @@ class _BodyEnded(BaseException):
 
 
 class _Body:
-    """Called in place of a model's body. It has the body's attributes."""
+    """Replaces a model's body in a call of the model. It has the body's attributes."""
 
     def __init__(self, body: nn.Module, call: Callable[..., Any]) -> None:
         self._body, self._call = body, call

@@ -25,7 +25,7 @@ def naming_causes() -> Iterator[Callable[[Callable], Callable]]:
     """Surrounds a call of the core: the yielded function wraps callbacks so that their exceptions are kept as causes.
 
     The core sends the text of a callback's exception to all ranks. On this rank, the exception itself becomes the cause
-    of the core's error or, if it is not an ``Exception`` (Ctrl-C), is raised instead.
+    of the core's error. If it is not an ``Exception``, as for Ctrl-C, it is raised instead of the core's error.
     """
     causes: list[BaseException] = []
 

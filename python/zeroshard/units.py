@@ -21,7 +21,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 class Param:
     """A parameter: all its names, and all its tensor objects (several if it is tied by storage).
 
-    Names are those of a model of which nothing is compiled. Two names may be equal.
+    The names are without the parts that torch.compile adds. Two names may be equal.
     """
 
     names: list[str]
@@ -30,7 +30,7 @@ class Param:
 
 
 def is_packed(tensor: torch.Tensor) -> bool:
-    """Returns whether elements are not numbers: frozen 4-bit weights of bitsandbytes, which have a ``quant_state``."""
+    """Returns whether elements are no numbers: frozen 4-bit weights of bitsandbytes. They have a ``quant_state``."""
     return not tensor.requires_grad and hasattr(tensor, "quant_state")
 
 
@@ -47,13 +47,14 @@ class Unit:
 def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Sequence[nn.Module] = ()) -> list[Unit]:
     """Splits the parameters of ``model`` into units, in the order of its modules.
 
-    A unit is a module whose class is named in ``unit_classes``; without any, a module that Hugging Face lists in
-    ``_no_split_modules``; without those, an element of a ``ModuleList``, ``Sequential`` or ``ModuleDict``. Parameters
-    outside of such blocks form one unit per module that uses them: the module that owns them or, if that has no forward
-    (``ParameterList``) or is inside a ``MultiheadAttention``, the module around it. A tied parameter belongs to the
-    first unit that has it, and every module that uses it is a module of that unit. Modules that are marked as ``LEAF``,
-    and ``leaves``, are one unit each, with all that they contain; one without a forward, such as a ``ModuleList``, is
-    whole while that of the module around it runs.
+    A unit is normally a block: a module whose class is named in ``unit_classes``. If no class is named, blocks are the
+    modules that Hugging Face lists in ``_no_split_modules``. If there is no such list, blocks are the elements of each
+    ``ModuleList``, ``Sequential`` and ``ModuleDict``. Parameters outside of blocks form one unit per module that uses
+    them. This is the module that owns them. If the owner has no forward (``ParameterList``) or is inside a
+    ``MultiheadAttention``, it is the module around the owner. A tied parameter belongs to the first unit that has it,
+    and every module that uses it is a module of that unit. Each module that is marked as ``LEAF``, or is in ``leaves``,
+    is one unit with everything that it contains. A leaf without a forward, such as a ``ModuleList``, is whole while the
+    forward of the module around it runs.
 
     Raises ``ValueError`` when a name in ``unit_classes`` matches no module, when two different parameters share
     memory, and for a scripted model.
@@ -87,14 +88,14 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
 
 @dataclass
 class _Use:
-    """One occurrence of a module in the model: its block, if any, and the module whose forward uses its parameters."""
+    """One occurrence of a module in the model: its block, if any, and the module whose forward uses the parameters."""
 
     block: nn.Module | None
     module: nn.Module
 
 
 def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[_Use]]:
-    """Returns the occurrences of each module, by its id. A module has several if modules share it."""
+    """Returns the occurrences of each module, by its ``id()``. A module that other modules share has several."""
     is_block = {id(block) for block in blocks}
     uses: dict[int, list[_Use]] = {}
 
@@ -162,7 +163,7 @@ def named_leaves(
 def _without_blocks_in_leaves(
     model: nn.Module, blocks: list[nn.Module], more_leaves: Sequence[nn.Module]
 ) -> list[nn.Module]:
-    """Adds the leaf modules: marked ones and ``more_leaves``. Each is one unit with everything that it contains."""
+    """Adds the leaf modules: marked modules and ``more_leaves``. Each is one unit with everything that it contains."""
     chosen = {id(module) for module in more_leaves}
     leaves = []
     for module in model.modules():
@@ -173,7 +174,7 @@ def _without_blocks_in_leaves(
 
 
 def _container_elements(module: nn.Module, prefix: str, inside: bool = False) -> Iterable[tuple[str, nn.Module]]:
-    """``inside`` says that an outer module is compiled. Its graph has the originals of compiled inner modules."""
+    """Yields elements of containers. ``inside``: an outer module is compiled, and its graph has the inner originals."""
     inside = inside or is_compiled(module)
     for name, child in module.named_children():
         path = f"{prefix}.{name}" if prefix else name
@@ -204,7 +205,7 @@ def _find_params(model: nn.Module) -> list[Param]:
 
 
 def _memory_key(tensor: torch.Tensor) -> object:
-    """Returns equal keys for tensors that are the same parameter: one object, or the same elements of one storage."""
+    """Returns equal keys for tensors that are the same parameter: one object, or equal elements of one storage."""
     if (mark := mark_of(tensor)) is not None:
         return mark[:3]
     if (shard := shard_of(tensor)) is not None:

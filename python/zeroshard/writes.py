@@ -1,4 +1,4 @@
-"""Tracks values while a model is built: which tensors have values, and which have lost theirs."""
+"""Records, while a model is built, which tensors have values and which tensors have lost values."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def is_initialized(tensor: torch.Tensor) -> bool:
 
 
 def was_written_after(tensor: torch.Tensor) -> bool:
-    """Returns whether it was written in place after the ``Init`` context in which it was made."""
+    """Returns whether the tensor was written in place after the ``Init`` context in which it was made."""
     return tensor._version != getattr(tensor, "_zeroshard_version", tensor._version)
 
 

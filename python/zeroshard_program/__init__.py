@@ -1,7 +1,7 @@
-"""The command ``zeroshard-torch``: becomes the program of this name that was compiled for the torch of this Python.
+"""The command ``zeroshard-torch``, which becomes the program of this name compiled for the torch of this Python.
 
-``zeroshard train`` and ``zeroshard generate`` start it. It is a package of its own because ``import zeroshard`` imports
-torch, which takes seconds.
+``zeroshard train`` and ``zeroshard generate`` start the command. It is a package of its own, because ``import
+zeroshard`` imports torch, which takes seconds.
 """
 
 import importlib.util
