@@ -19,6 +19,28 @@ Every public name of `zeroshard`, from its docstring; `tools/api_page.py` writes
 [python.md](python.md) explains how they are used together.
 
     python -c "import zeroshard; help(zeroshard.initialize)"
+
+Each example runs after the following lines on two ranks (`zeroshard run --nproc 2`), except the one of `as_deepspeed`,
+which comes first in a program. tests/python/project/test_api_page.py runs them.
+
+```python
+import torch
+import zeroshard
+from transformers import LlamaConfig, LlamaForCausalLM
+
+zeroshard.init_distributed("cpu")
+llama = LlamaConfig(vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+model = LlamaForCausalLM(llama)
+config = {
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "zero_optimization": {"stage": 3},
+}
+ids = torch.randint(100, (4, 16))
+batch = {"input_ids": ids, "labels": ids}
+rows = [{"input_ids": row, "labels": row} for row in ids]
+engine, optimizer, loader, scheduler = zeroshard.initialize(model=model, config=config, training_data=rows)
+```
 """
 ERRORS = {
     "Error": "Every error of zeroshard; a `RuntimeError`.",
@@ -42,6 +64,22 @@ def signature_of(member):
     )
 
 
+def types_of(member):
+    """One line with the types of the arguments and of the result, from the annotations; nothing without any."""
+    found = inspect.signature(member)
+    types = [f"`{name}`: `{param.annotation}`" for name, param in found.parameters.items() if is_told(param.annotation)]
+    result = found.return_annotation
+    if result == "Iterator[None]":  # of a function that contextmanager decorates
+        types.append("result: a context manager")
+    elif is_told(result):
+        types.append(f"result: `{result}`")
+    return ["Types: " + ", ".join(types)] if types else []
+
+
+def is_told(annotation):
+    return annotation not in (inspect.Signature.empty, "Any", "object", "None", None)
+
+
 def text_of(doc):
     """A docstring as Markdown: ``code`` and examples."""
     doc = inspect.cleandoc(doc).replace("``", "`")
@@ -57,16 +95,22 @@ def text_of(doc):
     return "\n".join(parts).replace("Args:\n", "Arguments:\n\n").strip()
 
 
+def section(heading, title, doc, types):
+    summary, _, rest = text_of(doc).partition("\n\n")
+    return f"{heading} `{title}`\n" + "\n\n".join([summary, *types, *([rest] if rest else [])]) + "\n"
+
+
 def members_of(kind):
-    """Its own public methods and properties that have a docstring, in the order of the source."""
+    """Sections of its own public methods and properties that have a docstring, in the order of the source."""
     for name, member in vars(kind).items():
         if name.startswith("_"):
             continue
         function = getattr(member, "__wrapped__", member)
         if isinstance(member, property) and member.__doc__:
-            yield f"`engine.{name}`", member.__doc__
+            types = types_of(member.fget) if member.fget.__doc__ else []
+            yield section("###", f"engine.{name}", member.__doc__, types)
         elif inspect.isfunction(function) and function.__doc__:
-            yield f"`engine.{name}{signature_of(function)}`", function.__doc__
+            yield section("###", f"engine.{name}{signature_of(function)}", function.__doc__, types_of(function))
 
 
 def page():
@@ -74,10 +118,9 @@ def page():
     parts = [HEAD]
     for name in ("initialize", *(name for name in functions if name != "initialize")):
         thing = getattr(zeroshard, name)
-        parts.append(f"## `zeroshard.{name}{signature_of(thing)}`\n{text_of(thing.__doc__)}\n")
-    parts.append(f"## `zeroshard.Engine`\n{text_of(zeroshard.Engine.__doc__)}\n")
-    for kind in (zeroshard.Engine, Getters):
-        parts += [f"### {title}\n{text_of(doc)}\n" for title, doc in members_of(kind)]
+        parts.append(section("##", f"zeroshard.{name}{signature_of(thing)}", thing.__doc__, types_of(thing)))
+    parts.append(section("##", "zeroshard.Engine", zeroshard.Engine.__doc__, []))
+    parts += [*members_of(zeroshard.Engine), *members_of(Getters)]
     parts.append("## Errors\n| error | when |\n|---|---|")
     parts += [f"| `zeroshard.{name}` | {what} |" for name, what in ERRORS.items()]
     return "\n".join(parts) + "\n"

@@ -33,6 +33,8 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     In the forward of an engine with ``zeroshard.offload.activations``, each of ``args`` that is a tensor with a
     gradient leaves memory until the backward pass needs it. Elsewhere the function only calls torch's ``checkpoint``.
 
+    >>> block = torch.nn.Linear(32, 32)
+    >>> hidden = torch.randn(2, 32, requires_grad=True)
     >>> hidden = zeroshard.recompute(block, hidden, use_reentrant=False)
     """
     return _checkpointed(_thread.keeper, _torch_checkpoint, function, args, kwargs)

@@ -108,7 +108,11 @@ class Engine(Getters, nn.Module):
             raise
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
-        """Computes and reduces gradients of ``loss``, divided by the accumulation steps by default."""
+        """Computes and reduces gradients of ``loss``, divided by the accumulation steps by default.
+
+        >>> loss = engine(**batch).loss
+        >>> engine.backward(loss)
+        """
         if not self._run.trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
         core = self._run.core
@@ -123,7 +127,11 @@ class Engine(Getters, nn.Module):
         return loss
 
     def step(self, lr_kwargs: dict | None = None) -> None:
-        """Updates the parameters if this micro-batch is the last of its step; otherwise only counts the micro-batch."""
+        """Updates the parameters if this micro-batch is the last of its step; otherwise only counts the micro-batch.
+
+        >>> engine.backward(engine(**batch).loss)
+        >>> engine.step()
+        """
         self._check_step()
         # A script may have replaced the method: its answer counts.
         updates, scheduler = self.is_gradient_accumulation_boundary(), self._run.lr_scheduler
@@ -204,7 +212,13 @@ class Engine(Getters, nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Keeps gradients that are computed inside on this rank, until the next backward outside reduces them, too."""
+        """Keeps gradients that are computed inside on this rank, until the next backward outside reduces them, too.
+
+        >>> with engine.no_sync():
+        ...     engine.backward(engine(**batch).loss)
+        >>> engine.backward(engine(**batch).loss)  # reduces the sum of both
+        >>> engine.step()
+        """
         previous, self._syncs = self._syncs, False
         try:
             yield
@@ -215,6 +229,9 @@ class Engine(Getters, nn.Module):
         """Discards all gradients since the last update, and counts micro-batches from 0 again. Every rank calls it.
 
         It is for batches that must not count, because ``step()`` clears the gradients that it has used by itself.
+
+        >>> engine.backward(engine(**batch).loss)
+        >>> engine.zero_grad()
         """
         drops = self._run.is_within_step
         self._run.core.zero_grad()
@@ -232,6 +249,8 @@ class Engine(Getters, nn.Module):
 
         A unit that contains other units is not compiled. ``schedule`` and ``compiled_autograd_enabled`` exist for
         DeepSpeed's interface. Other values than the defaults raise ``ValueError``.
+
+        >>> engine.compile()
         """
         check_arguments(schedule, compiled_autograd_enabled)
         if self._run.keeper is not None:
@@ -248,6 +267,9 @@ class Engine(Getters, nn.Module):
 
         Collective. Parameters that stage 3 has sharded lose their values if some rank lacks the memory for all of them,
         or while an exception is handled. Raises ``IoError`` if the last checkpoint could not be written.
+
+        >>> engine.destroy()
+        >>> weights = model.state_dict()
         """
         destroy(self._run, self._ownership)
 
@@ -273,6 +295,8 @@ class Engine(Getters, nn.Module):
         ``client_state`` may hold numbers, text, tensors, lists, tuples and dicts; the checkpoint gets rank 0's.
         ``rank_state`` may hold the same, and the checkpoint gets every rank's. An example is a rank's averages of its
         own shards.
+
+        >>> engine.save_checkpoint("checkpoints", client_state={"epoch": 3})
         """
         self._checkpoints.save(
             self._run,
@@ -289,6 +313,9 @@ class Engine(Getters, nn.Module):
         """Waits until the last checkpoint is written. Raises ``IoError`` if the write failed.
 
         If ``zeroshard.checkpoint.on_error`` is "warn", it logs the error instead and returns False.
+
+        >>> engine.save_checkpoint("checkpoints")
+        >>> engine.wait_for_checkpoint()
         """
         return self._run.core.wait_for_checkpoint()
 
@@ -311,6 +338,8 @@ class Engine(Getters, nn.Module):
         ``IoError`` with ``strict``. Returns the checkpoint's path and its ``client_state``; ``(None, None)`` if there
         is no checkpoint. The dict ``rank_state`` gets the ``rank_state`` that this rank has saved. If another number of
         ranks has saved, that argument raises ``ValueError``, and nothing is loaded.
+
+        >>> path, client_state = engine.load_checkpoint("checkpoints")
         """
         if custom_load_fn is not None:
             raise ValueError("load_checkpoint: custom_load_fn is not supported; load_module_strict=False loads a part")
@@ -338,6 +367,8 @@ class Engine(Getters, nn.Module):
 
         A name that ends in ``.bin`` or ``.pt`` gets ``.safetensors`` instead, because zeroshard writes no pickle. For a
         model of transformers, its config.json is written next to the file, unless the directory has one.
+
+        >>> engine.save_16bit_model("trained")
         """
         checkpoint.save_weights(self._run, save_dir, save_filename, exclude_frozen_parameters)
         return True
@@ -349,11 +380,20 @@ class Engine(Getters, nn.Module):
         own ``save_pretrained`` with the gathered weights, in their training dtype, and ``options`` such as
         ``max_shard_size``. Rank 0 needs host memory for the weights that it writes. The tokenizer's files come from
         ``tokenizer``, else from the directory from which the model was loaded. Raises ``ValueError`` for other modules.
+
+        >>> engine.save_pretrained("trained")
         """
         save_pretrained(self._run, save_dir, tokenizer, options)
 
     def request_stop(self) -> None:
-        """Makes ``stop_requested`` true on every rank after the next ``step()``. A signal handler may call it."""
+        """Makes ``stop_requested`` true on every rank after the next ``step()``. A signal handler may call it.
+
+        >>> engine.request_stop()
+        >>> engine.backward(engine(**batch).loss)
+        >>> engine.step()
+        >>> if engine.stop_requested:
+        ...     engine.save_checkpoint("checkpoints")
+        """
         self._run.core.request_stop()
 
     def save_and_stop_on(
@@ -369,6 +409,8 @@ class Engine(Getters, nn.Module):
         the signal. A second signal, two seconds later or more, ends the process at once. ``rank_state``, and
         ``client_state`` if it is a function, are called for the save. If one of them raises on any rank, or returns a
         value that cannot be saved, rank 0 logs the reason and the checkpoint is saved without it.
+
+        >>> engine.save_and_stop_on("checkpoints", client_state={"epoch": 3})
         """
 
         def save() -> None:
@@ -405,13 +447,19 @@ class Engine(Getters, nn.Module):
         return result
 
     device = _of_run("device", "The device on which the module computes.")
-    optimizer = _of_run("optimizer", "In front of the sharded states; schedulers change its ``param_groups``.")
-    lr_scheduler = _of_run("lr_scheduler", "It is stepped with each update, and saved.")
-    training_dataloader = _of_run("loader", "Its position is saved.")
-    global_steps = _of_run("global_steps", "Updates so far, with those that were skipped.")
-    skipped_steps = _of_run("skipped_steps", "Updates whose gradients were not finite.")
-    micro_steps = _of_run("micro_steps", "Micro-batches so far.")
-    global_samples = _of_run("global_samples", "Samples of all ranks so far.")
+    optimizer = _of_run("optimizer", "The optimizer, whose states are sharded. Schedulers change its ``param_groups``.")
+    lr_scheduler = _of_run(
+        "lr_scheduler", "The scheduler. The engine steps it at each update, and checkpoints contain it."
+    )
+    training_dataloader = _of_run(
+        "loader", "The loader that ``initialize`` has made. Checkpoints contain its position."
+    )
+    global_steps = _of_run("global_steps", "The number of updates so far, including skipped ones.")
+    skipped_steps = _of_run(
+        "skipped_steps", "The number of updates that were skipped because gradients were not finite."
+    )
+    micro_steps = _of_run("micro_steps", "The number of micro-batches so far.")
+    global_samples = _of_run("global_samples", "The number of samples of all ranks so far.")
 
     @property
     def loss_scale(self) -> float:
@@ -424,6 +472,8 @@ class Engine(Getters, nn.Module):
         device's memory is the host's memory, and ``"host"`` counts only copies for checkpoints. ``kept`` has the bytes
         of freed CPU tensors that are kept for the next step. They are never more than the operators of the last step
         needed at one time.
+
+        >>> engine.memory_report()["measured_peak"]
         """
         return memory_report(self._run.core)
 
@@ -431,6 +481,8 @@ class Engine(Getters, nn.Module):
         """Returns the SHA-256 over names and values of all parameters, which is the same on every rank. Collective.
 
         The digest does not depend on stage, transport, overlap or prefetch.
+
+        >>> engine.parameter_digest()
         """
         digest = hashlib.sha256()
         for unit in self._run.units:

@@ -29,7 +29,7 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
     and tensors of no engine, which do not change.
 
     >>> with zeroshard.gathered(model.parameters()):
-    ...     model.generate(ids)
+    ...     model.generate(ids, max_new_tokens=8)
     """
     with _gathered(params, modify_rank, can_drop=modify_rank is not None):
         yield

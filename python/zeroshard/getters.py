@@ -20,11 +20,20 @@ class Getters:
     config: Any
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Returns whether the current micro-batch is the last of its step."""
+        """Returns whether the current micro-batch is the last of its step.
+
+        >>> if engine.is_gradient_accumulation_boundary():
+        ...     print("the next step() updates the parameters")
+        """
         return self._run.progress.is_boundary
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Says whether the current micro-batch ends its step. From then on only the caller decides this."""
+        """Says whether the current micro-batch ends its step. From then on only the caller decides this.
+
+        >>> engine.set_gradient_accumulation_boundary(True)
+        >>> engine.backward(engine(**batch).loss)
+        >>> engine.step()
+        """
         if not self._run.config.managed_accumulation:
             raise _C.StateError(
                 "set_gradient_accumulation_boundary: with managed_gradient_accumulation false, every step() ends a "
@@ -37,11 +46,19 @@ class Getters:
 
         Every rank calls it, between steps. ``micro_steps`` becomes the value that it would have if all steps had had
         this size, as in ``load_checkpoint``. Raises ``ValueError`` if no number of micro-batches gives the size.
+
+        >>> engine.set_train_batch_size(16)
         """
         self._run.core.set_train_batch_size(train_batch_size)
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """Sets the samples of each of the caller's micro-batches from now on, for counts and ``train_batch_size``."""
+        """Sets the samples of each of the caller's micro-batches from now on, for counts and ``train_batch_size``.
+
+        Raises ``ValueError`` if ``initialize`` has made the loader, because that gives micro-batches of another size.
+
+        >>> engine, *_ = zeroshard.initialize(model=model, config=config)
+        >>> engine.set_train_micro_batch_size(1)
+        """
         if self._run.loader is not None:
             raise ValueError(
                 f"the loader that zeroshard.initialize made gives micro-batches of {self._run.batch.micro}: pass no "
@@ -54,25 +71,40 @@ class Getters:
         return self._is_compiled
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns ``loss`` times the loss scale of fp16, for ``engine.scale(loss).backward()``."""
+        """Returns ``loss`` times the loss scale of fp16, for ``engine.scale(loss).backward()``.
+
+        >>> engine.scale(engine(**batch).loss).backward()
+        >>> engine.step()
+        """
         return self._run.core.scale(loss)
 
     def get_global_grad_norm(self) -> float | None:
-        """Returns the last applied step's norm of the averaged gradients, before clipping; None if there is none."""
+        """Returns the last applied step's norm of the averaged gradients, before clipping; None if there is none.
+
+        >>> engine.backward(engine(**batch).loss)
+        >>> engine.step()
+        >>> engine.get_global_grad_norm()
+        """
         return self._run.applied_norm
 
     def get_lr(self) -> list[float]:
         return self._run.optimizer.rates()
 
     def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of every param group. A scheduler replaces it at the next step."""
+        """Sets the learning rate of every param group. A scheduler replaces it at the next step.
+
+        >>> engine.set_lr(1e-5)
+        """
         if not 0 <= lr < float("inf"):
             raise ValueError(f"set_lr: lr is {lr}, expected a number that is not negative")
         for group in self.optimizer.param_groups:
             set_rate(group, float(lr))
 
     def get_type(self) -> list[str]:
-        """Returns the name of the optimizer, once per param group; an empty list without an optimizer."""
+        """Returns the name of the optimizer, once per param group; an empty list without an optimizer.
+
+        >>> engine.get_type()
+        """
         if not self._run.trains:
             return []
         inner = self.optimizer.optimizer
@@ -80,7 +112,10 @@ class Getters:
         return [name] * len(self.optimizer.param_groups)
 
     def get_mom(self) -> list[Any]:
-        """Returns the betas of each param group, or the momentum for SGD and RMSprop."""
+        """Returns the betas of each param group, or the momentum for SGD and RMSprop.
+
+        >>> engine.get_mom()
+        """
         name = "momentum" if self.optimizer.name in ("SGD", "RMSprop") else "betas"
         return [group.get(name, 0.0) for group in self.optimizer.param_groups]
 

@@ -39,7 +39,8 @@ class Init:
     Raises ``ValueError`` if ``dtype`` is no floating-point type.
 
     >>> with zeroshard.Init():
-    ...     model = LlamaForCausalLM(config)
+    ...     model = LlamaForCausalLM(llama)
+    >>> engine, *_ = zeroshard.initialize(model=model, config=config)
     """
 
     def __init__(

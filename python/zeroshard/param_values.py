@@ -26,7 +26,7 @@ from .run import Run
 def get_master_weight(param: torch.Tensor, *, local: bool = False) -> torch.Tensor | None:
     """Returns the parameter's fp32 (master) weights. Collective, unless ``local``.
 
-    >>> zeroshard.get_master_weight(model.head.weight).norm()
+    >>> zeroshard.get_master_weight(model.lm_head.weight).norm()
     """
     return read_state(param, None, local, "get_master_weight")
 
@@ -37,7 +37,7 @@ def set_master_weight(param: torch.Tensor, value: torch.Tensor, *, local: bool =
     If other ranks hold the parameter whole, they see the values of a ``local`` call after the next step. Otherwise they
     see them at the next gather of the parameter.
 
-    >>> zeroshard.set_master_weight(model.head.bias, torch.zeros(10))
+    >>> zeroshard.set_master_weight(model.lm_head.weight, torch.zeros(100, 32))
     """
     write_state(param, None, value, local, "set_master_weight")
 
@@ -48,7 +48,7 @@ def get_optimizer_state(param: torch.Tensor, key: str, *, local: bool = False) -
     Returns None before the first step of an optimizer that makes its states itself. Raises ``ValueError`` for an
     unknown key.
 
-    >>> zeroshard.get_optimizer_state(model.head.weight, "exp_avg_sq").max()
+    >>> zeroshard.get_optimizer_state(model.lm_head.weight, "exp_avg_sq").max()
     """
     return read_state(param, key, local, "get_optimizer_state")
 
@@ -56,7 +56,7 @@ def get_optimizer_state(param: torch.Tensor, key: str, *, local: bool = False) -
 def set_optimizer_state(param: torch.Tensor, key: str, value: torch.Tensor, *, local: bool = False) -> None:
     """Sets a state of the optimizer. Raises ``ValueError`` for an unknown key or a wrong number of elements.
 
-    >>> zeroshard.set_optimizer_state(model.head.weight, "exp_avg", torch.zeros(10, 30))
+    >>> zeroshard.set_optimizer_state(model.lm_head.weight, "exp_avg", torch.zeros(100, 32))
     """
     write_state(param, key, value, local, "set_optimizer_state")
 
@@ -66,7 +66,8 @@ def get_gradient(param: torch.Tensor, *, local: bool = False) -> torch.Tensor | 
 
     Before the step, a ``local`` call returns zeros for a parameter without a gradient.
 
-    >>> zeroshard.get_gradient(model.head.weight).norm()
+    >>> engine.backward(engine(**batch).loss)
+    >>> zeroshard.get_gradient(model.lm_head.weight).norm()
     """
     return read_gradient(param, local, "get_gradient")
 
@@ -78,8 +79,9 @@ def get_gradient_norms(model: nn.Module) -> dict[str, float]:
     norms. ``model`` is the engine, the model that was given to ``initialize``, or a part of it. Raises ``ValueError``
     if no engine trains it.
 
+    >>> engine.backward(engine(**batch).loss)
     >>> for name, norm in zeroshard.get_gradient_norms(model).items():
-    ...     writer.add_scalar(f"grad_norm/{name}", norm, step)
+    ...     print(f"{name} {norm:.3f}")
     """
     if isinstance(run := getattr(model, "_run", None), Run):
         model = run.module
@@ -102,6 +104,8 @@ def set_gradient(param: torch.Tensor, value: torch.Tensor, *, local: bool = Fals
 
     Raises ``StateError`` if there is no gradient to replace, and ``ValueError`` for a wrong number of elements.
 
+    >>> engine.backward(engine(**batch).loss)
+    >>> param = model.lm_head.weight
     >>> zeroshard.set_gradient(param, zeroshard.get_gradient(param).clamp(-1, 1))
     """
     write_gradient(param, value, local, "set_gradient")

@@ -30,6 +30,8 @@ def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> 
 
     Raises ``ValueError`` for a model whose sequence cannot be cut, and for a ``size`` that does not divide the ranks.
 
+    >>> config["sequence_parallel_size"] = 2
+    >>> engine, _, loader, _ = zeroshard.initialize(model=model, config=config, training_data=rows)
     >>> loader = zeroshard.sequence_parallel(engine, loader)
     """
     module = model.module if isinstance(model, Engine) else model
