@@ -27,7 +27,7 @@ STATE_TOLERANCE = {"fp32": 1e-4, "bf16": 1}
 pytestmark = pytest.mark.fault
 
 
-def make(stage, ranks, data=None, dtype="fp32"):
+def make_engine_for_ranks(stage, ranks, data=None, dtype="fp32"):
     config = models.configuration(
         stage,
         dtype,
@@ -66,7 +66,7 @@ def micro_step(engine, inputs, targets):
 
 def life(folder, notes, number, stage, last, death):
     """Goes on from the newest checkpoint to step `last`. There, rank `death` dies, or all stop in good order."""
-    engine, loader = make(stage, world.size(), samples())
+    engine, loader = make_engine_for_ranks(stage, world.size(), samples())
     engine.load_checkpoint(folder)
     found = facts(engine)
     if engine.global_steps > 0:
@@ -213,7 +213,7 @@ def check_history(history, last):
 
 
 def undisturbed(steps):
-    engine, loader = make(1, 1, samples())
+    engine, loader = make_engine_for_ranks(1, 1, samples())
     lines, ids, losses = [], [], []
     while engine.global_steps < steps:
         for inputs, targets, index in loader:
@@ -232,7 +232,7 @@ def undisturbed(steps):
 # -- training after a change of the number of ranks --------------------------------------------------------------------
 
 
-def train(engine, steps):
+def train_on_global_batches(engine, steps):
     """Mean losses of the global batches, each dealt out to ranks and micro-batches in order."""
     size, micro = world.size(), engine.train_micro_batch_size_per_gpu()
     losses = []
@@ -256,10 +256,10 @@ def train(engine, steps):
 
 def train_on(stage, source, out, steps, dtype):
     """This rank's parts of the losses of `steps` steps after what `source` holds, whose end is saved to `out`."""
-    engine, _ = make(stage, world.size(), dtype=dtype)
+    engine, _ = make_engine_for_ranks(stage, world.size(), dtype=dtype)
     if source is not None:
         assert engine.load_checkpoint(source)[0] is not None
-    losses = train(engine, steps)
+    losses = train_on_global_batches(engine, steps)
     engine.save_checkpoint(out)
     engine.wait_for_checkpoint()
     return [losses, engine.parameter_digest()]
@@ -323,20 +323,20 @@ def test_a_detour_to_other_ranks_and_stages_without_a_step_changes_no_bit(tmp_pa
 
 
 def go_back(folder):
-    engine, _ = make(3, world.size())
+    engine, _ = make_engine_for_ranks(3, world.size())
     for _ in range(4):
-        train(engine, 2)
+        train_on_global_batches(engine, 2)
         engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
     engine.load_checkpoint(folder, tag="global_step4")
-    train(engine, 1)
+    train_on_global_batches(engine, 1)
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
     return [engine.global_steps, engine.parameter_digest()]
 
 
 def go_on(folder, tag=None):
-    engine, _ = make(2, world.size())
+    engine, _ = make_engine_for_ranks(2, world.size())
     path, _ = engine.load_checkpoint(folder, tag=tag)
     return [engine.global_steps, engine.parameter_digest(), os.path.basename(path)]
 

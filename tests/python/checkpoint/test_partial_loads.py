@@ -27,23 +27,23 @@ def network(changes=None):
     return model
 
 
-def make(stage, changes=None):
+def make_network_engine(stage, changes=None):
     config = models.configuration(stage, "fp32", optimizer=models.adamw())
     return zeroshard.initialize(model=network(changes), config=config)[0]
 
 
-def train(engine):
+def take_one_step(engine):
     torch.manual_seed(world.rank())
     engine.backward(engine(torch.randn(8, 64)).pow(2).mean())
     engine.step()
 
 
 def load(folder, stage, changes, strict):
-    engine = make(2)
-    train(engine)
+    engine = make_network_engine(2)
+    take_one_step(engine)
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
-    engine = make(stage, changes)
+    engine = make_network_engine(stage, changes)
     before = engine.parameter_digest()
     try:
         engine.load_checkpoint(folder, load_module_strict=strict, load_optimizer_states=False)

@@ -30,7 +30,7 @@ def make_engine(model, stage, dtype="bf16"):
     return engine
 
 
-def train(engine, steps=2):
+def train_language_model(engine, steps=2):
     for step in range(steps):
         ids = models.share(models.tokens(step, 0, 2 * world.size()), world.rank(), world.size())
         engine.backward(models.language_loss(engine, ids))
@@ -53,7 +53,7 @@ def save_twice(family, stage, folder):
     make = {**FAMILIES, "mixtral": tiny_mixtral}[family]
     engine = make_engine(make(), stage)
     for _ in range(2):
-        train(engine)
+        train_language_model(engine)
         engine.save_pretrained(folder, max_shard_size="20KB")
     with zeroshard.gathered(engine.module.parameters()):
         if world.rank() == 0:
@@ -85,7 +85,7 @@ def save_adapter(stage, folder):
     model = peft.get_peft_model(models.tiny_llama(), lora)
     model.add_adapter("other", lora)  # frozen, and saved too
     engine = make_engine(model, stage, "fp32")
-    train(engine)
+    train_language_model(engine)
     engine.save_pretrained(folder, save_embedding_layers=False)
     with zeroshard.gathered(model.parameters()):
         whole = {name: param.detach().clone() for name, param in model.named_parameters()}
@@ -153,7 +153,7 @@ def save_badly(folder):
     told.append(text_of(lambda: engine.save_pretrained(blocked)))
     told.append(text_of(lambda: engine.save_pretrained(folder, state_dict={})))
     told.append(text_of(lambda: engine.save_pretrained(folder, max_shard_size="a lot")))
-    train(engine)  # nothing stays gathered, and ranks still agree
+    train_language_model(engine)  # nothing stays gathered, and ranks still agree
     engine.save_pretrained(folder)
     return told
 

@@ -27,12 +27,12 @@ SCHEDULERS = {
 }
 
 
-def make(stage, buffer, scheduler=None, dtype="fp32"):
+def make_engine_with_buffer(stage, buffer, scheduler=None, dtype="fp32"):
     config = models.configuration(stage, dtype, optimizer=models.adamw())
     return zeroshard.initialize(model=Network(buffer), config=config, lr_scheduler=SCHEDULERS[scheduler])[0]
 
 
-def train(engine):
+def take_one_step(engine):
     torch.manual_seed(world.rank())
     engine.backward(engine(torch.randn(2, 600).to(engine.module.layer.weight.dtype)).float().pow(2).mean())
     engine.step()
@@ -48,15 +48,17 @@ def buffer_of(kind, value):
 
 
 def load_buffer(folder, stage, kind, dtype):
-    engine = make(stage, buffer_of(kind, 3.0), dtype=dtype)
-    train(engine)
+    engine = make_engine_with_buffer(stage, buffer_of(kind, 3.0), dtype=dtype)
+    take_one_step(engine)
     saved = engine.parameter_digest()
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
-    engine = make(stage, buffer_of(kind, 1.0 + world.rank()), dtype=dtype)  # initialize takes rank 0's
+    engine = make_engine_with_buffer(
+        stage, buffer_of(kind, 1.0 + world.rank()), dtype=dtype
+    )  # initialize takes rank 0's
     first = engine.module.scale.tolist()
     engine.load_checkpoint(folder)
-    train(engine)
+    take_one_step(engine)
     assert engine.global_steps == 2
     return [first, engine.module.scale.tolist(), engine.module.scale.requires_grad, saved == engine.parameter_digest()]
 
@@ -73,17 +75,21 @@ def refused(folder, stage, saves, loads):
         "whole numbers": lambda: torch.ones(4, dtype=torch.int64),
         "sparse": lambda: torch.eye(4)[0].to_sparse(),
     }
-    engine = make(stage, buffers.get(saves, lambda: torch.ones(4))(), saves if saves in SCHEDULERS else None)
-    train(engine)
+    engine = make_engine_with_buffer(
+        stage, buffers.get(saves, lambda: torch.ones(4))(), saves if saves in SCHEDULERS else None
+    )
+    take_one_step(engine)
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
-    engine = make(stage, buffers.get(loads, lambda: torch.ones(4))(), loads if loads in SCHEDULERS else None)
+    engine = make_engine_with_buffer(
+        stage, buffers.get(loads, lambda: torch.ones(4))(), loads if loads in SCHEDULERS else None
+    )
     before = engine.parameter_digest(), engine.lr_scheduler and engine.lr_scheduler.state_dict(), engine.get_lr()
     with pytest.raises(zeroshard.ValueError) as error:
         engine.load_checkpoint(folder)
     after = engine.parameter_digest(), engine.lr_scheduler and engine.lr_scheduler.state_dict(), engine.get_lr()
     assert after == before
-    train(engine)
+    take_one_step(engine)
     return str(error.value)
 
 
@@ -102,7 +108,7 @@ def test_a_refused_load_changes_nothing(tmp_path, ranks, stage, saves, loads, me
 
 
 def save_without_a_shape(folder):
-    engine = make(2, nn.parameter.UninitializedBuffer())
+    engine = make_engine_with_buffer(2, nn.parameter.UninitializedBuffer())
     with pytest.raises(zeroshard.ValueError, match="buffer 'scale' has no shape yet"):
         engine.save_checkpoint(folder)
 

@@ -55,7 +55,7 @@ class Cuttable(Dropping):
         return x + self.mix(x[:, :3])
 
 
-def make(stage, dtype):
+def make_cuttable_engine(stage, dtype):
     has_replicas = stage % 2 and world.size() % 2 == 0
     config = configuration(stage, dtype, mesh={"shard": world.size() // 2} if has_replicas else {})
     config["zero_optimization"]["stage3_param_persistence_threshold"] = THRESHOLDS[world.size() % len(THRESHOLDS)]
@@ -75,7 +75,7 @@ def batches(loader, had):
             yield ids, index
 
 
-def train(engine, feed, steps, bad=()):
+def train_from_feed(engine, feed, steps, bad=()):
     """Per step loss, rates and loss scale. The last rank's gradients of `bad` steps are not finite."""
     history = []
     for step in range(steps):
@@ -109,26 +109,26 @@ def go_on(engine, loader, feed):
     state = facts(engine)
     own = [random.random(), torch.rand(1).item(), numpy.random.rand(), engine.module.seen.tolist()]
     rest = rest_of_the_epoch(loader, feed)
-    steps = train(engine, feed, 3)
+    steps = train_from_feed(engine, feed, 3)
     common = [state, [[lr, scale] for _, lr, scale in steps]]
     return {"common": common, "own": own, "rest": rest, "steps": [steps, facts(engine)]}
 
 
 def write(folder, stage, dtype):
     """A run whose loss scale has risen, and whose schedule has fewer steps than the run."""
-    engine, loader = make(stage, dtype)
+    engine, loader = make_cuttable_engine(stage, dtype)
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
         seed(100 + engine.rank())
     feed = batches(loader, had := [])
     # fp16: the scale rises at the fourth step; then a part of the hysteresis and of a window is used up.
-    train(engine, feed, STEPS, bad=[4] if dtype == "fp16" else [4, 6])
+    train_from_feed(engine, feed, STEPS, bad=[4] if dtype == "fp16" else [4, 6])
     engine.save_checkpoint(folder, client_state={"note": torch.arange(3)})
     engine.wait_for_checkpoint()
     return {"had": had.copy(), **go_on(engine, loader, feed)}
 
 
 def read(folder, stage, dtype, out, steps=True):
-    engine, loader = make(stage, dtype)
+    engine, loader = make_cuttable_engine(stage, dtype)
     path, client = engine.load_checkpoint(folder)
     assert path == os.path.join(folder, TAG), path
     engine.save_checkpoint(out, client_state=client)
@@ -263,7 +263,7 @@ def values(folder):
 
 def read_in(folder, stage, dtype, out):
     """Saved again; and the names of live parameters that are not the saved ones in the dtype of this run."""
-    engine, _ = make(stage, dtype)
+    engine, _ = make_cuttable_engine(stage, dtype)
     _, client = engine.load_checkpoint(folder)
     engine.save_checkpoint(out, client_state=client)
     engine.wait_for_checkpoint()

@@ -14,7 +14,7 @@ SAMPLES = 23  # no number of ranks, and no size of a batch divides them
 POWER = 19  # of the first loss scale: some steps overflow before it fits, and when it has grown again
 
 
-def make(stage, dtype, accumulation):
+def make_engine_and_loader(stage, dtype, accumulation):
     config = configuration(stage, dtype) | {"gradient_accumulation_steps": accumulation}
     config["zero_optimization"]["stage3_param_persistence_threshold"] = 40
     if dtype == "fp16":
@@ -53,7 +53,7 @@ def refused_within_a_step(engine, folder):
 
 def whole_run(folder, stage, dtype, accumulation, steps):
     """Saves after every step, in the background, and between its micro-batches, where a load is refused."""
-    engine, loader = make(stage, dtype, accumulation)
+    engine, loader = make_engine_and_loader(stage, dtype, accumulation)
     seed(engine)
     history, ends = [], {}
     for micro in micro_steps(engine, loader):
@@ -75,7 +75,7 @@ def stop_at_each_step(folder, stage, dtype, accumulation, steps):
     history, ends, expected = whole_run(folder, stage, dtype, accumulation, steps)
     others = []
     for at in range(1, steps):
-        engine, loader = make((stage + at) % 4, dtype, accumulation)
+        engine, loader = make_engine_and_loader((stage + at) % 4, dtype, accumulation)
         random.seed(at)
         path, _ = engine.load_checkpoint(folder, tag=f"global_step{at}")
         assert path == os.path.join(folder, f"global_step{at}")

@@ -32,7 +32,7 @@ def engine_of(stage=3, dtype="fp32", groups=False, model=None, **blocks):
     return zeroshard.initialize(model=model, model_parameters=groups_of(model) if groups else None, config=config)[0]
 
 
-def train(engine, steps=1):
+def train_on_batches(engine, steps=1):
     for step in range(steps):
         engine.backward(loss_of(engine, batch(step, engine.rank())))
         engine.step()
@@ -43,7 +43,7 @@ def train(engine, steps=1):
 
 def save_once(root, **blocks):
     engine = engine_of(**blocks)
-    train(engine, 2)
+    train_on_batches(engine, 2)
     result = checkpoint.save(engine._run, root, client_state={"epoch": 3})
     there = (
         sorted(os.listdir(root)) if world.rank() == 0 and os.path.isdir(root) else None
@@ -70,11 +70,11 @@ def two_models(root):
     tags = ["pytorch_model", "pytorch_model_1"]
     for steps in (1, 2):
         for engine, tag in zip(engines, tags, strict=True):
-            train(engine, steps)
+            train_on_batches(engine, steps)
             checkpoint.save(engine._run, root, tag)
     saved = [engine.parameter_digest() for engine in engines]
     for engine in engines:
-        train(engine, 1)
+        train_on_batches(engine, 1)
     found = [checkpoint.load(engine._run, root, tag)[0] for engine, tag in zip(engines, tags, strict=True)]
     return found, saved, [engine.parameter_digest() for engine in engines], [engine.global_steps for engine in engines]
 
@@ -93,7 +93,7 @@ class Odd:
 
 def save_odd(root):
     engine = engine_of()
-    train(engine)
+    train_on_batches(engine)
     said = []
     for state in ({"a": [1, {"b": Odd()}]}, {"f": print}, {"s": {1, 2}}):
         state = state if world.rank() == 0 else {}
@@ -121,7 +121,7 @@ def test_client_state_that_is_no_plain_data(tmp_path):
 def save_where_the_script_cannot_be(root):
     os.makedirs(os.path.join(root, "zero_to_fp32.py", "of another"))
     engine = engine_of()
-    train(engine)
+    train_on_batches(engine)
     return checkpoint.save(engine._run, root)
 
 
@@ -332,7 +332,7 @@ def test_nothing_to_load(tmp_path):
 def resume_and_save(root):
     engine = engine_of(dtype="bf16")
     checkpoint.load(engine._run, root)
-    train(engine)
+    train_on_batches(engine)
     checkpoint.save(engine._run, root)
     return checkpoint.load(engine._run, root)[0]
 

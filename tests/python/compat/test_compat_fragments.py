@@ -11,7 +11,7 @@ from zeroshard.compat.deepspeed import initialize
 LR, EPS = 1e-2, 1e-3  # with a small eps, rounding errors of small gradients decide about updates
 
 
-def make(stage, dtype="fp32", accumulation=1, optimizer="AdamW", **blocks):
+def make_tied_engine(stage, dtype="fp32", accumulation=1, optimizer="AdamW", **blocks):
     blocks = {"optimizer": {"type": optimizer, "params": {"lr": LR, "eps": EPS}}, **blocks}
     model = models.tied()
     config = models.configuration(stage, dtype, accumulation=accumulation, **blocks)
@@ -28,7 +28,7 @@ def close(a, b, tolerance=1e-5):
 
 def all_of(stage, dtype):
     """After each phase: the names of parameters whose values differ from plain torch's."""
-    model, engine = make(stage, dtype)
+    model, engine = make_tied_engine(stage, dtype)
     reference = models.tied() if dtype == "fp32" else models.tied().to(torch.bfloat16)
     masters = {n: p.detach().float().clone() for n, p in reference.named_parameters()}
     plain = torch.optim.AdamW(list(masters.values()), lr=LR, eps=EPS, weight_decay=0)
@@ -93,7 +93,7 @@ def test_full_values_over_three_ranks(stage):
 def unscaled(accumulation):
     """Gradients in fp16 and over micro-batches: without the loss scale, averaged, before clipping."""
     blocks = {"fp16": {"enabled": True, "loss_scale": 512}, "gradient_clipping": 1e-3}
-    model, engine = make(2, "fp32", accumulation, **blocks)
+    model, engine = make_tied_engine(2, "fp32", accumulation, **blocks)
     reference = models.tied()
     for micro in range(accumulation):
         backward(engine, 0, micro)
@@ -114,7 +114,7 @@ def test_gradients_have_no_loss_scale_and_are_not_clipped(accumulation):
 
 def one_sided():
     """A layer that only rank 1 uses, while rank 0 keeps its gradient."""
-    model, engine = make(2)
+    model, engine = make_tied_engine(2)
     loss = models.part_loss(engine, 0)
     if world.rank() == 1:
         loss = loss + model.unused(torch.ones(1, 3)).sum()
@@ -130,7 +130,7 @@ def test_gradients_that_one_rank_alone_has():
 
 
 def set_and_get(stage, dtype):
-    model, engine = make(stage, dtype)
+    model, engine = make_tied_engine(stage, dtype)
     same = []
     backward(engine, 0)
     norm = None
@@ -178,7 +178,7 @@ def test_what_is_set_is_got_and_trained_from(ranks, stage, dtype):
 def local_parts(stage):
     import torch.distributed as dist
 
-    model, engine = make(stage)
+    model, engine = make_tied_engine(stage)
     backward(engine, 0)
     right = []
     for param in (p for p in model.parameters() if p.requires_grad):
@@ -252,7 +252,7 @@ def test_states_of_an_optimizer_outside(ranks):
 
 
 def mischief(stage):
-    model, engine = make(stage)
+    model, engine = make_tied_engine(stage)
     weight, bias = model.first.weight, model.first.bias
     foreign = torch.nn.Parameter(torch.ones(3))
     said = {
@@ -311,7 +311,7 @@ def test_mischief(ranks, stage):
 
 
 def alone(stage):
-    model, engine = make(stage)
+    model, engine = make_tied_engine(stage)
     if world.rank() == 0:
         fragments.safe_get_full_fp32_param(model.first.weight)
     backward(engine, 0)

@@ -23,13 +23,13 @@ KINDS = {
 CASES = [(name, settings) for name, cases in KINDS.items() for settings in cases]
 
 
-def loss_of(model, step, rank=0, ranks=1):
+def loss_of_part(model, step, rank=0, ranks=1):
     return models.part_loss(model, step, 0, rank, ranks, WIDTH)
 
 
-def train(engine, steps, first=0):
+def train_on_parts(engine, steps, first=0):
     for step in range(first, first + steps):
-        engine.backward(loss_of(engine, step, world.rank(), world.size()))
+        engine.backward(loss_of_part(engine, step, world.rank(), world.size()))
         engine.step()
 
 
@@ -49,9 +49,9 @@ def in_core_and_alone():
         theirs = getattr(ops, name)(reference.parameters(), lr=1e-2, **settings)
         for step in range(3):
             group["lr"] = theirs.param_groups[0]["lr"] = 1e-2 / (step + 1)  # read live, from the caller's own dict
-            train(engine, 1, step)
+            train_on_parts(engine, 1, step)
             for rank in range(world.size()):
-                (loss_of(reference, step, rank, world.size()) / world.size()).backward()
+                (loss_of_part(reference, step, rank, world.size()) / world.size()).backward()
             theirs.step()
             theirs.zero_grad()
         whole = torch.cat([p.detach().reshape(-1) for p in reference.parameters()])
@@ -107,7 +107,7 @@ def test_adam_alone_is_torchs(decoupled):
     theirs = (torch.optim.AdamW if decoupled else torch.optim.Adam)(b.parameters(), lr=0.1, weight_decay=0.1)
     for step in range(3):
         for model, optimizer in ((a, ours), (b, theirs)):
-            loss_of(model, step).backward()
+            loss_of_part(model, step).backward()
             optimizer.step()
             optimizer.zero_grad()
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
@@ -156,11 +156,11 @@ def subclasses():
         model, reference = models.stack(width=WIDTH), models.stack(width=WIDTH)
         config = models.configuration(1, zero_allow_untested_optimizer=True)
         engine, *_ = initialize(model=model, optimizer=kind(model.parameters(), lr=1e-2), config=config)
-        train(engine, 2)
+        train_on_parts(engine, 2)
         theirs = kind(reference.parameters(), lr=1e-2)
         for step in range(2):
             for rank in range(world.size()):
-                (loss_of(reference, step, rank, world.size()) / world.size()).backward()
+                (loss_of_part(reference, step, rank, world.size()) / world.size()).backward()
             theirs.step()
             theirs.zero_grad()
         whole, mine = torch.cat([p.detach().reshape(-1) for p in reference.parameters()]), weights(model, engine)
@@ -188,7 +188,7 @@ def by_callables():
         model_parameters=groups,
         config=models.configuration(3),
     )
-    train(engine, 2)
+    train_on_parts(engine, 2)
     return engine.get_lr(), scheduler.get_last_lr(), engine.lr_scheduler is scheduler, len(optimizer.param_groups)
 
 
@@ -330,7 +330,7 @@ def classes(stage, dtype):
         assert given is engine.optimizer and given.optimizer is own
         if dtype == "fp32":
             before = fragments.safe_get_full_fp32_param(model.head.weight).clone()
-            engine.backward(loss_of(engine, 0, world.rank(), world.size()))
+            engine.backward(loss_of_part(engine, 0, world.rank(), world.size()))
             given.step()
             assert not torch.equal(fragments.safe_get_full_fp32_param(model.head.weight), before)
     if stage == 0 and dtype == "fp32":

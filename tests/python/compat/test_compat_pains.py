@@ -15,7 +15,7 @@ from zeroshard.compat import deepspeed
 GUIDE = REPOSITORY / "docs" / "from-deepspeed.md"
 
 
-def make(model, stage, accumulation=1, micro=2, **blocks):
+def make_deepspeed_engine(model, stage, accumulation=1, micro=2, **blocks):
     blocks = {"optimizer": models.adamw(eps=1e-3), "gradient_clipping": 0.1, **blocks}
     config = models.configuration(stage, accumulation=accumulation, **blocks)
     trained = [param for param in model.parameters() if param.requires_grad]
@@ -23,7 +23,7 @@ def make(model, stage, accumulation=1, micro=2, **blocks):
     return deepspeed.initialize(model=model, config=config, model_parameters=trained)[0]
 
 
-def loss_of(engine, samples):
+def loss_of_share(engine, samples):
     """Of this rank's share of a batch."""
     x, y = (models.share(each, world.rank(), world.size()) for each in samples)
     return torch.nn.functional.mse_loss(engine(x), y)
@@ -37,10 +37,10 @@ def digests_and_norms():
         (2, {"reduce_bucket_size": 10}), (3, {"stage3_prefetch_bucket_size": 0, "sub_group_size": 7}),
     ]  # fmt: skip
     for stage, zero in settings:
-        engine = make(models.stack(), stage, zero_optimization={"stage": stage, **zero})
+        engine = make_deepspeed_engine(models.stack(), stage, zero_optimization={"stage": stage, **zero})
         norms = []
         for step in range(3):
-            engine.backward(loss_of(engine, models.vectors(step, 0, 4)))
+            engine.backward(loss_of_share(engine, models.vectors(step, 0, 4)))
             engine.step()
             norms.append(float(engine.get_global_grad_norm()))
         found.append([engine.parameter_digest(), norms])
@@ -59,7 +59,7 @@ def accumulate(stage):
     """One batch as one micro-batch and as four; then three quarters of one, as at the end of an epoch."""
     results = []
     for pieces in (1, 4):
-        engine = make(models.stack(), stage, accumulation=pieces, micro=8 // pieces)
+        engine = make_deepspeed_engine(models.stack(), stage, accumulation=pieces, micro=8 // pieces)
         told = []
         for step, left in enumerate([8, 8, 6]):
             x, y = (models.share(each, world.rank(), world.size())[:left] for each in models.vectors(step, 0, 16))
@@ -72,7 +72,7 @@ def accumulate(stage):
                     engine.step()
             told.append(float(engine.get_global_grad_norm()))
         with torch.no_grad():
-            told.append(float(loss_of(engine.eval(), models.vectors(9, 0, 16))))
+            told.append(float(loss_of_share(engine.eval(), models.vectors(9, 0, 16))))
         results.append(told)
         engine.destroy()
     return results
@@ -94,12 +94,12 @@ def save_and_load_frozen(stage, folder):
             param.requires_grad_(False)
         return model
 
-    engine = make(frozen(0), stage)
-    engine.backward(loss_of(engine, models.vectors(0, 0, 4)))
+    engine = make_deepspeed_engine(frozen(0), stage)
+    engine.backward(loss_of_share(engine, models.vectors(0, 0, 4)))
     engine.step()
     engine.save_checkpoint(folder)
     saved = engine.parameter_digest()
-    again = make(frozen(1), stage)
+    again = make_deepspeed_engine(frozen(1), stage)
     other = again.parameter_digest()
     again.load_checkpoint(folder)
     return saved == again.parameter_digest() != other
@@ -120,7 +120,7 @@ def adapters(stage):
     for layer in model.model.layers:  # as PEFT's layers cast their input
         for low_rank in (layer.self_attn.q_proj, layer.mlp.down_proj):
             low_rank.forward = lambda x, own=low_rank: own.base(x) + own.up(own.down(x.float())).to(x.dtype)
-    engine = make(model, stage)
+    engine = make_deepspeed_engine(model, stage)
     losses = []
     for _ in range(4):
         loss = models.language_loss(engine, models.tokens(0, world.rank(), 2))
@@ -147,7 +147,7 @@ def attributes(stage):
     """Of the parameters of an engine, which was made without zero.Init."""
     model = models.stack()
     early = [hasattr(param, "ds_id") for param in model.parameters()]
-    engine = make(model, stage)
+    engine = make_deepspeed_engine(model, stage)
     states = {param.ds_status.name for param in model.parameters() if hasattr(param, "ds_status")}
     shapes = [hasattr(param, "ds_id") and param.ds_shape == param.shape for param in model.parameters()]
     persist = {param.ds_persist for param in model.parameters() if hasattr(param, "ds_id")}
@@ -204,7 +204,7 @@ def names_of(title):
 
 
 def missing_members(names):
-    engine = make(models.stack(), 3)
+    engine = make_deepspeed_engine(models.stack(), 3)
     found = {}
     for name in names:
         try:

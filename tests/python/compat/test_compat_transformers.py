@@ -49,7 +49,7 @@ def test_models_are_loaded_and_built_in_shards(saved):
     assert [told for told in sharded if told[0] in SEEN_THE_SAME] == whole
 
 
-def train(saved, folder, ranks, stage, steps=6, *, optim="", model="llama", **variables):
+def run_trainer(saved, folder, ranks, stage, steps=6, *, optim="", model="llama", **variables):
     """What the script told, and the digest of the weights that it saved."""
     config = folder / f"stage{stage}.json"
     zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True, "reduce_bucket_size": "auto"}
@@ -69,24 +69,24 @@ def train(saved, folder, ranks, stage, steps=6, *, optim="", model="llama", **va
 
 def test_trainer_trains_saves_and_continues(saved, tmp_path, release):
     """The same losses as one process, the same bits at all stages, and after a checkpoint of every stage."""
-    reference, _ = train(saved, tmp_path, 1, 0)
+    reference, _ = run_trainer(saved, tmp_path, 1, 0)
     digests = {}
     for stage in (0, 1, 2, 3) if release else (2,):
         folder = tmp_path / f"two{stage}"
         folder.mkdir()
-        told, digests[stage] = train(saved, folder, 2, stage)
+        told, digests[stage] = run_trainer(saved, folder, 2, stage)
         check_near(told, reference)
         assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-6"], "save_total_limit is 1"
     assert len(set(digests.values())) == 1, digests
 
     folder = tmp_path / "again"
     folder.mkdir()
-    train(saved, folder, 2, 3, steps=3)
+    run_trainer(saved, folder, 2, 3, steps=3)
     checkpoint = folder / "checkpoint-3"
     weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint))
     saved_model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert all(weights[name].equal(value) for name, value in saved_model.state_dict().items())
-    told, continued = train(saved, folder, 2, 3, RESUME=str(checkpoint))
+    told, continued = run_trainer(saved, folder, 2, 3, RESUME=str(checkpoint))
     check_near(told, reference)
     assert continued == digests[2]
 
@@ -101,16 +101,18 @@ def test_trainer_goes_on_at_other_ranks_with_an_8_bit_optimizer(saved, tmp_path,
     for stage in (1, 3):
         folder = tmp_path / f"two{stage}"
         folder.mkdir()
-        reference, digest = train(saved, folder, 2, stage, optim=optim, model="large")
+        reference, digest = run_trainer(saved, folder, 2, stage, optim=optim, model="large")
         digests.add(digest)
     assert len(digests) == 1
     folder = tmp_path / "again"
     folder.mkdir()
-    train(saved, folder, 2, 3, steps=3, optim=optim, model="large")
+    run_trainer(saved, folder, 2, 3, steps=3, optim=optim, model="large")
     for ranks in (2, 4, 1):
         after = tmp_path / f"after{ranks}"
         after.mkdir()
-        told, digest = train(saved, after, ranks, 2, optim=optim, model="large", RESUME=str(folder / "checkpoint-3"))
+        told, digest = run_trainer(
+            saved, after, ranks, 2, optim=optim, model="large", RESUME=str(folder / "checkpoint-3")
+        )
         check_near(told[-4:], reference[-4:])
         assert ranks != 2 or digest in digests
 

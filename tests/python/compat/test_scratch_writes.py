@@ -24,12 +24,12 @@ class Adapted(nn.Module):
         self.base.weight.data += self.up.weight @ self.down.weight
 
 
-def make(stage, dtype, threshold=0):
+def make_adapted_engine(stage, dtype, threshold=0):
     config = models.configuration(stage, dtype, threshold=threshold, optimizer=models.adamw())
     return zeroshard.initialize(model=Adapted(), config=config)[0]
 
 
-def train(engine, step):
+def train_adapter(engine, step):
     torch.manual_seed(10 * step + world.rank())
     engine.backward(engine(torch.randn(2, 300).to(engine.module.base.weight.dtype)).float().pow(2).mean())
     engine.step()
@@ -41,11 +41,11 @@ def base_of(engine):
 
 
 def merge(stage, dtype, threshold):
-    engines = [make(stage, dtype, threshold) for _ in range(2)]
+    engines = [make_adapted_engine(stage, dtype, threshold) for _ in range(2)]
     merging, plain = engines
     for step in range(3):
         for engine in engines:
-            train(engine, step)
+            train_adapter(engine, step)
         before = base_of(merging)
         with torch.no_grad(), zero.GatheredParameters(list(merging.module.parameters())):
             merging.module.merge()
@@ -58,8 +58,8 @@ def merge(stage, dtype, threshold):
     with zero.GatheredParameters(merging.module.up.weight):
         merging.module.up.weight.data = torch.zeros(300, 8, dtype=merging.module.up.weight.dtype)
     assert merging.parameter_digest() == plain.parameter_digest()
-    train(merging, 3)
-    train(plain, 3)
+    train_adapter(merging, 3)
+    train_adapter(plain, 3)
     assert merging.parameter_digest() == plain.parameter_digest()
 
 
@@ -72,10 +72,10 @@ def test_writes_without_a_modifier_rank_are_dropped_at_stage_3(ranks, stage, thr
 
 
 def step_inside(threshold):
-    engine, other = make(3, "bf16", threshold), make(3, "bf16", threshold)
+    engine, other = make_adapted_engine(3, "bf16", threshold), make_adapted_engine(3, "bf16", threshold)
     with zero.GatheredParameters(list(engine.module.parameters())):
-        train(engine, 0)
-    train(other, 0)
+        train_adapter(engine, 0)
+    train_adapter(other, 0)
     assert engine.parameter_digest() == other.parameter_digest()
 
 
@@ -85,7 +85,7 @@ def test_a_step_inside_stays(threshold):
 
 
 def write_natively():
-    engine = make(3, "fp32")
+    engine = make_adapted_engine(3, "fp32")
     refused = pytest.raises(zeroshard.StateError, match="'base.weight' was written inside zeroshard.gathered")
     with refused, zeroshard.gathered(engine.module.parameters()):
         engine.module.merge()

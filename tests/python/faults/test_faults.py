@@ -32,7 +32,7 @@ def make_model():
     return models.tiny_llama() if world.device().type == "cpu" else models.stack()
 
 
-def loss_of(engine, step):
+def loss_of_share(engine, step):
     """Of this rank's part of a batch."""
     if isinstance(engine.module, models.Stack):
         x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 2 * world.size()))
@@ -42,10 +42,10 @@ def loss_of(engine, step):
     )
 
 
-def train(engine, steps, before_step=lambda step: None):
+def train_on_batches(engine, steps, before_step=lambda step: None):
     for step in range(steps):
         before_step(step)
-        engine.backward(loss_of(engine, step))
+        engine.backward(loss_of_share(engine, step))
         engine.step()
 
 
@@ -202,7 +202,7 @@ def skip_backward(stage, transport):
     config = configuration(stage, transport, timeout_s=4)
     engine, *_ = zeroshard.initialize(model=make_model(), config=config)
     for step in range(10):
-        loss = loss_of(engine, step)
+        loss = loss_of_share(engine, step)
         if step != 4 or world.rank() != 1:
             engine.backward(loss)
         engine.step()
@@ -222,8 +222,8 @@ def evaluate_once_more(stage, transport):
     engine, *_ = zeroshard.initialize(model=model, config=config)
     with torch.no_grad():
         for _ in range(4 if world.rank() == 1 else 3):
-            loss_of(engine, 0)
-    train(engine, 1)
+            loss_of_share(engine, 0)
+    train_on_batches(engine, 1)
 
 
 def skip_a_batch(stage, transport):
@@ -231,18 +231,18 @@ def skip_a_batch(stage, transport):
     engine, *_ = zeroshard.initialize(model=make_model(), config=configuration(stage, transport))
     for step in range(4):
         if step != 2 or world.rank() != 1:
-            engine.backward(loss_of(engine, step))
+            engine.backward(loss_of_share(engine, step))
         engine.step()
 
 
 def save_alone(stage, transport):
     """As scripts do that save plain models on one rank."""
     engine, *_ = zeroshard.initialize(model=make_model(), config=configuration(stage, transport))
-    train(engine, 1)
+    train_on_batches(engine, 1)
     with tempfile.TemporaryDirectory() as folder:
         if world.rank() == 1:
             engine.save_checkpoint(folder)
-        train(engine, 1)
+        train_on_batches(engine, 1)
 
 
 def call_another_unit(stage, transport):
@@ -493,7 +493,7 @@ def train_forever(stage, transport, default_timeouts):
         config["zeroshard"] = {"transport": transport}
     engine, *_ = zeroshard.initialize(model=make_model(), config=config)
     print("training", flush=True)
-    train(engine, 10**9)
+    train_on_batches(engine, 10**9)
 
 
 def disturb(signal_number, stage, transport, seed, victim=None, default_timeouts=False, on=None, ranks=3):
@@ -558,10 +558,10 @@ def test_ranks_that_end_at_every_stage(name, transport, stage):
 
 def leave_early(transport):
     engine, *_ = zeroshard.initialize(model=make_model(), config=configuration(3, transport))
-    train(engine, 3)
+    train_on_batches(engine, 3)
     if world.rank() == 1:
         os._exit(0)
-    train(engine, 3)
+    train_on_batches(engine, 3)
 
 
 @pytest.mark.row("K6")

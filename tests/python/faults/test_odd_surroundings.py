@@ -19,7 +19,7 @@ BYTES = "\udcff"  # as Python shows the byte 0xff of a path
 CONFIG = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 
 
-def make(**more):
+def make_linear_engine(**more):
     return zeroshard.initialize(model=torch.nn.Linear(4, 4), config=CONFIG | more)[0]
 
 
@@ -32,7 +32,7 @@ def zeroshard_command(*arguments, **options):
 
 def test_engines_write_to_paths_of_any_bytes(tmp_path):
     folder = str(tmp_path / f"a{BYTES}b")
-    engine = make()
+    engine = make_linear_engine()
     engine.save_checkpoint(folder)
     assert engine.load_checkpoint(folder)[0] == f"{folder}/global_step0"
     engine.save_16bit_model(folder)
@@ -46,11 +46,11 @@ def test_text_of_a_configuration_is_utf_8(text):
     zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": text}}
     place = re.escape("config['zero_optimization']['offload_optimizer']['nvme_path'] is " + repr(text))
     with pytest.raises(ValueError, match=place + ".*UTF-8"):
-        make(zero_optimization=zero)
+        make_linear_engine(zero_optimization=zero)
 
 
 def test_a_tag_that_is_no_utf_8_is_told_in_a_line(tmp_path):
-    engine = make()
+    engine = make_linear_engine()
     for call in (engine.save_checkpoint, engine.load_checkpoint):
         with pytest.raises(ValueError, match="^(?!.*incompatible).*tag") as told:
             call(str(tmp_path), tag=f"t{BYTES}")
@@ -59,7 +59,7 @@ def test_a_tag_that_is_no_utf_8_is_told_in_a_line(tmp_path):
 
 def test_commands_show_paths_of_any_bytes(tmp_path):
     folder = str(tmp_path / f"a{BYTES}b")
-    engine = make()
+    engine = make_linear_engine()
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
     for arguments in (["list", folder], ["inspect", folder]):

@@ -87,7 +87,7 @@ def test_the_likeliest_text_is_that_of_transformers(tmp_path, kind):
     tokenizer = test_generate.train_byte_level(
         [test_generate.PROMPT, "that is the question: whether 'tis nobler"], ["<|end|>"]
     )
-    model = test_generate.make(tmp_path, kind, tokenizer)
+    model = test_generate.make_model_directory(tmp_path, kind, tokenizer)
     expected = test_generate.likeliest(model, tokenizer)
     arguments = ["--prompt", test_generate.PROMPT, "--max-tokens", test_generate.TOKENS, "--temperature", 0]
     done = test_generate.run(tmp_path, *arguments, "--device", "cuda")

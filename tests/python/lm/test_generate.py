@@ -37,7 +37,7 @@ def tokenizer():
     return train_byte_level([PROMPT, "that is the question: whether 'tis nobler é 你 🙂"], ["<|end|>"])
 
 
-def make(folder, kind, tokenizer, padding=0):
+def make_model_directory(folder, kind, tokenizer, padding=0):
     torch.manual_seed(1)
     config_class, fields = KINDS[kind]
     config = config_class(vocab_size=tokenizer.get_vocab_size() + padding, **fields)
@@ -71,7 +71,7 @@ def likeliest(model, tokenizer):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_likeliest_text_is_that_of_transformers(tmp_path, kind, tokenizer):
-    model = make(tmp_path, kind, tokenizer)
+    model = make_model_directory(tmp_path, kind, tokenizer)
     expected = likeliest(model, tokenizer)
     assert len(expected) > len(PROMPT)
     for ranks in (1, 2, 3) if kind in ("llama", "gpt2") else (1, 3):
@@ -82,7 +82,7 @@ def test_the_likeliest_text_is_that_of_transformers(tmp_path, kind, tokenizer):
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_never_chosen(tmp_path, tokenizer):
-    model = make(tmp_path, "llama", tokenizer, padding=200)
+    model = make_model_directory(tmp_path, "llama", tokenizer, padding=200)
     ids = torch.tensor([tokenizer.encode(PROMPT).ids])
     with torch.no_grad():
         likely = model(ids).logits[0, -1].topk(5).indices
@@ -104,7 +104,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_never_chosen(tmp_path, tokeniz
 
 
 def test_samples_depend_on_the_seed_alone(tmp_path, tokenizer):
-    make(tmp_path, "llama", tokenizer)
+    make_model_directory(tmp_path, "llama", tokenizer)
     plain = [tmp_path, "--prompt", PROMPT, "--max-tokens", TOKENS]
     common = [*plain, "--temperature", 1.5]
     first = run(*common, "--seed", 1)
@@ -133,7 +133,7 @@ def test_samples_depend_on_the_seed_alone(tmp_path, tokenizer):
     ],
 )
 def test_wrong_options_are_named(tmp_path, tokenizer, arguments, message):
-    make(tmp_path, "llama", tokenizer)
+    make_model_directory(tmp_path, "llama", tokenizer)
     done = run(tmp_path, "--prompt", PROMPT, *arguments)
     assert done.returncode == 2 and message in done.stderr.decode(), done
     done = run(tmp_path, "--prompt", PROMPT, ranks=0)
@@ -143,7 +143,7 @@ def test_wrong_options_are_named(tmp_path, tokenizer, arguments, message):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_weights_without_values_are_named(tmp_path, tokenizer, value, ranks):
-    make(tmp_path, "qwen2", tokenizer)
+    make_model_directory(tmp_path, "qwen2", tokenizer)
     weights = load_file(tmp_path / "model.safetensors")
     weights["model.norm.weight"][3] = value
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -158,7 +158,7 @@ def test_weights_without_values_are_named(tmp_path, tokenizer, value, ranks):
 
 
 def test_an_empty_prompt_and_a_missing_directory(tmp_path, tokenizer):
-    make(tmp_path, "llama", tokenizer)
+    make_model_directory(tmp_path, "llama", tokenizer)
     done = run(tmp_path, "--prompt", "")
     assert done.returncode == 2 and b"prompt has no tokens" in done.stderr
     done = run(tmp_path / "nowhere", "--prompt", "x")
@@ -167,7 +167,7 @@ def test_an_empty_prompt_and_a_missing_directory(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_text_that_cannot_be_written_is_an_error(tmp_path, tokenizer, ranks):
-    make(tmp_path, "llama", tokenizer)
+    make_model_directory(tmp_path, "llama", tokenizer)
     command = [ZEROSHARD, "generate", tmp_path, "--prompt", PROMPT, "--max-tokens", "2", "--nproc", str(ranks)]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -176,7 +176,7 @@ def test_text_that_cannot_be_written_is_an_error(tmp_path, tokenizer, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_prompt_from_standard_input_reaches_every_rank(tmp_path, tokenizer, ranks):
-    make(tmp_path, "llama", tokenizer)
+    make_model_directory(tmp_path, "llama", tokenizer)
     arguments = [tmp_path, "--max-tokens", 5, "--temperature", 0, "--prompt"]
     expected = run(*arguments, PROMPT)
     done = run(*arguments, "-", ranks=ranks, input=PROMPT.encode())

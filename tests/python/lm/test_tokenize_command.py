@@ -51,7 +51,7 @@ TEMPLATES = {
 }
 
 
-def train(folder, metaspace):
+def train_tokenizer(folder, metaspace):
     """A small tokenizer of either kind: of bytes, as Llama 3 and Qwen, or with spaces as '▁', as Llama 2 and Gemma."""
     if metaspace:
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
@@ -85,7 +85,7 @@ class Trained:
     tokenizer: object  # of Hugging Face
 
     def __init__(self, folder, metaspace=False):
-        self.path = train(folder, metaspace)
+        self.path = train_tokenizer(folder, metaspace)
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 

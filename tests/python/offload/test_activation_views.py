@@ -22,7 +22,7 @@ class Part(nn.Linear):
         return torch.tanh(torch.addmm(bias.view(-1), x, weight))
 
 
-def train(folder, where, stage, persistent, on_host=False):
+def train_with_kept_views(folder, where, stage, persistent, on_host=False):
     """Digests, of a model that is also run for a value which is kept and never given to backward."""
     device = world.device()
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def train(folder, where, stage, persistent, on_host=False):
 @pytest.mark.parametrize("stage,persistent", [(0, False), (2, False), (3, False), (3, True)])
 def test_views_of_parameters_are_not_taken_for_what_they_were_on_the_cpu(tmp_path, stage, persistent):
     plain, files = (
-        world.run(2, train, folder=str(tmp_path), where=where, stage=stage, persistent=persistent)
+        world.run(2, train_with_kept_views, folder=str(tmp_path), where=where, stage=stage, persistent=persistent)
         for where in ("none", "nvme")
     )
     assert plain == files
@@ -69,5 +69,7 @@ def test_views_of_parameters_are_not_copied_beside_a_gather_on_a_device(
     ranks, stage, persistent, on_host, on, tmp_path
 ):
     options = {"folder": str(tmp_path), "stage": stage, "persistent": persistent, "on_host": on_host, "on": on}
-    plain, host, files = (world.run(ranks, train, where=where, **options) for where in ("none", "cpu", "nvme"))
+    plain, host, files = (
+        world.run(ranks, train_with_kept_views, where=where, **options) for where in ("none", "cpu", "nvme")
+    )
     assert plain == host == files

@@ -17,7 +17,17 @@ import transformers
 import world
 import zeroshard
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
-from test_offload_activations import ROWS, WIDTH, Freed, Recomputed, configuration, counted, file_sizes, loss_of, make
+from test_offload_activations import (
+    ROWS,
+    WIDTH,
+    Freed,
+    Recomputed,
+    configuration,
+    counted,
+    file_sizes,
+    loss_of_micro_batch,
+    make_recomputed_engine,
+)
 
 END_S = 5  # after a failure every rank has ended by then
 
@@ -174,11 +184,11 @@ def refusals(folder):
         with pytest.raises(zeroshard.ConfigError) as error:
             zeroshard.initialize(model=Recomputed(), config=config)
         said.append(str(error.value))
-    engine = make(folder)
+    engine = make_recomputed_engine(folder)
     with pytest.raises(zeroshard.StateError) as error:
         engine.compile()
     said.append(str(error.value))
-    engine.backward(loss_of(engine))  # afterwards all is well
+    engine.backward(loss_of_micro_batch(engine))  # afterwards all is well
     engine.step()
     return said
 
@@ -195,9 +205,9 @@ def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
 
 
 def train_to_an_end(folder, stage, how):
-    engine = make(folder, stage)
+    engine = make_recomputed_engine(folder, stage)
     for step in range(2):
-        engine.backward(loss_of(engine, step))
+        engine.backward(loss_of_micro_batch(engine, step))
         engine.step()
     print("ready.", flush=True)
     while not os.path.exists(f"{folder}/go"):
@@ -267,7 +277,7 @@ SIZES |= {"num_key_value_heads": 2}
 GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 89}
 
 
-def train(folder, kind, ranks, where, zero, recompute="full", steps=4):
+def run_train_command(folder, kind, ranks, where, zero, recompute="full", steps=4):
     """What the command printed, and what it made: a digest of the model, and the losses."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **(GPT2 if kind == "gpt2" else SIZES))
@@ -294,7 +304,7 @@ def train(folder, kind, ranks, where, zero, recompute="full", steps=4):
 @needs(ZEROSHARD_TORCH)
 @pytest.mark.parametrize("kind,stage,ranks", [("llama", 0, 1), ("gpt2", 2, 2), ("mixtral", 3, 2), ("llama", 1, 3)])
 def test_runs_without_python_give_the_same_bits(tmp_path, kind, stage, ranks):
-    plain, kept = (train(tmp_path, kind, ranks, where, {"stage": stage}) for where in ("none", "nvme"))
+    plain, kept = (run_train_command(tmp_path, kind, ranks, where, {"stage": stage}) for where in ("none", "nvme"))
     assert plain[1] == kept[1]
     told = ["inputs of checkpointed layers go to files" in each[0] for each in (plain, kept)]
     assert told == [False, True]
@@ -302,5 +312,5 @@ def test_runs_without_python_give_the_same_bits(tmp_path, kind, stage, ranks):
 
 @needs(ZEROSHARD_TORCH)
 def test_the_key_without_recomputation_is_told(tmp_path):
-    told, _ = train(tmp_path, "llama", 1, "nvme", {"stage": 1}, recompute="none", steps=1)
+    told, _ = run_train_command(tmp_path, "llama", 1, "nvme", {"stage": 1}, recompute="none", steps=1)
     assert "zeroshard.offload.activations: is for checkpointed layers" in told

@@ -5,7 +5,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_swap_files import WIDTH, configuration, damage_own_file, train
+from test_swap_files import WIDTH, configuration, damage_own_file, train_on_vectors
 from zeroshard.compat.deepspeed import initialize
 
 
@@ -38,7 +38,7 @@ def read_states(folder, stage):
         model = models.stack(width=WIDTH)
         engine = initialize(model=model, model_parameters=model.parameters(), config=config)[0]
         for step in range(3):
-            train(engine, step, step + 1)
+            train_on_vectors(engine, step, step + 1)
             states = engine.optimizer.state_dict()
             if step == 1:
                 engine.optimizer.load_state_dict(states)

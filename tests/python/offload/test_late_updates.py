@@ -20,12 +20,12 @@ def batch(step):
     return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(step))
 
 
-def loss_of(model, step, dtype):
+def loss_of_step(model, step, dtype):
     inputs = batch(step).to(next(model.parameters()).device, DTYPES[dtype])
     return model(inputs).float().square().mean()
 
 
-def make(stage, dtype, states, **blocks):
+def make_delayed_engine(stage, dtype, states, **blocks):
     model = models.stack(width=WIDTH).to(world.device())
     zero = {"offload_optimizer": test_offload.FILE if states == "nvme" else {"device": states}}
     blocks = {"zero_optimization": zero, "gradient_clipping": CLIP, **blocks}
@@ -34,10 +34,10 @@ def make(stage, dtype, states, **blocks):
     return model, initialize(model=model, config=config)[0]
 
 
-def train(engine, steps, dtype):
+def train_on_batches(engine, steps, dtype):
     losses = []
     for step in steps:
-        loss = loss_of(engine, step, dtype)
+        loss = loss_of_step(engine, step, dtype)
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
@@ -64,7 +64,7 @@ def plain():
 
     for step in range(STEPS):
         become(published)
-        loss = loss_of(model, step, "fp32")
+        loss = loss_of_step(model, step, "fp32")
         loss.backward()
         become(updated)
         torch.nn.utils.clip_grad_norm_(params, CLIP)
@@ -79,8 +79,8 @@ def runs(dtype):
     ends = []
     for stage in (1, 2, 3):
         for states in ("cpu", "nvme"):
-            model, engine = make(stage, dtype, states)
-            losses = train(engine, range(STEPS), dtype)
+            model, engine = make_delayed_engine(stage, dtype, states)
+            losses = train_on_batches(engine, range(STEPS), dtype)
             late = engine.parameter_digest()
             publish(engine)
             report = engine.memory_report()
@@ -121,15 +121,15 @@ def go_on(folder, stage, dtype):
     """A run that saves, goes on and ends; and one that loads while an update of its own is pending."""
     ends = []
     for states in ("cpu", "nvme"):
-        _, engine = make(stage, dtype, states)
+        _, engine = make_delayed_engine(stage, dtype, states)
         if not ends:
-            train(engine, range(2), dtype)
+            train_on_batches(engine, range(2), dtype)
             engine.save_checkpoint(folder)
         else:
-            train(engine, range(7, 8), dtype)
+            train_on_batches(engine, range(7, 8), dtype)
             engine.load_checkpoint(folder)
         saved = engine.parameter_digest()
-        losses = train(engine, range(2, STEPS), dtype)
+        losses = train_on_batches(engine, range(2, STEPS), dtype)
         engine.save_checkpoint(f"{folder}/{states}")  # publishes
         ends.append((saved, losses, engine.parameter_digest()))
         engine.destroy()
@@ -145,11 +145,11 @@ def test_a_checkpoint_goes_on_with_the_same_bits(tmp_path, ranks, stage, dtype, 
 
 
 def write_late():
-    model, engine = make(1, "bf16", "cpu")
-    train(engine, range(2), "bf16")
+    model, engine = make_delayed_engine(1, "bf16", "cpu")
+    train_on_batches(engine, range(2), "bf16")
     if world.rank() == 0:
         next(model.parameters()).data.fill_(0.25)
-    engine.backward(loss_of(engine, 2, "bf16"))
+    engine.backward(loss_of_step(engine, 2, "bf16"))
     with pytest.raises(zeroshard.StateError, match="delayed_update") as caught:
         engine.step()
     return str(caught.value)
@@ -165,9 +165,9 @@ def end(stage):
     """What the module has when the engine ends: after two whole steps, and after one micro-batch more."""
     ends = []
     for more in (0, 1):
-        model, engine = make(stage, "bf16", "cpu", accumulation=2)
+        model, engine = make_delayed_engine(stage, "bf16", "cpu", accumulation=2)
         for micro in range(4 + more):
-            engine.backward(loss_of(engine, micro, "bf16"))
+            engine.backward(loss_of_step(engine, micro, "bf16"))
             engine.step()
         engine.destroy()
         ends.append([param.detach().float().cpu().tolist() for param in model.parameters()])
@@ -183,7 +183,7 @@ def test_a_module_has_the_last_update_when_its_engine_ends(stage, on):
 
 def on_the_cpu():
     with pytest.raises(zeroshard.ConfigError, match="delayed_update = true") as caught:
-        make(2, "bf16", "cpu")
+        make_delayed_engine(2, "bf16", "cpu")
     return str(caught.value)
 
 

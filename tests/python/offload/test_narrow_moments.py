@@ -9,7 +9,7 @@ import simulated
 import torch
 import world
 import zeroshard
-from test_swap_files import WIDTH, configuration, make, states, train
+from test_swap_files import WIDTH, configuration, make_engine_in_files, states, train_on_vectors
 
 STEPS = 3
 NARROW = {"zeroshard": {"offload": {"moment_dtype": "bf16"}}}
@@ -40,10 +40,13 @@ def compare(folder, stage, dtype, kept):
     """``kept``: the dtype of the moments."""
     blocks = narrow(kept)
     scale = {"fp16": {"initial_scale_power": 8}}  # no step is skipped
-    plain, swapped = make(stage, dtype, **blocks, **scale), make(stage, dtype, [folder], **blocks, **scale)
-    wide = make(stage, dtype, **scale)
+    plain, swapped = (
+        make_engine_in_files(stage, dtype, **blocks, **scale),
+        make_engine_in_files(stage, dtype, [folder], **blocks, **scale),
+    )
+    wide = make_engine_in_files(stage, dtype, **scale)
     for engine in (plain, swapped, wide):
-        train(engine, 0, STEPS)
+        train_on_vectors(engine, 0, STEPS)
     assert plain.parameter_digest() == swapped.parameter_digest() != wide.parameter_digest()
     assert moment_bytes(plain) == moment_bytes(swapped)
     if kept == "bf16":
@@ -67,9 +70,9 @@ def compare(folder, stage, dtype, kept):
         near = 0.0072 * expected.abs().max()  # half of the largest step between codes
         assert torch.equal(got, expected.bfloat16().float()) if kept == "bf16" else (got - expected).abs().max() <= near
     # A run that goes on from where it was has the bits of one that was not interrupted.
-    train(swapped, STEPS, STEPS + 2)
+    train_on_vectors(swapped, STEPS, STEPS + 2)
     plain.load_checkpoint(f"{folder}/plain")
-    train(plain, STEPS, STEPS + 2)
+    train_on_vectors(plain, STEPS, STEPS + 2)
     assert plain.parameter_digest() == swapped.parameter_digest()
     # What is set is rounded to nearest; equal values are the scale of their block.
     for param in plain.module.parameters():
@@ -102,7 +105,7 @@ def test_other_dtypes_are_refused(value):
 def ranks_that_differ():
     blocks = NARROW if world.rank() == 1 else {}
     with pytest.raises(ValueError, match="the ranks disagree on the configuration"):
-        make(2, **blocks)
+        make_engine_in_files(2, **blocks)
     return True
 
 

@@ -50,7 +50,7 @@ def configuration(stage, dtype, offload, **blocks):
     return models.configuration(stage, dtype, zero_optimization=zero, **blocks)
 
 
-def make(stage, dtype, offload, groups=False, optimizer=None, **blocks):
+def make_offloaded_engine(stage, dtype, offload, groups=False, optimizer=None, **blocks):
     """Ties, a frozen layer and an unused one; with ``groups``, two param groups that cut units in pieces."""
     model = models.tied().to(world.device())
     parameters = None
@@ -74,7 +74,7 @@ def see_and_set(stage, dtype, what=True):
     """Weights, gradients and states of single parameters: read and set, whole and this rank's own."""
 
     def run(offload):
-        model, engine = make(stage, dtype, offload)
+        model, engine = make_offloaded_engine(stage, dtype, offload)
         param, other = model.blocks[1].up.weight, model.first.weight
         seen = []
         for step in range(3):
@@ -124,7 +124,7 @@ def write_and_read(stage, dtype, what=True):
     """What a user writes to a parameter is what its master weight is from then on; local parts lie on the device."""
 
     def run(offload):
-        model, engine = make(stage, dtype, offload)
+        model, engine = make_offloaded_engine(stage, dtype, offload)
         models.train(engine, [0])
         param = model.blocks[0].up.weight
         with torch.no_grad():
@@ -153,7 +153,7 @@ def write_to_what_is_not_used_yet(stage, dtype, what=True):
     """A layer gets its first gradient after others were updated; what a user wrote to it before counts."""
 
     def run(offload):
-        model, engine = make(stage, dtype, offload)
+        model, engine = make_offloaded_engine(stage, dtype, offload)
         later, used = model.blocks[0], []
         forward = later.forward
         later.forward = lambda x: forward(x) if used else x
@@ -183,7 +183,7 @@ def put_back(stage, dtype, folder, what=True):
     """Others' weights are put in, are taken for the run's, and the old ones come back: these count."""
 
     def run(how, offload):
-        model, engine = make(stage, dtype, offload)
+        model, engine = make_offloaded_engine(stage, dtype, offload)
         params = [param for param in model.parameters() if param.requires_grad]
         models.train(engine, range(2))
         engine.save_checkpoint(folder, tag=f"{how}-{bool(offload)}")
@@ -239,7 +239,7 @@ def outside(stage, dtype, what=True):
 
     def run(name, offload):
         make_own = functools.partial(getattr(torch.optim, name), lr=1e-2)
-        _, engine = make(stage, dtype, offload, optimizer=make_own)
+        _, engine = make_offloaded_engine(stage, dtype, offload, optimizer=make_own)
         models.train(engine, range(3))
         assert {part.master.is_cpu for part in engine._run.core.slices()} == {bool(offload)}
         digest = engine.parameter_digest()
@@ -262,7 +262,7 @@ def save_and_load(folder, stage, dtype, what=True):
     """Between tiers, ranks of one stage and another; exports and weights in 16 bits are the same files."""
     results = []
     for saves in (False, what):
-        _, engine = make(stage, dtype, saves)
+        _, engine = make_offloaded_engine(stage, dtype, saves)
         models.train(engine, range(2))
         root = f"{folder}/{saves}"
         engine.save_checkpoint(root)
@@ -272,7 +272,7 @@ def save_and_load(folder, stage, dtype, what=True):
         end = engine.parameter_digest()
         engine.destroy()
         for loads in (False, what):
-            _, other = make(stage % 3 + 1, dtype, loads)
+            _, other = make_offloaded_engine(stage % 3 + 1, dtype, loads)
             models.train(other, [7])
             other.load_checkpoint(root)
             assert other.parameter_digest() == saved, (saves, loads)
@@ -310,7 +310,7 @@ def test_checkpoints_go_between_tiers(tmp_path, ranks, dtype, stage, on, what):
 
 def load_after_a_forward(folder, offload):
     """Units of a pass without a backward are still gathered, or about to be."""
-    _, engine = make(3, "bf16", offload)
+    _, engine = make_offloaded_engine(3, "bf16", offload)
     models.train(engine, range(1))
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()

@@ -213,12 +213,12 @@ class Recomputed(models.Stack):
         return self.recompute(second, x, use_reentrant=self.reentrant)
 
 
-def make(path, stage=3, **options):
+def make_recomputed_engine(path, stage=3, **options):
     torch.manual_seed(0)
     return zeroshard.initialize(model=Recomputed(**options), config=configuration(stage, path))[0]
 
 
-def loss_of(engine, step=0, micro=0):
+def loss_of_micro_batch(engine, step=0, micro=0):
     x, y = models.vectors(step, micro, ROWS * world.size(), WIDTH)
     x, y = (models.share(each, world.rank(), world.size()) for each in (x, y))
     # The input needs a gradient, as reentrant checkpoints want it.
@@ -231,19 +231,19 @@ def gradients(engine):
 
 
 def mischief(folder):
-    plain, engine = make(None, recompute=checkpoint), make(folder)
+    plain, engine = make_recomputed_engine(None, recompute=checkpoint), make_recomputed_engine(folder)
     for each in (plain, engine):  # the space that a pass needs
-        each.backward(loss_of(each))
+        each.backward(loss_of_micro_batch(each))
         each.step()
     (size,) = file_sizes(folder)
     assert size > 0
 
     # A forward whose loss is dropped, one in evaluation, one that fails, and one without gradients.
     for _ in range(20):
-        loss_of(engine)
+        loss_of_micro_batch(engine)
     engine.eval()
     with torch.no_grad():
-        loss_of(engine)
+        loss_of_micro_batch(engine)
     engine.train()
 
     def fail(*_):
@@ -253,13 +253,13 @@ def mischief(folder):
         handle = engine.module.head.register_forward_pre_hook(fail)
         for _ in range(20):
             with pytest.raises(ArithmeticError):
-                loss_of(engine)
+                loss_of_micro_batch(engine)
         handle.remove()
     gc.collect()
 
     # Twice through one graph, and a third time when it has ended.
     for each in (plain, engine):
-        loss = loss_of(each, 1)
+        loss = loss_of_micro_batch(each, 1)
         each.backward(loss, retain_graph=True)
         each.backward(loss)
         if world.size() == 1:
@@ -272,7 +272,7 @@ def mischief(folder):
 
     # Backward in another thread, which then ends.
     for each in (plain, engine):
-        loss = loss_of(each, 2)
+        loss = loss_of_micro_batch(each, 2)
         thread = threading.Thread(target=each.backward, args=(loss,))
         thread.start()
         thread.join()
@@ -291,10 +291,10 @@ def several_at_once(folder):
     """Micro-batches whose forwards all come before their backwards, the first of which is that of the first or last."""
     digests = []
     for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
-        engines = [make(None, 2, recompute=checkpoint), make(folder, 2)]
+        engines = [make_recomputed_engine(None, 2, recompute=checkpoint), make_recomputed_engine(folder, 2)]
         for engine in engines:
             for step in range(2):
-                losses = [loss_of(engine, step, micro) for micro in range(3)]
+                losses = [loss_of_micro_batch(engine, step, micro) for micro in range(3)]
                 for each in order:
                     engine.backward(losses[each])
                 engine.step()
@@ -309,13 +309,13 @@ def test_several_micro_batches_may_be_under_way(tmp_path):
 def nested(folder):
     for reentrant in (False, True):
         plain, engine = (
-            make(path, nested=True, reentrant=reentrant, recompute=call)
+            make_recomputed_engine(path, nested=True, reentrant=reentrant, recompute=call)
             for path, call in ((None, checkpoint), (folder, zeroshard.recompute))
         )
         with counted() as kept:
             for each in (plain, engine):
                 for step in range(2):
-                    each.backward(loss_of(each, step))
+                    each.backward(loss_of_micro_batch(each, step))
                     each.step()
             assert kept() == 2 * 2  # of each step those of the outer parts
         assert plain.parameter_digest() == engine.parameter_digest()
@@ -407,8 +407,8 @@ def test_a_tensor_at_the_place_of_a_freed_one_is_another(tmp_path):
 
 
 def fork_between(folder):
-    engine = make(folder)
-    loss = loss_of(engine)
+    engine = make_recomputed_engine(folder)
+    loss = loss_of_micro_batch(engine)
     child = os.fork()
     if child == 0:
         code = 1
@@ -450,10 +450,10 @@ def test_inputs_come_back_as_they_lay_and_are_kept_once(tmp_path):
 
 
 def many_steps(folder):
-    engine = make(folder, 2)
+    engine = make_recomputed_engine(folder, 2)
     sizes = set()
     for step in range(150):
-        engine.backward(loss_of(engine, step))
+        engine.backward(loss_of_micro_batch(engine, step))
         engine.step()
         sizes.add(tuple(file_sizes(folder)))
     return [list(each) for each in sizes]
@@ -510,7 +510,7 @@ LAYERS, LONG = 16, 1 << 14  # an input of 4 MiB for each layer
 
 
 def peak(folder, path):
-    engine = make(path, 1, layers=LAYERS, width=64)
+    engine = make_recomputed_engine(path, 1, layers=LAYERS, width=64)
     x = torch.randn(LONG, 64, requires_grad=True)
     engine.backward(engine(x[:64]).square().mean())  # makes what stays
     engine.step()

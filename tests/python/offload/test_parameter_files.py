@@ -39,7 +39,7 @@ def without_base(model):
     return model
 
 
-def make(dtype="fp32", path=None, frozen=False, tied=True, **more):
+def make_llama_engine(dtype="fp32", path=None, frozen=False, tied=True, **more):
     model = models.tiny_llama(tied=tied)
     if frozen:
         without_base(model)
@@ -52,7 +52,7 @@ def make(dtype="fp32", path=None, frozen=False, tied=True, **more):
     return zeroshard.initialize(model=model, model_parameters=groups, config=config)[0]
 
 
-def train(engine, first, last, accumulation=1):
+def train_llama(engine, first, last, accumulation=1):
     return [models.take_step(engine, step, accumulation) for step in range(first, last)]
 
 
@@ -80,23 +80,23 @@ def same(plain, swapped):
 def compare(folder, dtype, frozen, accumulation):
     def make_one(path=None):
         gradients = {"offload": {"gradients": "nvme"}} if path and not frozen and dtype != "fp16" else {}
-        return make(dtype, path, frozen, states=not frozen, accumulation=accumulation, zeroshard=gradients)
+        return make_llama_engine(dtype, path, frozen, states=not frozen, accumulation=accumulation, zeroshard=gradients)
 
     plain, swapped = make_one(), make_one([f"{folder}/one", f"{folder}/other"])
     assert same(plain, swapped)
-    losses = [train(engine, 0, STEPS, accumulation) for engine in (plain, swapped)]
+    losses = [train_llama(engine, 0, STEPS, accumulation) for engine in (plain, swapped)]
     assert losses[0] == losses[1]
     assert same(plain, swapped)
     # Both ways through a checkpoint, and on from there.
     for engine, name in ((plain, "plain"), (swapped, "swapped")):
         engine.save_checkpoint(f"{folder}/{name}")
         engine.save_16bit_model(f"{folder}/{name}-model")
-        train(engine, STEPS, STEPS + 1, accumulation)
+        train_llama(engine, STEPS, STEPS + 1, accumulation)
     swapped.load_checkpoint(f"{folder}/plain")
     plain.load_checkpoint(f"{folder}/swapped")
     assert same(plain, swapped)
     for engine in (plain, swapped):
-        train(engine, STEPS, STEPS + 2, accumulation)
+        train_llama(engine, STEPS, STEPS + 2, accumulation)
         # What users write counts, of frozen parameters, too.
         with zeroshard.gathered(list(engine.module.parameters()), modify_rank=0):
             if world.rank() == 0:
@@ -104,7 +104,7 @@ def compare(folder, dtype, frozen, accumulation):
                     param.data.mul_(1.25)
         trained = next(param for param in engine.module.parameters() if param.requires_grad)
         zeroshard.set_master_weight(trained, torch.full(trained.shape, 0.5))
-        train(engine, STEPS + 2, STEPS + 4, accumulation)
+        train_llama(engine, STEPS + 2, STEPS + 4, accumulation)
     assert same(plain, swapped)
     return plain.parameter_digest()
 
@@ -127,8 +127,8 @@ def test_results_and_checkpoints_are_those_of_memory(tmp_path, ranks, dtype, fro
 
 
 def held(folder, most):
-    engine = make("bf16", folder, most=most)
-    train(engine, 0, 2)
+    engine = make_llama_engine("bf16", folder, most=most)
+    train_llama(engine, 0, 2)
     report = engine.memory_report()
     assert models.held_as_planned(report["planned"], report["measured_peak"]), report
     return report
@@ -205,9 +205,9 @@ def refusals(folder):
     said = []
     for path in ("/proc/missing", f"{folder}/file-0"):
         with pytest.raises(zeroshard.ConfigError) as error:
-            make(path=path, states=False, frozen=True)
+            make_llama_engine(path=path, states=False, frozen=True)
         said.append(str(error.value))
-    train(make(path=folder), 0, 1)  # afterwards all is well
+    train_llama(make_llama_engine(path=folder), 0, 1)  # afterwards all is well
     return said
 
 
@@ -223,8 +223,8 @@ def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
 
 def go_on_when_told(folder, frozen):
     swap, saves = f"{folder}/swap", f"{folder}/saves"
-    engine = make("bf16", swap, frozen, states=not frozen, zeroshard={"timeout_s": 30})
-    train(engine, 0, 2)
+    engine = make_llama_engine("bf16", swap, frozen, states=not frozen, zeroshard={"timeout_s": 30})
+    train_llama(engine, 0, 2)
     engine.save_checkpoint(saves)
     engine.wait_for_checkpoint()
     digest = engine.parameter_digest()
@@ -234,14 +234,14 @@ def go_on_when_told(folder, frozen):
     begun = time.monotonic()
     said = ""
     try:
-        train(engine, 2, 6)
+        train_llama(engine, 2, 6)
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
     return [digest, said, time.monotonic() - begun]
 
 
 def load(saves, frozen=False, dtype="bf16"):
-    engine = make(dtype, None, frozen)
+    engine = make_llama_engine(dtype, None, frozen)
     engine.load_checkpoint(saves)
     return engine.parameter_digest()
 
@@ -269,20 +269,20 @@ def test_the_nth_failing_call_ends_every_rank(tmp_path, frozen, release):
 def train_while_saving(folder, dtype, frozen):
     digests = {}
     for name, path in (("plain", None), ("swapped", f"{folder}/swap")):
-        engine = make(dtype, path, frozen, states=not frozen)
-        train(engine, 0, 2)
+        engine = make_llama_engine(dtype, path, frozen, states=not frozen)
+        train_llama(engine, 0, 2)
         saved = engine.parameter_digest()
         engine.save_checkpoint(f"{folder}/{name}", tag="first")
-        train(engine, 2, 3)
+        train_llama(engine, 2, 3)
         engine.save_checkpoint(f"{folder}/{name}", tag="second")
-        train(engine, 3, 5)
+        train_llama(engine, 3, 5)
         digests[name] = saved, engine.parameter_digest()
     assert digests["plain"] == digests["swapped"]
     engine.wait_for_checkpoint()
-    fresh = make(dtype, None, frozen)
+    fresh = make_llama_engine(dtype, None, frozen)
     fresh.load_checkpoint(f"{folder}/swapped", tag="first")
     assert fresh.parameter_digest() == saved
-    train(fresh, 2, 5)
+    train_llama(fresh, 2, 5)
     return fresh.parameter_digest() == digests["swapped"][1]
 
 
@@ -322,8 +322,8 @@ def test_a_save_in_the_background_takes_little_memory(tmp_path):
 
 
 def save_and_go_on(swap, saves, frozen):
-    engine = make("fp32", swap, frozen, states=not frozen, buffers=1, zeroshard={"timeout_s": 30})
-    return save_when_told(engine, saves, train)
+    engine = make_llama_engine("fp32", swap, frozen, states=not frozen, buffers=1, zeroshard={"timeout_s": 30})
+    return save_when_told(engine, saves, train_llama)
 
 
 @pytest.mark.row("D3")
@@ -333,14 +333,14 @@ def test_a_read_of_a_save_that_fails_ends_every_rank(tmp_path, frozen, release):
 
 
 def load_into_damage(folder):
-    engine = make("bf16", f"{folder}/swap", frozen=True, states=False, zeroshard={"timeout_s": 30})
-    train(engine, 0, 2)
+    engine = make_llama_engine("bf16", f"{folder}/swap", frozen=True, states=False, zeroshard={"timeout_s": 30})
+    train_llama(engine, 0, 2)
     engine.save_checkpoint(f"{folder}/saves")
     engine.wait_for_checkpoint()
     if world.rank() == 1:
         damage_own_file(f"{folder}/swap")
     with pytest.raises(zeroshard.Error) as error:
-        train(engine, 2, 4)
+        train_llama(engine, 2, 4)
     return str(error.value)
 
 
@@ -368,7 +368,7 @@ def train_beside_states(folder, states, place, own_optimizer):
     engine = zeroshard.initialize(model=model, model_parameters=trained, optimizer=optimizer, config=config)[0]
     in_files = engine.memory_report()["tiers"].get("file", {"planned": 0})["planned"]
     digests = [engine.parameter_digest()]
-    train(engine, 0, 2)
+    train_llama(engine, 0, 2)
     digests.append(engine.parameter_digest())
     engine.destroy()
     return digests, in_files

@@ -26,7 +26,7 @@ def configuration(stage, dtype="fp32", path=None, ratio=1, **blocks):
     return config
 
 
-def make(stage, dtype="fp32", path=None, **blocks):
+def make_engine_in_files(stage, dtype="fp32", path=None, **blocks):
     model = models.stack(width=WIDTH)
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1]},
@@ -36,7 +36,7 @@ def make(stage, dtype="fp32", path=None, **blocks):
     return zeroshard.initialize(model=model, model_parameters=groups, config=config)[0]
 
 
-def train(engine, first, last):
+def train_on_vectors(engine, first, last):
     for step in range(first, last):
         x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 12, WIDTH))
         out = engine(x.to(next(engine.module.parameters()).dtype))
@@ -54,9 +54,12 @@ def states(engine):
 
 
 def compare(folder, stage, dtype, ratio):
-    plain, swapped = make(stage, dtype), make(stage, dtype, [f"{folder}/one", f"{folder}/other"], ratio=ratio)
+    plain, swapped = (
+        make_engine_in_files(stage, dtype),
+        make_engine_in_files(stage, dtype, [f"{folder}/one", f"{folder}/other"], ratio=ratio),
+    )
     for engine in (plain, swapped):
-        train(engine, 0, STEPS)
+        train_on_vectors(engine, 0, STEPS)
     assert plain.parameter_digest() == swapped.parameter_digest()
     assert states(plain) == states(swapped)
     # Both ways through a checkpoint, and on from there.
@@ -66,14 +69,14 @@ def compare(folder, stage, dtype, ratio):
     plain.load_checkpoint(f"{folder}/swapped")
     assert states(plain) == states(swapped)
     for engine in (plain, swapped):
-        train(engine, STEPS, STEPS + 2)
+        train_on_vectors(engine, STEPS, STEPS + 2)
     assert plain.parameter_digest() == swapped.parameter_digest()
     # States that are set are used.
     for engine in (plain, swapped):
         param = next(engine.module.parameters())
         zeroshard.set_optimizer_state(param, "exp_avg", torch.full(param.shape, 0.25))
         zeroshard.set_master_weight(param, torch.full(param.shape, 0.5))
-        train(engine, STEPS + 2, STEPS + 4)
+        train_on_vectors(engine, STEPS + 2, STEPS + 4)
     assert states(plain) == states(swapped)
     return plain.parameter_digest()
 
@@ -170,15 +173,15 @@ def test_a_share_of_the_states_of_a_model_with_ties_and_frozen_layers(tmp_path, 
 
 
 def save_with_a_ratio(folder, stage, ratio):
-    engine = make(stage, "bf16", f"{folder}/swap", ratio=ratio)
-    train(engine, 0, 2)
+    engine = make_engine_in_files(stage, "bf16", f"{folder}/swap", ratio=ratio)
+    train_on_vectors(engine, 0, 2)
     engine.save_checkpoint(f"{folder}/saves")
     return states(engine)
 
 
 def load_with_a_ratio(folder, stage, ratio):
-    engine = make(stage, "bf16", f"{folder}/swap", ratio=ratio)
-    train(engine, 5, 6)
+    engine = make_engine_in_files(stage, "bf16", f"{folder}/swap", ratio=ratio)
+    train_on_vectors(engine, 5, 6)
     engine.load_checkpoint(f"{folder}/saves")
     return states(engine)
 
@@ -194,14 +197,17 @@ def test_checkpoints_go_between_ratios_stages_and_numbers_of_ranks(tmp_path, sav
 
 def save_what_was_written(folder, async_, ratio):
     own = {"checkpoint": {"async": async_}}
-    plain, swapped = make(1, "bf16"), make(1, "bf16", f"{folder}/swap", ratio=ratio, zeroshard=own)
+    plain, swapped = (
+        make_engine_in_files(1, "bf16"),
+        make_engine_in_files(1, "bf16", f"{folder}/swap", ratio=ratio, zeroshard=own),
+    )
     for engine in (plain, swapped):
-        train(engine, 0, 1)
+        train_on_vectors(engine, 0, 1)
         for param in engine.module.parameters():
             param.data.mul_(1.5)  # not seen by torch's counter of versions
         engine.save_checkpoint(f"{folder}/{'plain' if engine is plain else 'swapped'}")
-        train(engine, 1, 2)
-    written = make(1, "bf16")
+        train_on_vectors(engine, 1, 2)
+    written = make_engine_in_files(1, "bf16")
     found = []
     for name in ("plain", "swapped"):
         written.load_checkpoint(f"{folder}/{name}")
@@ -229,7 +235,7 @@ def take_over(folder):
         engine = zeroshard.initialize(
             model=model, optimizer=optimizer, config=configuration(2, path=path, ratio=ratio)
         )[0]
-        train(engine, 2, 4)
+        train_on_vectors(engine, 2, 4)
         digests.append(engine.parameter_digest())
     return digests
 
@@ -244,7 +250,7 @@ def refusals(folder):
     open(f"{folder}/file-{world.rank()}", "w").close()
     for path in ("/proc/missing", f"{folder}/file-0"):
         with pytest.raises(zeroshard.ConfigError) as error:
-            make(2, path=path)
+            make_engine_in_files(2, path=path)
         said.append(str(error.value))
     model = models.stack(width=WIDTH)
     config = configuration(2, path=folder, zero_allow_untested_optimizer=True)
@@ -256,10 +262,12 @@ def refusals(folder):
     if world.rank() == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     with pytest.raises(zeroshard.ConfigError) as error:
-        make(2, path=folder)
+        make_engine_in_files(2, path=folder)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     said.append(str(error.value))
-    train(make(2, path=f"{folder}/a/b"), 0, 1)  # afterwards all is well, in a directory that is made
+    train_on_vectors(
+        make_engine_in_files(2, path=f"{folder}/a/b"), 0, 1
+    )  # afterwards all is well, in a directory that is made
     return said
 
 
@@ -341,9 +349,9 @@ def test_saves_read_the_files_once_and_loads_write_them_once(tmp_path, ranks, st
 def train_while_saving(folder, stage, dtype):
     found = {}
     for name, path in (("plain", None), ("swapped", f"{folder}/swap")):
-        engine = make(stage, dtype, path)
+        engine = make_engine_in_files(stage, dtype, path)
         for step in range(STEPS):
-            train(engine, step, step + 1)
+            train_on_vectors(engine, step, step + 1)
             if step == 1:
                 wanted = states(engine)
             if step in (1, 2):
@@ -351,10 +359,10 @@ def train_while_saving(folder, stage, dtype):
         found[name] = engine.parameter_digest(), wanted
     assert found["plain"] == found["swapped"]
     engine.wait_for_checkpoint()
-    fresh = make(3 - stage % 3, dtype)  # of another stage, without files
+    fresh = make_engine_in_files(3 - stage % 3, dtype)  # of another stage, without files
     fresh.load_checkpoint(f"{folder}/swapped", tag="step1")
     assert states(fresh) == found["swapped"][1]
-    train(fresh, 2, STEPS)
+    train_on_vectors(fresh, 2, STEPS)
     return fresh.parameter_digest() == found["swapped"][0]
 
 
@@ -404,8 +412,8 @@ def test_a_save_in_the_background_takes_little_memory(tmp_path, stage):
 
 
 def save_and_go_on(swap, saves, stage):
-    engine = make(stage, "bf16", path=swap, zeroshard={"timeout_s": 30})
-    return save_when_told(engine, saves, train)
+    engine = make_engine_in_files(stage, "bf16", path=swap, zeroshard={"timeout_s": 30})
+    return save_when_told(engine, saves, train_on_vectors)
 
 
 def save_when_told(engine, saves, train):
@@ -486,8 +494,8 @@ def test_ranks_that_die_during_a_save_leave_the_checkpoint_before_and_an_error(t
 
 def go_on_when_told(swap, saves, stage):
     gradients = "nvme" if stage == 2 else "auto"
-    engine = make(stage, path=swap, zeroshard={"timeout_s": 30, "offload": {"gradients": gradients}})
-    train(engine, 0, 2)
+    engine = make_engine_in_files(stage, path=swap, zeroshard={"timeout_s": 30, "offload": {"gradients": gradients}})
+    train_on_vectors(engine, 0, 2)
     engine.save_checkpoint(saves)
     engine.wait_for_checkpoint()
     digest = engine.parameter_digest()
@@ -496,14 +504,14 @@ def go_on_when_told(swap, saves, stage):
         time.sleep(0.005)
     begun = time.monotonic()
     try:
-        train(engine, 2, 6)
+        train_on_vectors(engine, 2, 6)
     except Exception as error:
         return [digest, f"{type(error).__name__}: {error}", time.monotonic() - begun]
     return [digest, "", time.monotonic() - begun]
 
 
 def load(saves, stage, dtype="fp32"):
-    engine = make(stage, dtype)
+    engine = make_engine_in_files(stage, dtype)
     engine.load_checkpoint(saves)
     return engine.parameter_digest()
 
@@ -540,8 +548,8 @@ def damage_own_file(folder, number=0):
 
 
 def load_into_damage(folder):
-    engine = make(3, path=f"{folder}/swap", zeroshard={"timeout_s": 30})
-    train(engine, 0, 2)
+    engine = make_engine_in_files(3, path=f"{folder}/swap", zeroshard={"timeout_s": 30})
+    train_on_vectors(engine, 0, 2)
     engine.save_checkpoint(f"{folder}/saves", tag="first")
     engine.save_checkpoint(f"{folder}/saves", tag="last")
     engine.wait_for_checkpoint()
@@ -561,13 +569,13 @@ def test_files_that_fail_while_a_checkpoint_is_loaded_do_not_make_it_look_damage
 
 def save_to_a_full_disk(folder):
     own = {"checkpoint": {"async": True, "on_error": "warn"}}
-    engine = make(2, path=f"{folder}/swap", zeroshard=own)
-    train(engine, 0, 1)
+    engine = make_engine_in_files(2, path=f"{folder}/swap", zeroshard=own)
+    train_on_vectors(engine, 0, 1)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     engine.save_checkpoint(f"{folder}/saves")
     assert not engine.wait_for_checkpoint()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    train(engine, 1, 2)
+    train_on_vectors(engine, 1, 2)
     engine.save_checkpoint(f"{folder}/saves", tag="last")
     engine.wait_for_checkpoint()
     return os.path.isdir(f"{folder}/saves/last")

@@ -39,7 +39,7 @@ def made(kind, model, **settings):
     return getattr(bitsandbytes.optim, kind)(groups, **({"lr": 1e-2, "weight_decay": 0.1} | settings))
 
 
-def train(engine, first=0, last=STEPS, scheduler=None):
+def train_embedding(engine, first=0, last=STEPS, scheduler=None):
     for step in range(first, last):
         rows = torch.randint(0, 100, (12,), generator=torch.Generator().manual_seed(step))
         engine.backward(engine(models.share(rows, world.rank(), world.size())).pow(2).mean())
@@ -81,7 +81,7 @@ def moment_bytes(engine):
 
 def run_of_stage(stage, kind, settings):
     engine = start(stage, kind, **settings)
-    train(engine)
+    train_embedding(engine)
     return [digest_of(engine), moment_bytes(engine)]
 
 
@@ -107,7 +107,7 @@ def core_beside_object(kind, settings):
     engines = []
     for each, own, block in ((model, optimizer, {}), (other, plain, {"zeroshard": {"moment_dtype": "int8"}})):
         engine = zeroshard.initialize(model=each, optimizer=own, config=models.configuration(2) | block)[0]
-        train(engine, scheduler=torch.optim.lr_scheduler.StepLR(own, 2, 0.1))
+        train_embedding(engine, scheduler=torch.optim.lr_scheduler.StepLR(own, 2, 0.1))
         engines.append(engine)
     assert engines[0].optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
     assert moment_bytes(engines[0]) == moment_bytes(engines[1])
@@ -131,7 +131,7 @@ def library_beside_core(kind):
         library.zero_grad()
         model(rows).pow(2).mean().backward()
         library.step()
-    train(engine)
+    train_embedding(engine)
     for (name, theirs), ours in zip(model.named_parameters(), engine.module.parameters(), strict=True):
         moved = (theirs - start_of[name]).norm()
         assert (theirs - zeroshard.get_master_weight(ours)).norm() < 0.005 * moved, name
@@ -159,7 +159,7 @@ def with_overrides(how):
         if overrides and how == "parameter":
             manager.override_config(model.embed.weight, "optim_bits", 32)
         engine = zeroshard.initialize(model=model, optimizer=optimizer, config=models.configuration(1))[0]
-        train(engine)
+        train_embedding(engine)
         sizes.append(moment_bytes(engine))
         manager.initialize()
     return sizes
@@ -175,14 +175,14 @@ def resumed(folder, load):
     """Saved by two ranks, and loaded by three: the states of fp32 that the file has, and steps after them."""
     engine = start(3 if load else 2)
     if not load:
-        train(engine)
+        train_embedding(engine)
         engine.save_checkpoint(folder)
         engine.wait_for_checkpoint()
         return digest_of(engine)
     engine.load_checkpoint(folder)
     assert engine.optimizer.param_groups[1]["lr"] == 2e-3
     found = digest_of(engine)
-    train(engine, STEPS, STEPS + 2)
+    train_embedding(engine, STEPS, STEPS + 2)
     return found
 
 
@@ -284,7 +284,7 @@ def update_of_ones_own():
     config = models.configuration(0) | {"zero_allow_untested_optimizer": True}
     engine = zeroshard.initialize(model=model, optimizer=Cautious(model.parameters(), lr=1e-2), config=config)[0]
     with pytest.raises(AssertionError, match="the core would not call this"):
-        train(engine)
+        train_embedding(engine)
     return True
 
 
@@ -301,7 +301,7 @@ def group_of_another_optimizer():
         for group in optimizer.param_groups:
             group |= settings
         engine = zeroshard.initialize(model=model, optimizer=optimizer, config=models.configuration(1))[0]
-        train(engine)
+        train_embedding(engine)
         digests.append(digest_of(engine))
     return digests
 
@@ -325,7 +325,7 @@ def of_torchao(stage, kind="AdamW8bit", **settings):
 
 def run_of_torchao(stage):
     engine = of_torchao(stage, bf16_stochastic_round=True)
-    train(engine)
+    train_embedding(engine)
     return [digest_of(engine), moment_bytes(engine)]
 
 

@@ -68,7 +68,7 @@ def weights(engine):
         return {name: param.detach().float().flatten().tolist() for name, param in engine.module.named_parameters()}
 
 
-def train(stage, steps=4, dtype="fp32", init=False, **params):
+def train_muon(stage, steps=4, dtype="fp32", init=False, **params):
     engine = start(stage, configured(stage, dtype, **params), init)
     go_on(engine, steps)
     return weights(engine)
@@ -109,8 +109,8 @@ def test_torchs_bits_at_one_rank(stage, settings):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("method", ["gram", "standard"])
 def test_one_result_over_stages(ranks, method):
-    results = [world.run(ranks, train, stage=stage, ns_method=method) for stage in range(4)]
-    results.append(world.run(ranks, train, stage=3, ns_method=method, init=True))
+    results = [world.run(ranks, train_muon, stage=stage, ns_method=method) for stage in range(4)]
+    results.append(world.run(ranks, train_muon, stage=3, ns_method=method, init=True))
     first = results[0][0]
     for stage, of_stage in enumerate(results):
         for rank, own in enumerate(of_stage):
@@ -119,13 +119,13 @@ def test_one_result_over_stages(ranks, method):
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_bf16_has_master_weights(stage):
-    one, other = (world.run(2, train, stage=each, dtype="bf16")[0] for each in (0, stage))
+    one, other = (world.run(2, train_muon, stage=each, dtype="bf16")[0] for each in (0, stage))
     assert one == other
 
 
 def test_methods_agree_and_train():
     gram, standard, still = (
-        torch.tensor(sum(world.run(1, train, stage=0, ns_method=method, steps=steps)[0].values(), []))
+        torch.tensor(sum(world.run(1, train_muon, stage=0, ns_method=method, steps=steps)[0].values(), []))
         for method, steps in (("gram", 4), ("standard", 4), ("gram", 0))
     )
     assert (gram - standard).norm() < 0.1 * (gram - still).norm()  # the one in fp32, the other in bf16
@@ -147,7 +147,7 @@ def train_mixed(stage):
 
 
 def test_an_object_mixes_muon_with_adamw():
-    assert world.run(2, train_mixed, stage=3) == world.run(2, train, stage=1)
+    assert world.run(2, train_mixed, stage=3) == world.run(2, train_muon, stage=1)
 
 
 def save_and_go_on(folder, stage):

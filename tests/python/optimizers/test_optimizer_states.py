@@ -7,7 +7,7 @@ import world
 import zeroshard
 
 
-def make(name, params):
+def make_optimizer(name, params):
     options = {"Adagrad": {"initial_accumulator_value": 0.3}, "SGD": {"momentum": 0.9}}
     return getattr(torch.optim, name)(params, lr=0.05, **options.get(name.rstrip("+"), {}))
 
@@ -15,7 +15,7 @@ def make(name, params):
 def go_on(name, stage, warm):
     """Of a run in plain PyTorch and one that zeroshard takes over after `warm` steps: the largest difference."""
     reference, model = models.stack(), models.stack()
-    theirs, mine = make(name, reference.parameters()), make(name, model.parameters())
+    theirs, mine = make_optimizer(name, reference.parameters()), make_optimizer(name, model.parameters())
     for step in range(warm):
         for one, optimizer in ((reference, theirs), (model, mine)):
             optimizer.zero_grad()

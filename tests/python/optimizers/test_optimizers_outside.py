@@ -29,7 +29,7 @@ class Muon(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-def make(name, untested):
+def error_of_initialize(name, untested):
     model = models.stack()
     params = [param for param in model.parameters() if name != "Muon" or param.dim() == 2]
     optimizer = Muon(params, {}) if name == "Muon" else getattr(torch.optim, name)(params)
@@ -44,7 +44,7 @@ def make(name, untested):
 
 def make_all():
     names = [name for name in WHOLE if hasattr(torch.optim, name) or name == "Muon"]
-    return [[name, make(name, untested)] for name in names for untested in (False, True)]
+    return [[name, error_of_initialize(name, untested)] for name in names for untested in (False, True)]
 
 
 def test_optimizers_that_need_whole_parameters_are_refused_by_name():

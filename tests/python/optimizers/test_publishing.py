@@ -90,7 +90,7 @@ class Averaged(torch.optim.Optimizer):
 loss_of = functools.partial(models.batch_loss, width=64)
 
 
-def train(stage, dtype, directory):
+def train_averaged(stage, dtype, directory):
     plain = copy.deepcopy(model := models.stack(width=64))
     own = Averaged(model.parameters())
     config = models.configuration(stage, dtype, gradient_clipping=0, zero_allow_untested_optimizer=True)
@@ -159,7 +159,7 @@ def test_no_rank_reads_weights_that_are_being_swapped():
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_an_average_that_is_swapped_in_is_everywhere(stage, dtype, tmp_path):
-    for off in world.run(3, train, stage=stage, dtype=dtype, directory=str(tmp_path)):
+    for off in world.run(3, train_averaged, stage=stage, dtype=dtype, directory=str(tmp_path)):
         assert max(off.values()) < (1e-5 if dtype == "fp32" else 3e-2), off
 
 

@@ -13,7 +13,7 @@ SCHEDULE = {"type": "WarmupLR", "params": {"warmup_min_lr": [0.0, 0.0], "warmup_
 SCHEDULE["params"] |= {"warmup_num_steps": 2, "warmup_type": "linear"}
 
 
-def make(kind, scheduler=None):
+def make_engine_with_tensor_rates(kind, scheduler=None):
     model = models.stack(width=64)
     groups = [{"params": list(model.blocks.parameters())}, {"params": list(model.head.parameters())}]
     own = kind(groups, lr=torch.tensor(0.125), foreach=False)
@@ -23,7 +23,7 @@ def make(kind, scheduler=None):
     return engine, front, own
 
 
-def train(engine, steps=1):
+def train_stack(engine, steps=1):
     models.train(engine, range(steps), functools.partial(models.part_loss, width=64))
 
 
@@ -33,13 +33,13 @@ def rates_of(own):
 
 def scheduled_and_loaded(kind, folder):
     kind = getattr(torch.optim, kind)
-    engine, front, own = make(kind, SCHEDULE)
-    train(engine, 2)
+    engine, front, own = make_engine_with_tensor_rates(kind, SCHEDULE)
+    train_stack(engine, 2)
     answers = [rates_of(own)]
     held = [group["lr"] for group in own.param_groups]
     state = front.state_dict()
     engine.save_checkpoint(folder)
-    train(engine, 2)
+    train_stack(engine, 2)
     answers += [rates_of(own), [group["lr"].item() for group in state["param_groups"]]]
     front.load_state_dict(state)
     answers.append(rates_of(own))
@@ -47,7 +47,7 @@ def scheduled_and_loaded(kind, folder):
     engine.load_checkpoint(folder)
     answers.append(rates_of(own))
     kept = [group["lr"] is tensor for group, tensor in zip(own.param_groups, held, strict=True)]
-    other, _, shares = make(kind)  # its groups share a tensor
+    other, _, shares = make_engine_with_tensor_rates(kind)  # its groups share a tensor
     other.load_checkpoint(folder)
     answers.append(rates_of(shares))
     return answers, kept
@@ -61,10 +61,10 @@ def test_groups_have_rates_of_their_own(kind, tmp_path):
 
 
 def differ(kind):
-    engine, _, own = make(getattr(torch.optim, kind))
+    engine, _, own = make_engine_with_tensor_rates(getattr(torch.optim, kind))
     if world.rank() == 1:
         own.param_groups[0]["lr"].fill_(0.25)
-    return message_of(lambda: train(engine))
+    return message_of(lambda: train_stack(engine))
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "RMSprop"])

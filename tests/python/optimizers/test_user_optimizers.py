@@ -20,7 +20,7 @@ WORLDS = [(1, 0), (3, 0), (3, 1), (3, 2), (3, 3)]  # ranks, stage
 KINDS = [torch.optim.AdamW, torch.optim.RMSprop]  # in the core, and outside
 
 
-def make(stage, kind=torch.optim.AdamW, optimizer=None, **configuration):
+def make_engine_with_optimizer(stage, kind=torch.optim.AdamW, optimizer=None, **configuration):
     """An engine over units that every rank has a part of, and the user's own optimizer; without one for kind None."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Tanh(), torch.nn.Linear(96, 48))
@@ -39,7 +39,7 @@ def backward(engine, batch=0):
 
 
 def digest_of(stage, kind, how):
-    engine, own = make(stage, kind)
+    engine, own = make_engine_with_optimizer(stage, kind)
     for batch in range(3):
         backward(engine, batch)
         {"engine": engine, "front": engine.optimizer, "own": own}[how].step()
@@ -60,7 +60,7 @@ def test_step_of_the_optimizer_is_an_update(ranks, stage, kind):
 
 
 def case_step_without_gradients():
-    engine, own = make(2)
+    engine, own = make_engine_with_optimizer(2)
     before = engine.parameter_digest()
     own.step()
     engine.optimizer.step()
@@ -79,7 +79,7 @@ def test_step_of_the_optimizer_without_gradients_does_nothing():
 
 def case_accumulation(stage):
     def train(step, each):
-        engine, _ = make(stage, accumulation=2)
+        engine, _ = make_engine_with_optimizer(stage, accumulation=2)
         for batch in range(4):
             backward(engine, batch)
             if each or batch % 2 == 1:
@@ -124,7 +124,7 @@ def test_schedulers_before_and_after_initialize():
 
 
 def case_refused():
-    engine, own = make(2)
+    engine, own = make_engine_with_optimizer(2)
     texts = []
     with engine.no_sync():
         backward(engine)
@@ -152,7 +152,7 @@ def case_hooks(stage, kind):
     def note(name):
         return lambda who, args, kwargs: calls.append([name, type(who).__name__])
 
-    engine, own = make(stage, kind)
+    engine, own = make_engine_with_optimizer(stage, kind)
     globally = [
         torch_optimizer.register_optimizer_step_pre_hook(note("first")),
         torch_optimizer.register_optimizer_step_post_hook(note("last")),
@@ -242,7 +242,7 @@ CHANGES = {
 
 
 def case_states(stage):
-    engine, own = make(stage)
+    engine, own = make_engine_with_optimizer(stage)
     params = list(engine.module.parameters())
     texts = [text_of(change, who.state, params) for change in CHANGES.values() for who in (own, engine.optimizer)]
     backward(engine)
@@ -274,7 +274,7 @@ def case_states_outside():
     """Of an optimizer outside: emptied as a whole they are reset, and whole parameters are refused."""
 
     def train(reset):
-        engine, own = make(2, torch.optim.RMSprop)
+        engine, own = make_engine_with_optimizer(2, torch.optim.RMSprop)
         for batch in range(4):
             if batch == 2:
                 reset(own)
@@ -287,7 +287,7 @@ def case_states_outside():
         train(lambda own: setattr(own, "state", collections.defaultdict(dict))),
         train(lambda own: None),
     ]
-    engine, own = make(2, torch.optim.RMSprop)
+    engine, own = make_engine_with_optimizer(2, torch.optim.RMSprop)
     backward(engine)
     engine.step()
     params = list(engine.module.parameters())
@@ -303,7 +303,7 @@ def test_states_outside_the_core_are_reset_as_a_whole():
 
 def case_again():
     """The same optimizer for a second engine is in the core again."""
-    engine, own = make(2)
+    engine, own = make_engine_with_optimizer(2)
     model = engine.module
     second, front, *_ = zeroshard.initialize(model=model, optimizer=own, config=models.configuration(3, "fp32"))
     backward(second)
@@ -352,7 +352,7 @@ def test_without_managed_accumulation_every_step_updates(ranks, stage, dtype, ca
 
 
 def case_boundary_refused():
-    engine, _ = make(2, managed_gradient_accumulation=False)
+    engine, _ = make_engine_with_optimizer(2, managed_gradient_accumulation=False)
     return text_of(engine.set_gradient_accumulation_boundary, True)
 
 
@@ -364,7 +364,7 @@ def test_a_boundary_is_refused_where_every_step_is_one():
 
 def case_counts(calls):
     """Micro-batches with two to a step: `b` is a backward pass, `e` engine.step(), `o` optimizer.step()."""
-    engine, _ = make(2, accumulation=2)
+    engine, _ = make_engine_with_optimizer(2, accumulation=2)
     steps = []
     for batch, call in enumerate(calls):
         {"b": lambda: backward(engine, batch), "e": engine.step, "o": engine.optimizer.step}[call]()  # noqa: B023
@@ -390,7 +390,7 @@ def case_dcp():
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     def digest(asked):
-        engine, own = make(2)
+        engine, own = make_engine_with_optimizer(2)
         for batch in range(2):
             backward(engine, batch)
             if asked:
@@ -408,7 +408,7 @@ def test_utilities_that_take_a_step_of_their_own_change_nothing():
 
 
 def case_kept():
-    engine, own = make(2)
+    engine, own = make_engine_with_optimizer(2)
     front = engine.optimizer
     del engine
     gc.collect()
@@ -421,7 +421,7 @@ def test_an_optimizer_without_its_engine_says_so():
 
 
 def case_copied():
-    engine, own = make(2)
+    engine, own = make_engine_with_optimizer(2)
     calls = []
     own.register_step_pre_hook(lambda *_: calls.append("pre"))
     copy.deepcopy(engine.optimizer)
@@ -439,7 +439,7 @@ def test_copies_call_no_hook_twice_and_are_torchs():
 
 
 def case_replaced_while_it_lives():
-    engine, own = make(2)
+    engine, own = make_engine_with_optimizer(2)
     calls = []
     own.step = lambda closure=None: calls.append("mine")
     engine.destroy()
@@ -478,7 +478,7 @@ def test_a_scheduler_that_lacks_an_argument_is_told_before_the_update():
 
 
 def case_pickled(stage):
-    engine, _ = make(stage)
+    engine, _ = make_engine_with_optimizer(stage)
     module = engine.module
 
     def told():
@@ -511,7 +511,7 @@ def test_pickles_of_an_engine_name_the_way_out(stage):
 
 def case_rates(stage, kind, name):
     """One rank gets another value, as from a ReduceLROnPlateau with a loss of its own; then all are alike again."""
-    engine, own = make(stage, getattr(torch.optim, kind, None))
+    engine, own = make_engine_with_optimizer(stage, getattr(torch.optim, kind, None))
     backward(engine)
     engine.step()
     group = engine.optimizer.param_groups[0]

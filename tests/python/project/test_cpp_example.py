@@ -10,7 +10,7 @@ EXAMPLE = BUILD / "examples" / "cpp" / "example_train"
 pytestmark = needs(EXAMPLE, ZEROSHARD)
 
 
-def train(config: str, ranks: int = 2, steps: int = 12) -> tuple[list[str], dict[str, tuple[int, int]]]:
+def run_cpp_example(config: str, ranks: int = 2, steps: int = 12) -> tuple[list[str], dict[str, tuple[int, int]]]:
     """Its lines of steps, and (planned, peak) bytes by category."""
     command = [ZEROSHARD, "run", "--nproc", str(ranks), EXAMPLE]
     command += [REPOSITORY / "examples" / "configs" / config, REPOSITORY / "examples" / "cpp" / "train.cpp", str(steps)]
@@ -23,8 +23,8 @@ def train(config: str, ranks: int = 2, steps: int = 12) -> tuple[list[str], dict
 
 
 def test_stages_agree_and_the_loss_falls():
-    replicated, replicated_bytes = train("stage0.json")
-    sharded, sharded_bytes = train("stage3.json")
+    replicated, replicated_bytes = run_cpp_example("stage0.json")
+    sharded, sharded_bytes = run_cpp_example("stage3.json")
     assert replicated == sharded
     losses = [float(line.split()[3]) for line in replicated]
     assert sum(losses[-3:]) < sum(losses[:3]) - 0.5

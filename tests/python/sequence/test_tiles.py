@@ -36,7 +36,7 @@ _KINDS = {
 }
 
 
-def make(kind="llama", **changes):
+def make_language_model(kind="llama", **changes):
     sizes = {"vocab_size": models.VOCABULARY} if kind == "gpt2" else _SIZES
     config = transformers.AutoConfig.for_model(kind, **{**sizes, **_KINDS[kind], **changes})
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def check_same(model, tiled, **inputs):
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_losses_and_gradients_are_those_without_tiles(kind):
-    model = make(kind)
+    model = make_language_model(kind)
     tiled = copy.deepcopy(model)
     zeroshard.tile(tiled, loss=4, mlp=3)  # neither divides the length
     output = check_same(model, tiled, **batch())
@@ -85,7 +85,7 @@ def test_losses_and_gradients_are_those_without_tiles(kind):
 
 
 def test_a_head_with_a_bias_and_other_ignored_labels():
-    model = make()
+    model = make_language_model()
     model.lm_head = nn.Linear(24, models.VOCABULARY)
     tiled = copy.deepcopy(model)
     zeroshard.tile(tiled, loss=3, mlp=2)
@@ -98,7 +98,7 @@ def test_a_head_with_a_bias_and_other_ignored_labels():
 
 
 def test_tiles_of_the_loss_have_the_logits_of_a_tile_alone():
-    model = make()
+    model = make_language_model()
     zeroshard.tile(model, loss=4, mlp=None)
     rows = []
     model.lm_head.register_forward_hook(lambda module, args, output: rows.append(output.shape[1]))
@@ -114,7 +114,7 @@ def test_tiles_of_the_loss_have_the_logits_of_a_tile_alone():
 
 
 def test_logits_are_whole_where_they_are_wanted():
-    model, tiled = make(), make()
+    model, tiled = make_language_model(), make_language_model()
     zeroshard.tile(tiled, loss=3, mlp=3)
     inputs = batch()
     ids = {"input_ids": inputs["input_ids"]}
@@ -134,7 +134,7 @@ def test_logits_are_whole_where_they_are_wanted():
 
 
 def test_a_second_call_changes_the_numbers_and_none_takes_tiles_away():
-    model = make()
+    model = make_language_model()
     forward = type(model).forward
     zeroshard.tile(model, loss=2, mlp=2)
     zeroshard.tile(model, loss=5, mlp=None)
@@ -144,18 +144,18 @@ def test_a_second_call_changes_the_numbers_and_none_takes_tiles_away():
 
 
 def test_a_copy_of_a_tiled_model_is_tiled_itself():
-    model = make()
+    model = make_language_model()
     zeroshard.tile(model, loss=3, mlp=3)
     copied = copy.deepcopy(model)
     assert copied.forward.module is copied
-    check_same(make(), copied, **batch())
+    check_same(make_language_model(), copied, **batch())
     with torch.no_grad():
         copied.lm_head.weight.zero_()
     assert copied(**batch()).loss != model(**batch()).loss
 
 
 def test_auto_takes_no_tiles_where_all_is_small():
-    model = make()
+    model = make_language_model()
     zeroshard.tile(model)
     assert isinstance(model(**batch()).logits, torch.Tensor)
     assert zeroshard._C.loss_tiles(4096, 32768) == 6 and zeroshard._C.loss_tiles(1 << 20, 128256) > 5000
@@ -174,8 +174,8 @@ def test_models_that_are_not_known():
         zeroshard.tile(Alone(), loss=None)
     for wrong in (0, -1, True, "all", 1.5):
         with pytest.raises(ValueError, match="loss is"):
-            zeroshard.tile(make(), loss=wrong)
-    model = make()
+            zeroshard.tile(make_language_model(), loss=wrong)
+    model = make_language_model()
     zeroshard.tile(model, loss=3)
     model.loss_function = lambda logits, labels, **_: logits.sum()
     with pytest.raises(zeroshard.StateError, match="its loss is <lambda>.*loss=None"):
@@ -192,14 +192,14 @@ class Adds(transformers.LlamaForCausalLM):
 
 
 def test_a_loss_to_which_the_model_adds_is_refused():
-    model = Adds(make().config).train()
+    model = Adds(make_language_model().config).train()
     zeroshard.tile(model, loss=3)
     with pytest.raises(zeroshard.StateError, match=r"changes what self.loss_function returns.*loss=None"):
         model(**batch())
 
 
 def test_a_loss_of_liger_is_left_alone():
-    model = make()
+    model = make_language_model()
     own = model.forward.__func__
 
     def forward(self, input_ids=None, labels=None, **kwargs):
@@ -214,14 +214,14 @@ def test_a_loss_of_liger_is_left_alone():
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_with_activation_checkpoints(reentrant):
-    model, tiled = make(), make()
+    model, tiled = make_language_model(), make_language_model()
     zeroshard.tile(tiled, loss=3, mlp=4)
     tiled.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     check_same(model, tiled, **batch())
 
 
 def test_dropout_is_the_same_in_both_passes():
-    mlp = make("gpt2", resid_pdrop=0.5).transformer.h[0].mlp
+    mlp = make_language_model("gpt2", resid_pdrop=0.5).transformer.h[0].mlp
     x = torch.randn(2, 11, 24, requires_grad=True)
 
     def compute(forward):
@@ -239,7 +239,7 @@ def test_dropout_is_the_same_in_both_passes():
 
 
 def test_hooks_of_a_parameter_get_one_gradient():
-    model = make()
+    model = make_language_model()
     zeroshard.tile(model, loss=3, mlp=3)
     calls = []
     for param in (model.lm_head.weight, model.model.layers[0].mlp.up_proj.weight):
@@ -247,7 +247,7 @@ def test_hooks_of_a_parameter_get_one_gradient():
         param.register_post_accumulate_grad_hook(lambda param: calls.append("accumulated"))
     _, found = gradients(model, **batch())
     assert sorted(calls) == ["accumulated"] * 2 + ["grad"] * 2
-    _, expected = gradients(make(), **batch())
+    _, expected = gradients(make_language_model(), **batch())
     name = "model.layers.0.mlp.up_proj.weight"
     torch.testing.assert_close(found[name], 2 * expected[name], rtol=1e-5, atol=1e-6)
 
@@ -261,7 +261,7 @@ def test_16_bit_gradients_are_summed_in_fp32():
 
 
 def test_autocast():
-    model, tiled = make(), make()
+    model, tiled = make_language_model(), make_language_model()
     zeroshard.tile(tiled, loss=3, mlp=3)
     grads = []
     for each in (model, tiled):
@@ -275,7 +275,7 @@ def test_autocast():
 
 
 def test_what_tiles_cannot_do_is_an_error():
-    model = make()
+    model = make_language_model()
     zeroshard.tile(model, loss=None, mlp=3)
     loss = model(**batch()).loss
     with pytest.raises(RuntimeError, match="second derivative"):
@@ -298,7 +298,7 @@ def test_what_tiles_cannot_do_is_an_error():
 
 
 def test_a_graph_that_is_kept():
-    model = make()
+    model = make_language_model()
     zeroshard.tile(model, loss=None, mlp=3)
     loss = model(**batch()).loss
     loss.backward(retain_graph=True)
@@ -315,7 +315,7 @@ def test_a_graph_that_is_kept():
 
 def test_frozen_models_train_their_head():
     """Hidden states without a gradient: the head gets one all the same."""
-    model, tiled = make(), make()
+    model, tiled = make_language_model(), make_language_model()
     for each in (model, tiled):
         each.model.requires_grad_(False)
     zeroshard.tile(tiled, loss=3, mlp=3)
@@ -326,7 +326,7 @@ def test_frozen_models_train_their_head():
 
 
 def test_compiled_layers():
-    model, tiled = make(), make()
+    model, tiled = make_language_model(), make_language_model()
     zeroshard.tile(tiled, loss=3, mlp=3)
     for layer in tiled.model.layers:
         layer.forward = torch.compile(layer.forward, backend="eager")
@@ -428,14 +428,16 @@ def collectives(run):
     return found
 
 
-def train(stage, tiles, kind="llama", dtype="fp32", accumulation=1, how="", length=11, counts=False, directory=None):
+def train_in_tiles(
+    stage, tiles, kind="llama", dtype="fp32", accumulation=1, how="", length=11, counts=False, directory=None
+):
     """`how`: checkpoints "reentrant", "not reentrant" or "in files", layers "compiled", or "late": tiles then."""
     blocks = {"optimizer": models.adamw(), "zeroshard": {"transport": "process_group"} if counts else {}}
     if how == "in files":
         blocks["zeroshard"]["offload"] = {"activations": "nvme"}
         blocks["zero_optimization"] = {"offload_optimizer": {"device": "none", "nvme_path": directory}}
     config = models.configuration(stage, dtype, accumulation=accumulation, **blocks)
-    model = models.lora_llama() if kind == "lora" else make(kind)
+    model = models.lora_llama() if kind == "lora" else make_language_model(kind)
     if tiles and how != "late":
         zeroshard.tile(model, loss=tiles, mlp=tiles)
     if how in ("reentrant", "not reentrant", "in files"):
@@ -466,38 +468,43 @@ def train(stage, tiles, kind="llama", dtype="fp32", accumulation=1, how="", leng
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "lora"])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_stages_have_one_digest(kind, accumulation):
-    found = [world.run(2, train, stage=stage, tiles=3, kind=kind, accumulation=accumulation)[0] for stage in range(4)]
+    found = [
+        world.run(2, train_in_tiles, stage=stage, tiles=3, kind=kind, accumulation=accumulation)[0]
+        for stage in range(4)
+    ]
     assert len({digest for _, digest, _ in found}) == 1
-    plain = world.run(2, train, stage=3, tiles=None, kind=kind, accumulation=accumulation)[0]
+    plain = world.run(2, train_in_tiles, stage=3, tiles=None, kind=kind, accumulation=accumulation)[0]
     assert found[0][0] == pytest.approx(plain[0], abs=1e-5)
 
 
 @functools.cache
 def digest_without(length):
-    return world.run(2, train, stage=3, tiles=3, length=length)[0][1]
+    return world.run(2, train_in_tiles, stage=3, tiles=3, length=length)[0][1]
 
 
 @pytest.mark.parametrize("how", ["reentrant", "not reentrant", "in files", "compiled", "late"])
 def test_checkpoints_and_compiled_layers_change_no_bit(how, tmp_path):
     length = 64  # so that inputs of layers are large enough to leave
     _, digest, _ = world.run(
-        2, train, stage=3, tiles=3, how=how, length=length, directory=str(tmp_path), timeout_s=150
+        2, train_in_tiles, stage=3, tiles=3, how=how, length=length, directory=str(tmp_path), timeout_s=150
     )[0]
     assert digest == digest_without(length)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_16_bit(dtype):
-    found = [world.run(2, train, stage=stage, tiles=3, dtype=dtype)[0] for stage in (1, 3)]
+    found = [world.run(2, train_in_tiles, stage=stage, tiles=3, dtype=dtype)[0] for stage in (1, 3)]
     assert found[0][1] == found[1][1]
-    plain = world.run(2, train, stage=3, tiles=None, dtype=dtype)[0]
+    plain = world.run(2, train_in_tiles, stage=3, tiles=None, dtype=dtype)[0]
     assert found[0][0] == pytest.approx(plain[0], abs=0.05)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_step_has_the_collectives_of_one_without_tiles(stage, kind):
-    tiled, plain = (world.run(2, train, stage=stage, tiles=tiles, kind=kind, counts=True) for tiles in (4, None))
+    tiled, plain = (
+        world.run(2, train_in_tiles, stage=stage, tiles=tiles, kind=kind, counts=True) for tiles in (4, None)
+    )
     assert [counted for *_, counted in tiled] == [counted for *_, counted in plain]
 
 
@@ -527,7 +534,7 @@ def test_deepspeeds_functions_in_an_engine(fused):
 
 def train_uneven(stage):
     """Ranks differ in the lengths of their sequences, and so in their numbers of tiles; some have none."""
-    model = make()
+    model = make_language_model()
     zeroshard.tile(model, loss=4, mlp=4)
     engine, *_ = zeroshard.initialize(model=model, config=models.configuration(stage, optimizer=models.adamw()))
     for number, lengths in enumerate([(11, 2), (1, 9), (7, 7), (1, 1), (2, 12), (12, 1)]):
@@ -545,7 +552,7 @@ def test_ranks_may_differ_in_their_numbers_of_tiles():
 
 
 def retry(stage):
-    model = make()
+    model = make_language_model()
     zeroshard.tile(model, loss=3, mlp=3)
     engine, *_ = zeroshard.initialize(model=model, config=models.configuration(stage, optimizer=models.adamw()))
     calls = itertools.count()
@@ -573,7 +580,7 @@ def fail_once(call, fails_at):
 
 
 def undisturbed(stage):
-    model = make()
+    model = make_language_model()
     zeroshard.tile(model, loss=3, mlp=3)
     engine, *_ = zeroshard.initialize(model=model, config=models.configuration(stage, optimizer=models.adamw()))
     for number in range(4):

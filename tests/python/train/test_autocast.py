@@ -18,7 +18,7 @@ class Seen(models.Stack):
         return out
 
 
-def loss_of(model, step, rank, ranks):
+def loss_of_share(model, step, rank, ranks):
     x, y = (models.share(each, rank, ranks) for each in models.vectors(step, 0, 2 * ranks))
     return torch.nn.functional.mse_loss(model(x).float(), y)
 
@@ -39,10 +39,10 @@ def autocast(stage, dtype):
             return reference(x)
 
     for step in range(4):
-        engine.backward(loss_of(engine, step, world.rank(), world.size()))
+        engine.backward(loss_of_share(engine, step, world.rank(), world.size()))
         engine.step()
         for rank in range(world.size()):
-            scaler.scale(loss_of(run, step, rank, world.size())).backward()
+            scaler.scale(loss_of_share(run, step, rank, world.size())).backward()
         for param in reference.parameters():  # as DDP: the mean of the ranks' gradients
             param.grad /= world.size()
         scaler.step(plain)

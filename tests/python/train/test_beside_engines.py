@@ -9,14 +9,14 @@ import world
 import zeroshard
 
 
-def make(stage, seed=0):
+def make_stack_engine(stage, seed=0):
     config = models.configuration(stage, optimizer=models.sgd(0.1))
     return zeroshard.initialize(model=models.stack(seed), config=config)[0]
 
 
 def evaluate_a_copy(stage):
     """A teacher of rank 0 alone. The hooks of its original stay with the original."""
-    engine = make(stage)
+    engine = make_stack_engine(stage)
     models.train(engine, [0], models.own_loss)
     with zeroshard.gathered(list(engine.module.parameters())):
         copied = copy.deepcopy(engine.module)
@@ -40,7 +40,7 @@ def test_one_rank_alone_computes_with_a_copy(ranks, stage):
 
 def load_what_another_saves(stage, folder):
     """Digests of what was saved, and of what another engine loads at once: the first save there, and the same tag."""
-    saving, loading = make(stage), make(stage, seed=1)
+    saving, loading = make_stack_engine(stage), make_stack_engine(stage, seed=1)
     pairs = []
     for step in range(4):
         models.train(saving, [step], models.own_loss)

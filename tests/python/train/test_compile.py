@@ -19,7 +19,7 @@ def configuration(stage, accumulation=1):
     return models.configuration(stage, accumulation=accumulation, optimizer=models.adamw(eps=1e-3))
 
 
-def train(model, loss_of, stage, backend, **options):
+def train_compiled(model, loss_of, stage, backend, **options):
     """Losses of three steps, the digest, and how many graphs there are."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -55,8 +55,8 @@ def token_loss(engine, step):
 def compiled_and_eager(stage):
     options = {"compile_kwargs": {"fullgraph": True}}  # no graph breaks: hooks are outside
     return [
-        train(models.stack(layers=LAYERS), vector_loss, stage, "aot_eager", **options),
-        train(models.stack(layers=LAYERS), vector_loss, stage, None),
+        train_compiled(models.stack(layers=LAYERS), vector_loss, stage, "aot_eager", **options),
+        train_compiled(models.stack(layers=LAYERS), vector_loss, stage, None),
     ]
 
 
@@ -73,7 +73,7 @@ def llama_with_recomputation(stage, tied):
     for backend in ("aot_eager", None):
         model = models.tiny_llama(tied=tied)
         model.gradient_checkpointing_enable()
-        results.append(train(model, token_loss, stage, backend))
+        results.append(train_compiled(model, token_loss, stage, backend))
     return results
 
 
@@ -85,7 +85,7 @@ def test_compiled_blocks_of_a_language_model_are_recomputed(tied):
 
 
 def default_backend():
-    return [train(models.stack(layers=1), vector_loss, 3, backend)[0] for backend in ("inductor", None)]
+    return [train_compiled(models.stack(layers=1), vector_loss, 3, backend)[0] for backend in ("inductor", None)]
 
 
 def test_the_default_backend():
@@ -98,7 +98,7 @@ def compiled_by_the_caller():
     whole.compile(backend="aot_eager")
     for block in blocks.blocks:
         block.compile(backend="aot_eager")
-    return [train(model, vector_loss, 3, None) for model in (models.stack(), whole, blocks)]
+    return [train_compiled(model, vector_loss, 3, None) for model in (models.stack(), whole, blocks)]
 
 
 def test_what_the_caller_has_compiled_trains_alike():

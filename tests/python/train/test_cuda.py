@@ -26,7 +26,7 @@ def configuration(stage, dtype, **own):
     return models.configuration(stage, dtype, gradient_clipping=0.5, optimizer=adamw, zeroshard=own)
 
 
-def train(engine, device, dtype, steps, first=0, new_streams=False):
+def train_on_device(engine, device, dtype, steps, first=0, new_streams=False):
     for step in range(first, first + steps):
         with devices.stream(device, new_streams):
             loss = devices.elementwise_loss(engine, device, step, engine.rank(), dtype)
@@ -36,7 +36,7 @@ def train(engine, device, dtype, steps, first=0, new_streams=False):
             engine.step()
 
 
-def make(device, stage, dtype, seed=0, **own):
+def make_device_engine(device, stage, dtype, seed=0, **own):
     model = devices.elementwise(seed).to(device)
     return zeroshard.initialize(model=model, config=configuration(stage, dtype, **own))[0]
 
@@ -46,9 +46,9 @@ def train_every_stage(device, dtype, shared=False):
     results = []
     with devices.use(device, shared) as place:
         for stage in STAGES:
-            engine = make(place, stage, dtype)
+            engine = make_device_engine(place, stage, dtype)
             assert {param.device for param in engine.module.parameters()} == {place}
-            train(engine, place, dtype, 4)
+            train_on_device(engine, place, dtype, 4)
             memory = engine.memory_report()
             results.append([engine.parameter_digest(), memory["planned"], memory["measured_peak"]])
             engine.destroy()
@@ -93,8 +93,8 @@ def train_on_streams(device):
     with devices.use(device) as place:
         for stage in STAGES:
             for new_streams in (False, True):
-                engine = make(place, stage, "bf16")
-                train(engine, place, "bf16", 3, new_streams=new_streams)
+                engine = make_device_engine(place, stage, "bf16")
+                train_on_device(engine, place, "bf16", 3, new_streams=new_streams)
                 digests.append(engine.parameter_digest())
                 engine.destroy()
     return digests
@@ -111,7 +111,7 @@ def train_by_scripts(device, shared=False):
     digests = []
     with devices.use(device, shared) as place:
         for stage in STAGES:
-            engine = make(place, stage, "bf16")
+            engine = make_device_engine(place, stage, "bf16")
             params = list(engine.module.parameters())
             for step in range(4):
                 devices.elementwise_loss(engine, place, step + 10, engine.rank(), "bf16").backward()
@@ -131,7 +131,7 @@ def train_by_scripts(device, shared=False):
                 loss = devices.elementwise_loss(engine, place, 4, engine.rank(), "bf16")
                 loss.register_hook(fail)
                 loss.backward()
-            train(engine, place, "bf16", 1, first=5)
+            train_on_device(engine, place, "bf16", 1, first=5)
             digests.append(engine.parameter_digest())
             engine.destroy()
     return digests
@@ -151,15 +151,15 @@ def test_passes_that_scripts_begin_have_the_cpus_bits(device, ranks):
 
 def save_and_load(device, directory):
     with devices.use(device) as place:
-        engine = make(place, 3, "bf16")
-        train(engine, place, "bf16", 2)
+        engine = make_device_engine(place, 3, "bf16")
+        train_on_device(engine, place, "bf16", 2)
         engine.save_checkpoint(directory)
-        train(engine, place, "bf16", 2, first=2)
+        train_on_device(engine, place, "bf16", 2, first=2)
         whole = engine.parameter_digest()
         engine.wait_for_checkpoint()
-        other = make(place, 1, "bf16", seed=1)
+        other = make_device_engine(place, 1, "bf16", seed=1)
         other.load_checkpoint(directory)
-        train(other, place, "bf16", 2, first=2)
+        train_on_device(other, place, "bf16", 2, first=2)
         return whole, other.parameter_digest()
 
 
@@ -171,18 +171,18 @@ def test_a_run_goes_on_from_a_checkpoint(device, tmp_path):
 
 def load(device, directory):
     with devices.use(device) as place:
-        engine = make(place, 2, "fp32", seed=1)
+        engine = make_device_engine(place, 2, "fp32", seed=1)
         engine.load_checkpoint(directory)
-        train(engine, place, "fp32", 2, first=2)
+        train_on_device(engine, place, "fp32", 2, first=2)
         return engine.parameter_digest()
 
 
 def save(device, directory):
     with devices.use(device) as place:
-        engine = make(place, 3, "fp32")
-        train(engine, place, "fp32", 2)
+        engine = make_device_engine(place, 3, "fp32")
+        train_on_device(engine, place, "fp32", 2)
         engine.save_checkpoint(directory)
-        train(engine, place, "fp32", 2, first=2)
+        train_on_device(engine, place, "fp32", 2, first=2)
         return engine.parameter_digest()
 
 
@@ -211,14 +211,14 @@ def allocate_beside_planned(stage, rows=64, layers=24):
     """By torch's own count, while the model is built and trained."""
     with devices.use("cuda") as place:
         first = zeroshard.initialize(model=devices.elementwise().to(place), config=configuration(stage, "bf16"))[0]
-        train(first, place, "bf16", 1)  # what any engine needs
+        train_on_device(first, place, "bf16", 1)  # what any engine needs
         first.destroy()
         model = devices.elementwise(rows=rows, width=4096, layers=layers)
         allocated = Allocated()
         engine = zeroshard.initialize(model=model.to(place), config=configuration(stage, "bf16"))[0]
         built = allocated.peak()
         torch.cuda.reset_peak_memory_stats()
-        train(engine, place, "bf16", 3)
+        train_on_device(engine, place, "bf16", 3)
         report = engine.memory_report()
         numel = sum(param.numel() for param in engine.module.parameters())
         return [built, allocated.peak(), report["planned_total"], numel, rows * 4096]
@@ -238,9 +238,9 @@ def test_torch_has_allocated_what_was_planned(device, stage):
 
 def tell_step_by_step(device):
     with devices.use(device, shared=True) as place:
-        engine = make(place, 3, "fp32", timeout_s=10, stall_timeout_s=3)
+        engine = make_device_engine(place, 3, "fp32", timeout_s=10, stall_timeout_s=3)
         for step in range(10**9):
-            train(engine, place, "fp32", 1, first=step)
+            train_on_device(engine, place, "fp32", 1, first=step)
             if step == 2:
                 print("training", flush=True)
 

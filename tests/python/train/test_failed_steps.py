@@ -55,7 +55,7 @@ def plant(model, place):
     return handle.remove
 
 
-def train(engine, dtype, faults=(), no_sync=False, try_again=True):
+def train_with_faults(engine, dtype, faults=(), no_sync=False, try_again=True):
     """Losses, norms and digest of STEPS steps, and the errors of the steps that are tried again.
 
     ``faults``: (step, micro-batch, place, ranks) each.
@@ -134,12 +134,12 @@ def fail_and_try_again(stage, dtype, seeds):
         faults = randomly(seed, micro_batches)
         if seed == seeds[0]:
             faults.insert(0, (0, 0, PLACES[seed % len(PLACES)], [seed % world.size()]))
-        *got, errors = train(engine, dtype, faults, no_sync)
+        *got, errors = train_with_faults(engine, dtype, faults, no_sync)
         for (_, _, _, ranks), error in zip(faults, errors, strict=True):
             first = f"from rank {min(ranks)}: Fault: planted"
             assert error == "Fault: planted" if world.rank() in ranks else first in error, (error, seed)
         start_again(engine, start)
-        *expected, errors = train(engine, dtype, (), no_sync)
+        *expected, errors = train_with_faults(engine, dtype, (), no_sync)
         assert not errors and got == expected, (seed, faults, got, expected)
         start_again(engine, start)
     return expected[-1]

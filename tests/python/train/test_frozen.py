@@ -18,7 +18,7 @@ def configuration(stage):
     return models.configuration(stage, optimizer=models.adamw(weight_decay=0.1, eps=EPS))
 
 
-def loss_of(model, x, y):
+def squared_error(model, x, y):
     return torch.nn.functional.mse_loss(model(x), y)
 
 
@@ -49,10 +49,10 @@ def freeze_and_thaw(stage):
                 freeze(one, frozen=step == STEPS)
             before, after = after, values_of(model)
         x, y = models.vectors(step, 0, 2 * world.size())
-        loss_of(reference, x, y).backward()
+        squared_error(reference, x, y).backward()
         optimizer.step()
         optimizer.zero_grad()
-        engine.backward(loss_of(engine, *(models.share(each, world.rank(), world.size()) for each in (x, y))))
+        engine.backward(squared_error(engine, *(models.share(each, world.rank(), world.size()) for each in (x, y))))
         engine.step()
     kept = {name for name, value in before.items() if torch.equal(value, after[name])}
     expected = dict(reference.named_parameters())
@@ -83,7 +83,7 @@ def thaw(stage):
     batch = models.vectors(0, world.rank(), 2)
 
     def train(between=lambda: None):
-        loss = loss_of(engine, *batch)
+        loss = squared_error(engine, *batch)
         between()
         engine.backward(loss)
         engine.step()
@@ -112,7 +112,7 @@ def add(stage, when):
             engine.module.head = torch.nn.Linear(head.in_features, head.out_features)
             engine.module.blocks[1].up.adapter = torch.nn.Parameter(torch.ones(3), requires_grad=False)
         try:
-            engine.backward(loss_of(engine, *batch))
+            engine.backward(squared_error(engine, *batch))
             engine.step()
         except zeroshard.StateError as error:
             return [step, str(error)]
@@ -148,7 +148,7 @@ def freeze_alone(stage):
         if step in (1, 3) and world.rank() == 1:
             engine.module.blocks[1].requires_grad_(step == 3)
         x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 2 * world.size()))
-        engine.backward(loss_of(engine, x, y))
+        engine.backward(squared_error(engine, x, y))
         errors.append(message_of(engine.step))
     return errors
 

@@ -48,7 +48,7 @@ def bits(tensor):
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def train(kind, dtype, stage, directory, marked, buffers):
+def unchanged_bits_after_training(kind, dtype, stage, directory, marked, buffers):
     """Where the bits of the first layer's weights and of its buffer are still those that they were."""
     model = nn.Sequential(Layer(kind, 0, marked), Layer(kind, 2, marked))
     if not buffers:  # training in 16 bits casts floating-point buffers
@@ -88,14 +88,14 @@ def train(kind, dtype, stage, directory, marked, buffers):
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_frozen_weights_keep_their_bits(stage, kind, tmp_path):
     case = {"kind": kind, "stage": stage, "directory": str(tmp_path), "marked": False, "buffers": True}
-    for same in world.run(3, train, dtype="fp32", **case):
+    for same in world.run(3, unchanged_bits_after_training, dtype="fp32", **case):
         assert all(same.values()), same
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_weights_keep_their_bits_where_training_is_in_16_bits(kind, tmp_path):
     case = {"kind": kind, "stage": 3, "directory": str(tmp_path), "marked": True, "buffers": False}
-    for same in world.run(3, train, dtype="bf16", **case):
+    for same in world.run(3, unchanged_bits_after_training, dtype="bf16", **case):
         assert all(same.values()), same
 
 

@@ -14,7 +14,7 @@ from launched import environment
 from safetensors.torch import load_file
 
 
-def make(stage, dtype="fp32", accumulation=1):
+def make_tied_engine(stage, dtype="fp32", accumulation=1):
     torch.manual_seed(0)
     model = models.Tied()
     config = models.configuration(stage, dtype, accumulation=accumulation, optimizer=models.adamw(1e-3))
@@ -23,7 +23,7 @@ def make(stage, dtype="fp32", accumulation=1):
 
 def norms_and_whole(stage, dtype, accumulation):
     """Before and after a step: the norms by name, and those of the gradients that every rank sees whole."""
-    model, engine = make(stage, dtype, accumulation)
+    model, engine = make_tied_engine(stage, dtype, accumulation)
     found = []
     for micro in range(accumulation):
         engine.backward(models.part_loss(engine, 0, micro))
@@ -57,7 +57,7 @@ def test_norms_are_those_of_the_whole_gradients(ranks, stage, dtype, accumulatio
 
 
 def ask_without_an_engine():
-    model, engine = make(2)
+    model, engine = make_tied_engine(2)
     engine.destroy()
     ended = message_of(lambda: zeroshard.get_gradient_norms(model))
     return [message_of(lambda: zeroshard.get_gradient_norms(torch.nn.Linear(2, 2))), ended]

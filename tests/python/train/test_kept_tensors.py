@@ -28,7 +28,7 @@ def make_engine(stage=3, threshold=0, **own):
     return zeroshard.initialize(model=model, config=config)[0]
 
 
-def train(engine):
+def take_one_step(engine):
     x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(world.rank())).to(world.device())
     engine.backward(engine(x).square().mean())
     engine.step()
@@ -76,7 +76,7 @@ KEEPS = {
 def kept_and_read(threshold):
     """What was wrong."""
     engine = make_engine(threshold=threshold)
-    train(engine)
+    take_one_step(engine)
     expected = values_now(engine)
     params = dict(engine.module.named_parameters())
     with zeroshard.gathered(params.values()):
@@ -91,7 +91,7 @@ def kept_and_read(threshold):
                     wrong.append(f"{name} by {way}, read by {how} {when}")
 
     check("after the gather")
-    train(engine)
+    take_one_step(engine)
     check("after a step")
     now = values_now(engine)
     assert not torch.equal(now["0.1.weight"], expected["0.1.weight"])
@@ -113,7 +113,7 @@ def test_every_read_gives_the_values_of_the_gather(ranks, threshold, on):
 def kept_where_parameters_are_whole(stage):
     engine = make_engine(stage)
     kept = {name: param.detach() for name, param in engine.module.named_parameters()}
-    train(engine)
+    take_one_step(engine)
     now = values_now(engine)
     same = [all(torch.equal(kept[name].cpu(), now[name]) for name in now)]  # as in plain PyTorch
     engine.destroy()
@@ -139,7 +139,7 @@ def left_behind_by_a_forward():
 
     names = {module: name for name, module in engine.module.named_modules() if isinstance(module, nn.Linear)}
     handles = [module.register_forward_hook(hook) for module in names]
-    train(engine)
+    take_one_step(engine)
     for handle in handles:
         handle.remove()
     through = []
@@ -150,7 +150,7 @@ def left_behind_by_a_forward():
                 through.append(f"{names[module]} by {how}")
             except RuntimeError as error:
                 assert f"parameter '{names[module]}.weight' is sharded" in str(error) and "clone()" in str(error)
-    train(engine)
+    take_one_step(engine)
     return through
 
 
@@ -185,14 +185,14 @@ def test_an_engine_may_end_inside_a_gather():
 
 def peak_of_gathers(keeps, threshold):
     engine = make_engine(threshold=threshold)
-    train(engine)
+    take_one_step(engine)
     kept = []
     for _ in range(3):
         for params in (engine.module[0].parameters(), engine.module.parameters()):
             params = list(params)
             with zeroshard.gathered(params):
                 kept += [param.detach() for param in params if keeps]
-        train(engine)
+        take_one_step(engine)
     return engine.memory_report()["measured_peak"]
 
 
@@ -230,7 +230,7 @@ def test_graphs_are_right_whatever_is_gathered_and_kept_beside_them():
 def kept_while_others_go(how):
     """What was kept of a gather in which older views of the same parameters die; what differs later."""
     engine = make_engine()
-    train(engine)
+    take_one_step(engine)
     expected = values_now(engine)
     x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(world.rank()))
     loss = sum(engine(x).square().mean() for _ in range(3))
@@ -244,7 +244,7 @@ def kept_while_others_go(how):
     wrong = []
     for _ in range(2):
         wrong += [name for name in kept if not torch.equal(kept[name], expected[name])]
-        train(engine)
+        take_one_step(engine)
         with zeroshard.gathered(engine.module.parameters()):
             wrong += [name for name in kept if not torch.equal(kept[name], expected[name])]
     return wrong, engine.parameter_digest()
@@ -288,7 +288,7 @@ def random_keeps(seed):
             kept.extend((tensor, part(now[name])) for name, part, tensor in tensors)
 
     for _ in range(12):
-        draw.choice([lambda: gather(0), lambda: gather(0), lambda: train(engine)])()
+        draw.choice([lambda: gather(0), lambda: gather(0), lambda: take_one_step(engine)])()
         wrong += [str(tensor.shape) for tensor, values in kept if not torch.equal(tensor.cpu(), values)]
         if len(kept) > 12 and draw.random() < 0.5:
             del kept[: len(kept) // 2]
@@ -305,7 +305,7 @@ def test_random_keeps(seed):
 def read_by_threads():
     """A thread reads what was kept while the gather ends and training goes on."""
     engine = make_engine()
-    train(engine)
+    take_one_step(engine)
     expected = values_now(engine)
     wrong, threads, end = [], [], threading.Event()
 
@@ -321,7 +321,7 @@ def read_by_threads():
             threads.append(threading.Thread(target=read, args=[kept]))
             threads[-1].start()
     for _ in range(4):
-        train(engine)
+        take_one_step(engine)
     end.set()
     for thread in threads:
         thread.join()
@@ -353,7 +353,7 @@ def gathers_within(stage):
     config = models.configuration(stage, optimizer=models.sgd(0.1))
     engine = zeroshard.initialize(model=model, config=config)[0]
     for _ in range(3):
-        train(engine)
+        take_one_step(engine)
     return engine.parameter_digest()
 
 

@@ -9,21 +9,21 @@ from zeroshard.loader import Loader
 SAMPLES, SIZE = 10, 2
 
 
-def make():
+def make_loader():
     return Loader(list(range(SAMPLES)), SIZE, collate_fn=None, drop_last=False)
 
 
 def epochs(count):
     """The batches of undisturbed epochs."""
-    loader = make()
+    loader = make_loader()
     return [[batch.tolist() for batch in loader] for _ in range(count)]
 
 
 def test_iterating_again_begins_the_next_epoch():
-    loader, expected = make(), epochs(4)
+    loader, expected = make_loader(), epochs(4)
     assert len({tuple(map(tuple, batches)) for batches in expected}) == 4, "epochs have orders of their own"
     assert [next(iter(loader)).tolist() for _ in range(4)] == [batches[0] for batches in expected]
-    loader, seen = make(), []
+    loader, seen = make_loader(), []
     for stop in (3, 5, 1):  # within an epoch, at its last batch, at its first
         seen.append([batch.tolist() for batch in itertools.islice(loader, stop)])
     assert seen == [expected[0][:3], expected[1], expected[2][:1]]
@@ -31,16 +31,16 @@ def test_iterating_again_begins_the_next_epoch():
 
 
 def test_an_iterator_that_gave_nothing_begins_no_epoch():
-    loader, expected = make(), epochs(1)
+    loader, expected = make_loader(), epochs(1)
     unused = [iter(loader), iter(loader)]
     assert [batch.tolist() for batch in loader] == expected[0]
     del unused
 
 
 def test_a_saved_position_is_gone_on_with_once():
-    loader, expected = make(), epochs(2)
+    loader, expected = make_loader(), epochs(2)
     assert len(list(itertools.islice(loader, 2))) == 2
-    state, other = loader.state_dict(), make()
+    state, other = loader.state_dict(), make_loader()
     other.load_state_dict(state)
     assert [batch.tolist() for batch in itertools.islice(other, 2)] == expected[0][2:4]
     assert other.state_dict() == {"epoch": 0, "consumed": 4 * SIZE}
@@ -49,7 +49,7 @@ def test_a_saved_position_is_gone_on_with_once():
 
 
 def test_an_iterator_ends_when_a_later_one_has_begun():
-    loader, expected = make(), epochs(2)
+    loader, expected = make_loader(), epochs(2)
     older = iter(loader)
     assert next(older).tolist() == expected[0][0]
     later = iter(loader)
@@ -61,7 +61,7 @@ def test_an_iterator_ends_when_a_later_one_has_begun():
 
 
 def test_an_iterator_ends_when_a_position_is_loaded():
-    loader, expected = make(), epochs(1)
+    loader, expected = make_loader(), epochs(1)
     older = iter(loader)
     next(older)
     state = loader.state_dict()
@@ -84,10 +84,10 @@ def test_a_stream_begins_again():
 
 
 def test_len_is_that_of_the_iteration_that_runs_or_comes_next():
-    loader = make()
+    loader = make_loader()
     assert len(loader) == SAMPLES // SIZE
     list(itertools.islice(loader, 2))
-    state, other = loader.state_dict(), make()
+    state, other = loader.state_dict(), make_loader()
     assert len(loader) == SAMPLES // SIZE  # the next epoch
     other.load_state_dict(state)
     for epoch, expected in enumerate((3, 5, 5)):

@@ -25,13 +25,13 @@ def write(directory, records, total=100, resume=None, die=False):
     assert result.stderr == ""
 
 
-def loss_of(steps):
+def falling_losses(steps):
     return [(step, {"loss": 8 / step, "lr": 1e-3}) for step in steps]
 
 
 def interrupted_run(directory):
     """Killed at step 8, goes on from a checkpoint of step 5, in which the loss was another one."""
-    write(directory, loss_of(range(1, 9)), die=True)
+    write(directory, falling_losses(range(1, 9)), die=True)
     again = [(step, {"loss": 100.0 + step, "validation_loss": 7.5}) for step in range(6, 11)]
     write(directory, again, resume=5)
     return {**{step: 8 / step for step in range(1, 6)}, **{step: 100.0 + step for step in range(6, 11)}}
@@ -66,7 +66,9 @@ def test_numbers_keep_every_bit_and_nan_is_legible(tmp_path):
 
 
 def test_the_plot_is_well_formed(tmp_path):
-    write(tmp_path, [(step, {**values, "tokens_per_second": 1e4 + step}) for step, values in loss_of(range(1, 51))])
+    write(
+        tmp_path, [(step, {**values, "tokens_per_second": 1e4 + step}) for step, values in falling_losses(range(1, 51))]
+    )
     root = ElementTree.parse(tmp_path / "metrics.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     lines = {
@@ -91,7 +93,7 @@ def masked(data):
 
 def test_event_files_are_records_with_right_checksums(tmp_path):
     """A decoder of its own, for where TensorBoard is not installed."""
-    write(tmp_path, loss_of(range(1, 4)))
+    write(tmp_path, falling_losses(range(1, 4)))
     (path,) = tmp_path.glob("events.out.tfevents.*")
     data, records = path.read_bytes(), []
     while data:
@@ -133,6 +135,6 @@ def test_tensorboard_drops_what_a_resumed_run_lost(tmp_path):
 
 def test_tensorboard_forgets_an_earlier_run_in_the_same_directory(tmp_path):
     pytest.importorskip("tensorboard")
-    write(tmp_path, loss_of(range(1, 9)))
-    write(tmp_path, loss_of(range(1, 3)))
+    write(tmp_path, falling_losses(range(1, 9)))
+    write(tmp_path, falling_losses(range(1, 3)))
     assert [step for step, _ in scalars_of(tmp_path)["loss"]] == [1, 2]

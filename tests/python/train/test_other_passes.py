@@ -21,7 +21,7 @@ class Model(torch.nn.Module):
         return self.layers(x)
 
 
-def loss_of(model, number):
+def loss_of_pass(model, number):
     """Of one rank and pass; the same on every rank, so that means over ranks are its own."""
     torch.manual_seed(100 + number)
     device = next(model.parameters()).device
@@ -34,7 +34,7 @@ def ask_for_an_inputs_gradient(model):
     return torch.autograd.grad(model(x).sum(), x)[0]
 
 
-def make(stage, model=None, unit="Linear", **optimizer):
+def make_sgd_engine(stage, model=None, unit="Linear", **optimizer):
     model = model or Model()
     model.to(world.device())
     config = {
@@ -54,13 +54,13 @@ def backward(engine, loss):
 
 def without_sync(engine, model, number):
     if not engine:
-        return loss_of(model, number).backward()
+        return loss_of_pass(model, number).backward()
     with engine.no_sync():
-        return engine.backward(loss_of(engine, number))
+        return engine.backward(loss_of_pass(engine, number))
 
 
 def grad_after(engine, model, number):
-    backward(engine, loss_of(engine or model, number))
+    backward(engine, loss_of_pass(engine or model, number))
     ask_for_an_inputs_gradient(engine or model)
 
 
@@ -72,17 +72,17 @@ def grad_twice_before(engine, model, number):
 def evaluation_after_grad(engine, model, number):
     grad_after(engine, model, number)
     with torch.no_grad():
-        loss_of(engine or model, number)
+        loss_of_pass(engine or model, number)
 
 
 def unused_forward_after_grad(engine, model, number):
     grad_after(engine, model, number)
-    loss_of(engine or model, number)
+    loss_of_pass(engine or model, number)
 
 
 def grad_before(engine, model, number):
     ask_for_an_inputs_gradient(engine or model)
-    backward(engine, loss_of(engine or model, number))
+    backward(engine, loss_of_pass(engine or model, number))
 
 
 def grad_between(engine, model, number):
@@ -96,23 +96,23 @@ def grad_before_no_sync(engine, model, number):
 
 
 def grad_after_plain(engine, model, number):
-    loss_of(engine or model, number).backward()
+    loss_of_pass(engine or model, number).backward()
     ask_for_an_inputs_gradient(engine or model)
 
 
 def plain_before_no_sync(engine, model, number):
-    loss_of(engine or model, number).backward()
+    loss_of_pass(engine or model, number).backward()
     without_sync(engine, model, number + 50)
 
 
 def no_sync_before_plain(engine, model, number):
     without_sync(engine, model, number)
-    loss_of(engine or model, number + 50).backward()
+    loss_of_pass(engine or model, number + 50).backward()
 
 
 def plain_after_no_sync_after_plain(engine, model, number):
     plain_before_no_sync(engine, model, number)
-    loss_of(engine or model, number + 70).backward()
+    loss_of_pass(engine or model, number + 70).backward()
 
 
 WAYS = {
@@ -137,7 +137,7 @@ def penalize(engine, model, number):
     """A loss with the norm of an input's gradient, as of a WGAN's critic."""
     x = torch.full((2, WIDTH), 0.1, device=next(model.parameters()).device, requires_grad=True)
     slope = torch.autograd.grad((engine or model)(x).square().sum(), x, create_graph=True)[0]
-    backward(engine, loss_of(engine or model, number) + (slope.norm(dim=1) - 1).square().mean())
+    backward(engine, loss_of_pass(engine or model, number) + (slope.norm(dim=1) - 1).square().mean())
 
 
 EVERY_WAY = WAYS | {"penalize": penalize}
@@ -152,7 +152,7 @@ def in_plain_torch(way, first):
     sgd = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
     for number in range(first, 3):
         sgd.zero_grad()
-        EVERY_WAY[way](None, model, number) if number >= 0 else loss_of(model, 90).backward()
+        EVERY_WAY[way](None, model, number) if number >= 0 else loss_of_pass(model, 90).backward()
         sgd.step()
     return values_of(model)
 
@@ -161,9 +161,9 @@ def differences(stage, ways, first, unit="Linear"):
     """For each way, how far the values are from plain torch's."""
     result = {}
     for way in ways:
-        engine = make(stage, unit=unit)
+        engine = make_sgd_engine(stage, unit=unit)
         for number in range(first, 3):
-            EVERY_WAY[way](engine, engine.module, number) if number >= 0 else engine.backward(loss_of(engine, 90))
+            EVERY_WAY[way](engine, engine.module, number) if number >= 0 else engine.backward(loss_of_pass(engine, 90))
             engine.step()
         with zeroshard.gathered(list(engine.module.parameters())):
             values = values_of(engine.module)
@@ -205,7 +205,7 @@ def test_on_devices_too(ranks, stage, on):
 
 def grad_on_one_rank(stage, way):
     """Saliency on rank 1 alone, where no unit is sharded; what it reads of gradients then; how far values are off."""
-    engine = make(stage)
+    engine = make_sgd_engine(stage)
     for number in range(3):
         if world.rank() == 1:
             ask_for_an_inputs_gradient(engine.module)
@@ -230,13 +230,13 @@ def test_one_rank_alone_may_ask_for_gradients(stage, way):
 
 def assign(stage):
     """Rank 0 assigns a gradient behind a backward. Then all drop every gradient, or that one, and the step is made."""
-    engine = make(stage)
+    engine = make_sgd_engine(stage)
     param = engine.module.layers[1].bias
-    engine.backward(loss_of(engine, 0))
+    engine.backward(loss_of_pass(engine, 0))
     engine.step()
     told = []
     for drops_all in (True, False):
-        engine.backward(loss_of(engine, 1))
+        engine.backward(loss_of_pass(engine, 1))
         if world.rank() == 0:
             param.grad = torch.full_like(param, 5.0)
         try:
@@ -245,7 +245,7 @@ def assign(stage):
             told.append(str(error))
         if drops_all:
             engine.zero_grad()
-            engine.backward(loss_of(engine, 1))
+            engine.backward(loss_of_pass(engine, 1))
         else:
             param.grad = None
         engine.step()
@@ -255,7 +255,7 @@ def assign(stage):
     sgd = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
     for number, drops in ((0, False), (1, False), (1, True)):
         sgd.zero_grad()
-        loss_of(model, number).backward()
+        loss_of_pass(model, number).backward()
         if drops:
             model.layers[1].bias.grad = None
         sgd.step()
@@ -272,12 +272,12 @@ def test_a_gradient_that_is_assigned_is_refused_on_every_rank(stage):
 
 
 def backward_of_an_old_forward(stage, then, folder):
-    engine = make(stage)
-    engine.backward(loss_of(engine, 0))
+    engine = make_sgd_engine(stage)
+    engine.backward(loss_of_pass(engine, 0))
     engine.step()
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
-    old, new = loss_of(engine, 1), loss_of(engine, 2)
+    old, new = loss_of_pass(engine, 1), loss_of_pass(engine, 2)
     if then == "step":
         engine.backward(new)
         engine.step()
@@ -289,7 +289,7 @@ def backward_of_an_old_forward(stage, then, folder):
         told = str(error)
     else:
         told = "nothing"
-    engine.backward(loss_of(engine, 3))  # training goes on
+    engine.backward(loss_of_pass(engine, 3))  # training goes on
     engine.step()
     engine.destroy()
     return told
@@ -310,7 +310,7 @@ class TwoHeads(Model):
 
 def two_heads(stage):
     """A step that has gradients of one head alone, between forward and backward of the other's; and one without any."""
-    engine = make(stage, TwoHeads(), unit="Linear", momentum=0)
+    engine = make_sgd_engine(stage, TwoHeads(), unit="Linear", momentum=0)
     for _ in range(2):
         one, other = (out.square().mean() for out in engine(torch.ones(2, WIDTH)))
         engine.backward(one)
@@ -335,14 +335,14 @@ def frozen_behind(stage, folder):
         model.layers[2:].requires_grad_(False)
         return model
 
-    engine = make(stage, build())
+    engine = make_sgd_engine(stage, build())
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
-    old = loss_of(engine, 0)
+    old = loss_of_pass(engine, 0)
     engine.load_checkpoint(folder)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         engine.backward(old)
-    engine.backward(loss_of(engine, 1))
+    engine.backward(loss_of_pass(engine, 1))
     engine.step()
     engine.destroy()
     return True
@@ -378,10 +378,10 @@ def momentum(stage, moments, device=None):
     for number, pair in enumerate(moments):
         for group, own_group, value in zip(optimizer.param_groups, own.param_groups, pair, strict=True):
             group["momentum"] = own_group["momentum"] = value
-        engine.backward(loss_of(engine, number))
+        engine.backward(loss_of_pass(engine, number))
         engine.step()
         own.zero_grad()
-        loss_of(plain, number).backward()
+        loss_of_pass(plain, number).backward()
         own.step()
     with zeroshard.gathered(list(engine.module.parameters())):
         values = values_of(engine.module)
@@ -413,7 +413,7 @@ def momentum_from_nowhere(stage):
     engine, optimizer, _, _ = zeroshard.initialize(model=model, optimizer=sgd, config=config)
     before = engine.parameter_digest()
     optimizer.param_groups[1]["momentum"] = 0.9
-    engine.backward(loss_of(engine, 0))
+    engine.backward(loss_of_pass(engine, 0))
     try:
         engine.step()
     except ValueError as error:

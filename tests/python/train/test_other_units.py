@@ -28,7 +28,7 @@ class WithHeads(nn.Module):
         return self.stack(x), self.second(x), self.third(x)
 
 
-def loss_of(model, x, y, users, rank):
+def loss_with_heads(model, x, y, users, rank):
     out, second, third = model(x)
     loss = nn.functional.mse_loss(out, y)
     for name, head in (("second", second), ("third", third)):
@@ -72,9 +72,9 @@ def share_of(step, rank):
     return (models.share(each, rank, world.size()) for each in models.vectors(step, 0, 2 * world.size()))
 
 
-def train(heads, stage):
+def train_with_heads(heads, stage):
     def loss_at(module, step, rank):
-        return loss_of(module, *share_of(step, rank), users_at(step, heads, world.size()), rank)
+        return loss_with_heads(module, *share_of(step, rank), users_at(step, heads, world.size()), rank)
 
     return train_beside_torch(WithHeads(), loss_at, stage, unit_classes=["Residual"])
 
@@ -82,8 +82,8 @@ def train(heads, stage):
 @pytest.mark.parametrize("heads", ["always", "both", "at first", "in turn"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_module_that_enters_the_loss_on_some_ranks_is_trained(size, heads):
-    at_stage_3 = world.run(size, train, heads=heads, stage=3)
-    at_stage_1 = world.run(size, train, heads=heads, stage=1)
+    at_stage_3 = world.run(size, train_with_heads, heads=heads, stage=3)
+    at_stage_1 = world.run(size, train_with_heads, heads=heads, stage=1)
     assert max(difference for difference, _ in at_stage_3) < 1e-6
     assert len({digest for _, digest in at_stage_3 + at_stage_1}) == 1
 
@@ -126,7 +126,7 @@ def train_another_head():
     )
     for step in range(STEPS):
         x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 2 * world.size()))
-        engine.backward(loss_of(engine, x, y, {"second": [1] if step == 2 else [], "third": []}, world.rank()))
+        engine.backward(loss_with_heads(engine, x, y, {"second": [1] if step == 2 else [], "third": []}, world.rank()))
         engine.step()
 
 
@@ -215,7 +215,7 @@ def train_after_a_failure(failing):
         for fails in (True, False):
             if fails and (failing is None or step == 0):
                 continue
-            loss = loss_of(engine, x, y, users, world.rank())
+            loss = loss_with_heads(engine, x, y, users, world.rank())
             if fails and world.rank() in failing:
                 loss.register_hook(raise_fault)
             try:

@@ -17,7 +17,7 @@ import zeroshard
 from errors import message_of
 
 
-def make(folder, blocks, dtype="fp32", accumulation=1, model=None):
+def make_engine_with_metrics(folder, blocks, dtype="fp32", accumulation=1, model=None):
     config = models.configuration(2, dtype, accumulation=accumulation, optimizer=models.adamw(1e-3))
     config["train_micro_batch_size_per_gpu"] = 2
     for block in blocks:
@@ -26,8 +26,8 @@ def make(folder, blocks, dtype="fp32", accumulation=1, model=None):
     return engine
 
 
-def train(folder, blocks, steps, accumulation=1, dtype="fp32"):
-    engine = make(folder, blocks, dtype, accumulation=accumulation)
+def train_with_metrics(folder, blocks, steps, accumulation=1, dtype="fp32"):
+    engine = make_engine_with_metrics(folder, blocks, dtype, accumulation=accumulation)
     seen = []
     for step in range(steps):
         loss = models.take_step(engine, step, accumulation)
@@ -43,7 +43,9 @@ def rows_of(folder):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_each_step_is_a_row_of_rank_0s(tmp_path, accumulation):
-    seen = world.run(2, train, folder=str(tmp_path), blocks=["csv_monitor"], steps=3, accumulation=accumulation)[0]
+    seen = world.run(
+        2, train_with_metrics, folder=str(tmp_path), blocks=["csv_monitor"], steps=3, accumulation=accumulation
+    )[0]
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == ["1", "2", "3"]
     for row, (loss, norm, rate) in zip(rows, seen, strict=True):
@@ -59,13 +61,13 @@ def test_each_step_is_a_row_of_rank_0s(tmp_path, accumulation):
 
 
 def test_fp16_has_its_loss_scale(tmp_path):
-    world.run(1, train, folder=str(tmp_path), blocks=["csv_monitor"], steps=2, dtype="fp16")
+    world.run(1, train_with_metrics, folder=str(tmp_path), blocks=["csv_monitor"], steps=2, dtype="fp16")
     assert all(math.log2(float(row["loss_scale"])).is_integer() for row in rows_of(tmp_path))
 
 
 def test_tensorboard_reads_them(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    seen = world.run(2, train, folder=str(tmp_path), blocks=["tensorboard", "csv_monitor"], steps=3)[0]
+    seen = world.run(2, train_with_metrics, folder=str(tmp_path), blocks=["tensorboard", "csv_monitor"], steps=3)[0]
     accumulator = accumulators.EventAccumulator(str(tmp_path / "job"))
     accumulator.Reload()
     points = accumulator.Scalars("loss")
@@ -76,7 +78,7 @@ def test_tensorboard_reads_them(tmp_path):
 
 def go_back(folder, saved):
     """Steps 1 to 4, a checkpoint of step 2, then back to it twice: in this process, and in an engine of its own."""
-    engine = make(folder, ["csv_monitor"])
+    engine = make_engine_with_metrics(folder, ["csv_monitor"])
     for step in range(4):
         models.take_step(engine, step)
         if step == 1:
@@ -85,7 +87,7 @@ def go_back(folder, saved):
     models.take_step(engine, 7)
     before = rows_of(folder) if world.rank() == 0 else None
     engine.wait_for_checkpoint()
-    again = make(folder, ["csv_monitor"], model=engine.module)  # takes it over
+    again = make_engine_with_metrics(folder, ["csv_monitor"], model=engine.module)  # takes it over
     again.load_checkpoint(saved)
     models.take_step(again, 8)
     again.destroy()
@@ -106,13 +108,13 @@ def test_after_a_load_no_step_is_there_twice(tmp_path):
 
 def test_a_new_run_sets_the_files_of_another_aside(tmp_path):
     for _ in range(2):
-        world.run(1, train, folder=str(tmp_path), blocks=["csv_monitor"], steps=2)
+        world.run(1, train_with_metrics, folder=str(tmp_path), blocks=["csv_monitor"], steps=2)
     assert len(rows_of(tmp_path)) == 2
     assert (tmp_path / "job" / "metrics.1.csv").exists()
 
 
 def start(folder):
-    return message_of(lambda: make(folder, ["tensorboard"])) if world.rank() == 0 else None
+    return message_of(lambda: make_engine_with_metrics(folder, ["tensorboard"])) if world.rank() == 0 else None
 
 
 def test_a_folder_that_cannot_be_is_an_error(tmp_path):
@@ -122,7 +124,7 @@ def test_a_folder_that_cannot_be_is_an_error(tmp_path):
 
 
 def lose_the_folder(folder):
-    engine = make(folder, ["csv_monitor"])
+    engine = make_engine_with_metrics(folder, ["csv_monitor"])
     os.rmdir(Path(folder) / "job")
     Path(folder, "job").write_text("in the way")
     return [models.take_step(engine, step) for step in range(2)]

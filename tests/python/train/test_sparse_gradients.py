@@ -18,7 +18,7 @@ class Network(nn.Module):
         return self.head(self.table(ids))
 
 
-def train(stage, dtype):
+def train_after_a_sparse_gradient(stage, dtype):
     config = models.configuration(stage, dtype, optimizer=models.adamw())
     engine = zeroshard.initialize(model=Network(), config=config)[0]
     ids = torch.tensor([1, 2])
@@ -35,4 +35,4 @@ def train(stage, dtype):
     ("ranks", "stage", "dtype"), [(1, 0, "fp32"), (1, 3, "bf16"), (3, 1, "bf16"), (3, 2, "fp32"), (3, 3, "fp32")]
 )
 def test_a_sparse_gradient_names_its_parameter(ranks, stage, dtype):
-    world.run(ranks, train, stage=stage, dtype=dtype)
+    world.run(ranks, train_after_a_sparse_gradient, stage=stage, dtype=dtype)

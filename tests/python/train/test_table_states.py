@@ -56,7 +56,7 @@ def layers():
     return torch.nn.Sequential(torch.nn.Linear(10, 110), torch.nn.Tanh(), torch.nn.Linear(110, 37), torch.nn.Tanh())
 
 
-def train(folder, stage, kind, load, steps):
+def train_with_tables(folder, stage, kind, load, steps):
     model = layers()
     config = models.configuration(stage) | {"zero_allow_untested_optimizer": True}
     engine, *_ = zeroshard.initialize(model=model, config=config, optimizer=optimizer_of(kind, model))
@@ -82,8 +82,8 @@ KINDS = ["own", "AdamW", *(("RMSprop8bit",) if importlib.util.find_spec("bitsand
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 1), (3, 3)])
 def test_tables_and_scales_are_saved_and_loaded_at_the_same_ranks(tmp_path, ranks, stage, kind):
     case = {"folder": str(tmp_path), "stage": stage, "kind": kind}
-    whole = world.run_ranks(ranks, train, **case, load=False, steps=6)
-    resumed = world.run_ranks(ranks, train, **case, load=True, steps=3)
+    whole = world.run_ranks(ranks, train_with_tables, **case, load=False, steps=6)
+    resumed = world.run_ranks(ranks, train_with_tables, **case, load=True, steps=3)
     for one, other in zip(whole, resumed, strict=True):
         assert one.error is None and other.error is None, (one.error, other.error)
         assert other.value == one.value[3:]
@@ -94,16 +94,16 @@ def test_tables_and_scales_are_saved_and_loaded_at_the_same_ranks(tmp_path, rank
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_stretches_are_refused_on_all_ranks(tmp_path, kind):
     case = {"folder": str(tmp_path), "kind": kind}
-    for rank in world.run_ranks(2, train, **case, stage=2, load=False, steps=3):
+    for rank in world.run_ranks(2, train_with_tables, **case, stage=2, load=False, steps=3):
         assert rank.error is None, rank.error
-    for rank in world.run_ranks(3, train, **case, stage=2, load=True, steps=3):
+    for rank in world.run_ranks(3, train_with_tables, **case, stage=2, load=True, steps=3):
         assert "cannot be cut anew: load it with as many ranks and the stage that saved it" in rank.error
 
 
 def test_whole_parameters_have_the_same_stretches_on_any_number_of_ranks(tmp_path):
     case = {"folder": str(tmp_path), "stage": 0, "kind": "own"}
     for ranks, load in ((2, False), (3, True)):
-        for rank in world.run_ranks(ranks, train, **case, load=load, steps=3):
+        for rank in world.run_ranks(ranks, train_with_tables, **case, load=load, steps=3):
             assert rank.error is None, rank.error
 
 

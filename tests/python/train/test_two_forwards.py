@@ -46,7 +46,7 @@ class Model(nn.Module):
         return self.head(self.frozen(x))
 
 
-def loss_of(engine, number):
+def next_token_loss(engine, number):
     ids = torch.randint(
         0, models.VOCABULARY, (3, 6), generator=torch.Generator().manual_seed(7 * number + world.rank())
     )
@@ -63,7 +63,7 @@ def gradients(forwards, tied, stage, overlap, checkpointed):
     engine = zeroshard.initialize(model=model, config=config)[0]
     seen = set()
     for _ in range(STEPS):
-        engine.backward(sum(loss_of(engine, number) for number in range(forwards)))
+        engine.backward(sum(next_token_loss(engine, number) for number in range(forwards)))
         digest = hashlib.sha256()
         for param in model.parameters():
             if param.requires_grad:

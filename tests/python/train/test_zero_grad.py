@@ -17,7 +17,7 @@ def batch(step, micro=0):
     return (models.share(each, world.rank(), world.size()) for each in models.vectors(step, micro, 8))
 
 
-def loss_of(engine, step, micro=0):
+def loss_of_micro_batch(engine, step, micro=0):
     x, y = batch(step, micro)
     return torch.nn.functional.mse_loss(engine(x), y)
 
@@ -35,14 +35,14 @@ def discard(stage, by, how):
     if how == "raised":  # in a backward that the engine does not see
         take_away = plant(model, "gradient")
         with pytest.raises(Fault):
-            loss_of(engine, 0).backward()
+            loss_of_micro_batch(engine, 0).backward()
         take_away()
     elif how == "plain":
-        loss_of(engine, 0).backward()
+        loss_of_micro_batch(engine, 0).backward()
     else:
-        engine.backward(loss_of(engine, 0))
+        engine.backward(loss_of_micro_batch(engine, 0))
     CLEARERS[by](engine)
-    engine.backward(loss_of(engine, 1))
+    engine.backward(loss_of_micro_batch(engine, 1))
     engine.step()
     engine.zero_grad()
     return engine.get_global_grad_norm(), pytorch_norm(reference, 1), engine.global_steps
@@ -62,11 +62,11 @@ def discard_within_a_step():
     for discards in (True, False):
         engine, *_ = zeroshard.initialize(model=models.stack(), config=configuration(2, micro_batches=2))
         if discards:
-            engine.backward(loss_of(engine, 9))
+            engine.backward(loss_of_micro_batch(engine, 9))
             engine.step()
             engine.zero_grad()
         for micro in range(2):
-            engine.backward(loss_of(engine, 0, micro))
+            engine.backward(loss_of_micro_batch(engine, 0, micro))
             engine.step()
         norms.append(engine.get_global_grad_norm())
         norms.append([engine.global_steps, engine.micro_steps, engine.global_samples])
@@ -85,7 +85,7 @@ def discard_alone(stage, plain):
     """What a step says when rank 1 alone has discarded; then both begin it again."""
     reference = copy.deepcopy(model := models.stack())
     engine, *_ = zeroshard.initialize(model=model, config=configuration(stage))
-    loss = loss_of(engine, 0)
+    loss = loss_of_micro_batch(engine, 0)
     loss.backward() if plain else engine.backward(loss)
     if world.rank() == 1:
         engine.zero_grad()
@@ -93,7 +93,7 @@ def discard_alone(stage, plain):
         engine.step()
     text = str(error.value)
     engine.zero_grad()
-    engine.backward(loss_of(engine, 1))
+    engine.backward(loss_of_micro_batch(engine, 1))
     engine.step()
     return text, engine.get_global_grad_norm(), pytorch_norm(reference, 1)
 

@@ -43,7 +43,7 @@ def compiled(model, way, backend="eager"):
     return torch.compile(model, backend=backend) if way in ("whole", "both") else model
 
 
-def make(stage, way=None, outside=False):
+def make_compiled_engine(stage, way=None, outside=False):
     torch._dynamo.reset()
     model = compiled(Network(), way)
     own = {} if outside else {"optimizer": models.adamw()}
@@ -52,7 +52,7 @@ def make(stage, way=None, outside=False):
     return zeroshard.initialize(model=model, config=config, optimizer=optimizer)[0]
 
 
-def train(engine, first, steps=2):
+def train_network(engine, first, steps=2):
     losses = []
     for step in range(first, first + steps):
         x = models.share(models.vectors(step, 0, 4 * world.size())[0], world.rank(), world.size())
@@ -81,17 +81,17 @@ def names_in(folder):
 
 
 def save_and_load(folder, stage, saves, loads, outside):
-    engine = make(stage, saves, outside)
-    train(engine, 0)
+    engine = make_compiled_engine(stage, saves, outside)
+    train_network(engine, 0)
     engine.save_checkpoint(folder, client_state={"weights": {"_orig_mod.x": torch.ones(2)}})
     engine.save_16bit_model(folder + "-16bit")
     engine.wait_for_checkpoint()
-    losses = train(engine, 2)
+    losses = train_network(engine, 2)
     expected = facts(engine)
-    engine = make(stage, loads, outside)
+    engine = make_compiled_engine(stage, loads, outside)
     _, client = engine.load_checkpoint(folder)
     assert client["weights"]["_orig_mod.x"].tolist() == [1, 1]
-    assert train(engine, 2) == losses
+    assert train_network(engine, 2) == losses
     assert facts(engine) == expected
     return expected[0]
 
@@ -130,15 +130,15 @@ def names_as_before():
 
 def load_an_old_one(folder, stage, saves, loads, outside):
     with names_as_before():
-        engine = make(stage, saves, outside)
-        train(engine, 0)
+        engine = make_compiled_engine(stage, saves, outside)
+        train_network(engine, 0)
         engine.save_checkpoint(folder)
         engine.wait_for_checkpoint()
-        losses = train(engine, 2)
+        losses = train_network(engine, 2)
         expected = facts(engine)[1:]
-    engine = make(stage, loads, outside)
+    engine = make_compiled_engine(stage, loads, outside)
     engine.load_checkpoint(folder)
-    assert train(engine, 2) == losses
+    assert train_network(engine, 2) == losses
     assert facts(engine)[1:] == expected
 
 
@@ -162,7 +162,7 @@ def test_checkpoints_of_earlier_versions_are_loaded(tmp_path, ranks, stage, save
 
 
 def messages():
-    engine = make(3, "both")
+    engine = make_compiled_engine(3, "both")
     shown = [
         repr(next(engine.module.blocks[0].parameters())),
         *(unit.name for unit in zeroshard.find_units(engine.module)),
@@ -222,14 +222,14 @@ def save_beside(folder, same):
         return zeroshard.initialize(model=Beside(same), config=config)[0]
 
     engine = make_one()
-    train(engine, 0)
+    train_network(engine, 0)
     engine.save_checkpoint(folder)
     engine.save_16bit_model(folder)
     engine.wait_for_checkpoint()
-    losses = train(engine, 2)
+    losses = train_network(engine, 2)
     engine = make_one()
     engine.load_checkpoint(folder)
-    assert train(engine, 2) == losses
+    assert train_network(engine, 2) == losses
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -210,7 +210,7 @@ def test_what_is_computed_from_parameters_without_memory_is_named(how, name):
     assert f"'0.parametrizations.{name}" in error and "outside of" in error
 
 
-def train(context, stage):
+def train_enclosing_model(context, stage):
     torch.manual_seed(3)
     with zeroshard.Init() if context == "Init" else contextlib.nullcontext():
         model = Enclosing()
@@ -224,7 +224,11 @@ def train(context, stage):
 
 
 def test_training_has_the_same_bits_as_without_the_context():
-    digests = [world.run(2, train, context=context, stage=stage) for context in ("Init", "eager") for stage in (0, 3)]
+    digests = [
+        world.run(2, train_enclosing_model, context=context, stage=stage)
+        for context in ("Init", "eager")
+        for stage in (0, 3)
+    ]
     assert len({digest for by_rank in digests for digest in by_rank}) == 1, digests
 
 

@@ -36,7 +36,7 @@ def batch(step, engine):
     return torch.randn(2, WIDTH, generator=generator)
 
 
-def train(engine, steps, left_out=()):
+def train_leaving_out_layers(engine, steps, left_out=()):
     """`left_out`: by step, the layer that its forward leaves out."""
     for step in range(steps):
         engine.module.left_out = dict(left_out).get(step, -1)
@@ -50,7 +50,7 @@ def digests_of(layers, variants, steps=2, left_out=()):
     for variant in variants:
         engine, *_ = zeroshard.initialize(model=Deep(layers), config=configuration(**variant))
         initial = engine.parameter_digest()
-        train(engine, steps, left_out)
+        train_leaving_out_layers(engine, steps, left_out)
         with zeroshard.gathered(engine.module.parameters()):
             assert all(param.isfinite().all() for param in engine.module.parameters())
         assert engine.skipped_steps == 0
