@@ -124,7 +124,7 @@ sockaddr_storage elsewhere() {
   return stored(reinterpret_cast<const sockaddr*>(&address), sizeof address);
 }
 
-// Returns the interface of the host that the other ranks connect to.
+// Returns the interface by which other hosts reach this host. `host` is a name of this host, and has `address` here.
 std::string interface_to_others(const std::string& host, const sockaddr_storage& address) {
   const std::vector<Interface> all = interfaces();
   if (const auto source = source_towards(elsewhere())) {

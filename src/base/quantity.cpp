@@ -35,7 +35,7 @@ std::optional<double> scaled(std::string_view text, const auto& suffixes) {
     if (c != ' ') rest += char(std::tolower(static_cast<unsigned char>(c)));
   }
   for (const Suffix& suffix : suffixes) {
-    // If the value is within a rounding error of a whole number, it is rounded to that: 1.1B is 1100000000.
+    // A value within a rounding error of a whole number becomes that number, so that 1.1B is 1100000000.
     if (rest == suffix.name) {
       const double value = number * suffix.factor, whole = std::round(value);
       return std::abs(value - whole) <= std::abs(whole) * 1e-15 ? whole : value;

@@ -51,7 +51,7 @@ std::string read_text(const std::string& path, std::string_view hint, int64_t mo
     if (bytes > most_bytes) fail(concat("it has ", bytes, " bytes; at most ", most_bytes, " are read"));
   };
   check_size(found.st_size);
-  // Files of /proc report no size, and other files may grow, so it reads until the end.
+  // The loop reads until the end, because files of /proc report no size, and other files may grow.
   std::string text(static_cast<size_t>(found.st_size), '\0');
   for (size_t end = 0;;) {
     if (end == text.size()) text.resize(std::max<size_t>(text.size() + 1, 4096));

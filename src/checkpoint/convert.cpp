@@ -25,14 +25,14 @@ bool is_float(std::string_view dtype) {
   return dtype == "F64" || packed_dtype(dtype);
 }
 
-// Returns whether `from` names only a width. Checkpoints before version 0.2 did so for weights that are not
-// floating-point numbers.
+// Returns whether `from` names only the width of its elements. Checkpoints before version 0.2 named weights so that are
+// not floating-point numbers.
 bool is_by_width(std::string_view from, std::string_view to) {
   const bool named_so = from == "U8" || from == "I16" || from == "I32" || from == "I64";
   return named_so && !is_float(to) && dtype_bytes(from) == dtype_bytes(to);
 }
 
-// Returns whether no word has all bits of `exponent` set, which infinities and NaN have.
+// Returns whether no word has all bits of `exponent` set. Infinities and NaN have them set.
 template <typename Word>
 bool none_has(const void* values, int64_t numel, Word exponent) {
   bool none = true;

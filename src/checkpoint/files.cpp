@@ -32,8 +32,8 @@ struct Named {
   int64_t sequence = -1;   // sequence of the checkpoint
   StoreListing listing{};  // set if the path names a root
 
-  // Returns whether the path may name another checkpoint now, because this one was replaced, or was deleted and another
-  // one can take its place.
+  // Returns whether the path may name another checkpoint now. That is so if a run has replaced this checkpoint, or has
+  // deleted it and the path names a root.
   bool has_moved() const {
     if (tag.empty()) return false;
     const bool may_vanish = !listing.committed.empty();
@@ -45,7 +45,8 @@ struct Named {
 // If all checkpoints of a root are damaged, `tag` is empty.
 Named find_checkpoint(const std::string& path) {
   Directory directory = Directory::open(posix_io(), path);
-  // Resolved like by the kernel, including links and "..", because its last component is the name of the directory.
+  // The path is resolved like in the kernel, including links and "..", because the last component must be the
+  // directory's own name.
   const std::filesystem::path given = std::filesystem::canonical(path);
   if (holds_checkpoint(directory)) {
     const std::string tag = given.filename().string();
@@ -255,7 +256,7 @@ ExportFiles write_files(Opened& opened, const ExportOptions& options, Directory&
   return files;
 }
 
-// Renames the written files in an order in which a reader always finds the old model, the new model or none, but never
+// Renames the written files. The order ensures that a reader finds the old model, the new model or no model, but never
 // files of both.
 std::vector<std::string> place(ExportFiles& files, const std::string& stem, Directory& out) {
   std::set<std::string> names;

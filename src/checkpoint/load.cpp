@@ -16,7 +16,7 @@ namespace zeroshard {
 namespace {
 
 // Returns whether a damaged checkpoint is certainly older than the newest whole one. A damaged manifest may begin with
-// any number, so its number only counts if it agrees with the hint.
+// any commit number, so the number only counts if it agrees with the hint.
 bool is_older(const Directory& root, const StoreListing& listing, const std::string& tag) {
   const FoundCheckpoint* const whole = listing.newest();
   if (whole == nullptr || listing.latest == tag) return false;
@@ -29,7 +29,7 @@ bool is_older(const Directory& root, const StoreListing& listing, const std::str
   }
 }
 
-// Warnings. Each is given only once, however often the checkpoints are listed.
+// Logs warnings, each only once, however often the checkpoints are listed.
 class Warnings {
  public:
   void give(const std::string& text) {
@@ -61,7 +61,7 @@ std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListin
     for (const auto& [tag, reason] : listing.bad) reasons += concat("\n  ", tag, ": ", reason);
     throw IoError(concat("no checkpoint in ", root.path(), " is whole:", reasons));
   }
-  // If the hint names a checkpoint that is not usable, it is damaged, or it was saved as one that is never the newest.
+  // If the hint names a checkpoint that is not usable, the checkpoint is damaged, or was saved with `latest` false.
   const auto named = std::find_if(usable.begin(), usable.end(),
                                   [&](const FoundCheckpoint& found) { return found.tag == listing.latest; });
   if (named != usable.end() && named != usable.begin())
@@ -70,7 +70,8 @@ std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListin
   return usable;
 }
 
-// Returns where a checkpoint was looked for, and what is there instead. `root` is null if the directory does not exist.
+// Returns a text that says where a checkpoint was looked for, and what was found there. `root` is null if the directory
+// does not exist.
 std::string nothing_found(const std::string& path, const Directory* root, const StoreListing& listing) {
   std::error_code no_working_directory;
   std::filesystem::path full = std::filesystem::absolute(path, no_working_directory);
@@ -108,8 +109,8 @@ std::string missing_parent(const std::string& path) {
   return concat(", nor ", parent.string(), ": is the path mistyped?");
 }
 
-// Returns a hint about what the name of a missing directory may have meant; "" if there is none. Names that differ only
-// in a number ("run-1", "run-2") belong to several runs, so they are not suggested.
+// Returns a hint to a directory that the user may have meant by the name of a missing one; "" if there is none. Names
+// that differ only in a number ("run-1", "run-2") belong to several runs, so they are not suggested.
 std::string meant_instead_of(const std::string& path) {
   std::error_code error;
   const std::filesystem::path full = without_last_slash(path);
@@ -195,7 +196,7 @@ class Load {
     return tag;
   }
 
-  // Tries the requested checkpoint again if another one has taken its tag while it was read.
+  // Chooses the requested checkpoint. Chooses it again if another checkpoint has taken its tag while it was read.
   std::string choose_asked() {
     const int64_t now = root_ ? sequence_of(*root_, *request_.tag) : -1;
     const bool replaced = !failed_.empty() && now >= 0 && now != failed_.back().sequence;
@@ -204,8 +205,8 @@ class Load {
     return *request_.tag;
   }
 
-  // Returns the next one of the list, or of a new list. Another job may have deleted the checkpoint while it was read,
-  // and saved newer ones.
+  // Returns the next checkpoint of the list. Makes a new list if another job has deleted the last checkpoint while it
+  // was read, because that job may have saved newer ones.
   std::string choose_newest() {
     if (!failed_.empty() && is_as_it_was(*root_, failed_.back().tag, failed_.back().sequence)) {
       if (request_.strict) throw_damaged();
@@ -250,7 +251,7 @@ class Load {
     throw IoError(concat("no checkpoint in ", request_.root, " is whole:", reasons));
   }
 
-  // Returns a description of the damage.
+  // Reads the checkpoint. Returns a description of the damage; nothing if there is none.
   std::optional<std::string> read(const std::string& tag) {
     const auto open = [&] {
       try {
@@ -299,7 +300,7 @@ class Load {
     return std::nullopt;
   }
 
-  // Warns a user who loads an older checkpoint about the one that a restart without a tag would load.
+  // Warns a user who loads an older checkpoint by its tag that a restart without a tag would load a newer one.
   void warn_of_newer() {
     if (comm_.rank() != 0) return;
     try {
@@ -317,7 +318,7 @@ class Load {
     }
   }
 
-  // A job that deletes checkpoints faster than they can be read causes an error.
+  // The limit of tries. It is reached if a job deletes checkpoints faster than they can be read.
   static constexpr size_t kMaxTries = 1000;
   static constexpr std::string_view kSameFiles = ": every rank must see the same file system";
 

@@ -16,7 +16,8 @@ std::string entry_name(const StateSlice& slice) {
   return concat(slice.kind, "/", slice.name, "[", slice.elements.begin, ":", slice.elements.end, "]");
 }
 
-// Tells each SliceData when the last slice that needs it has been read. Its destructor tells all of them.
+// Calls end_reading() of each SliceData when the last slice that needs it has been read. The destructor calls it for
+// all.
 class Readings {
  public:
   explicit Readings(const std::vector<StateSlice>& slices) : slices_(slices) {

@@ -61,7 +61,7 @@ class Save {
     replaces(*root_, request_.tag);  // throws before anything is written if the name is taken
     DirectoryLock& lock = (request_.locks ? *request_.locks : own_locks_).of(*root_, kOneWriter);
     turn_ = lock.take_turn(kOneEngine, shares());
-    // This comes first, because files of dead processes may be what fills the disk.
+    // The sweep comes first, because files of dead processes may have filled the disk.
     attempt([&] { sweep(*root_, lock.is_sure() ? Others::kAreDead : Others::kMayLive); });
     attempt([&] { retain_before(*root_, request_.keep, request_.step, request_.tag); });
     sequence_ = next_sequence(*root_);
@@ -103,7 +103,8 @@ class Save {
     saved_.bytes = manifest.file_bytes();
   }
 
-  // Runs after the commit. Nothing here can undo the commit, so no error here fails the save.
+  // Writes the hint and deletes older checkpoints, after the commit. An error cannot undo the commit, so it does not
+  // fail the save.
   void tidy() {
     if (replaced_) attempt([&] { root_->remove_tree(temporary_); });
     if (request_.latest) attempt([&] { write_latest(*root_, request_.tag); });

@@ -58,8 +58,8 @@ bool is_checkpoint(const Directory& directory) {
   return starts_like_manifest(read_small_file(directory, manifest, kMaxManifestBytes));
 }
 
-// Checks that the manifest belongs to the files beside it. Its tag may differ from the name of the directory, because a
-// checkpoint may have been renamed as a whole.
+// Checks that the manifest belongs to the files next to it. The manifest's tag may differ from the name of the
+// directory, because a checkpoint may have been renamed as a whole.
 void check_fits(const Manifest& manifest, const Directory& directory) {
   if (manifest.files.empty()) return;
   const FileRecord& file = manifest.files.front();
@@ -79,8 +79,8 @@ bool is_same(const Directory& root, const std::string& name, const FileStatus& b
   return root.io().stat_at(root.fd(), name, now) != 0 || (now.device == before.device && now.inode == before.inode);
 }
 
-// Adds one checkpoint to the listing, unless it is none or disappears meanwhile. A directory without a manifest is
-// ignored; but if the hint `named` it and it has rank 0's file, it is damaged.
+// Adds the directory `name` to the listing, unless it is no checkpoint or disappears meanwhile. A directory without a
+// manifest is no checkpoint. If the hint names it (`named`) and it has rank 0's file, it is a damaged one.
 void add_to(StoreListing& listing, const Directory& root, const std::string& name, bool named) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -128,8 +128,8 @@ bool has(const StoreListing& listing, const std::string& tag) {
          std::any_of(bad.begin(), bad.end(), [&](const auto& each) { return each.first == tag; });
 }
 
-// Called after the other entries were listed, because a run first commits a checkpoint, then names it in the hint, and
-// then deletes older ones, perhaps during the listing.
+// Adds the hint. It is read after the other entries were listed, because a run first commits a checkpoint, then names
+// it in the hint, and then deletes older checkpoints, perhaps during the listing.
 void add_latest(StoreListing& listing, const Directory& root) {
   while ((listing.latest = read_latest(root)) && !has(listing, *listing.latest)) {
     const std::string tag = *listing.latest;
@@ -164,8 +164,8 @@ void discard(Directory& root, const std::string& tag) {
   root.remove_tree(trash);
 }
 
-// Checkpoints that do not count as the newest (`latest` is false) are kept for other purposes than continuing from
-// them. They do not count towards `keep`.
+// Deletes the checkpoints that retain() does not keep. Checkpoints with `latest` false do not count towards `keep` and
+// stay, because users keep them for other purposes than to continue from them.
 void delete_older(Directory& root, StoreListing& listing, int keep, int64_t step, const std::string& except) {
   std::erase_if(listing.committed, [&](const FoundCheckpoint& found) { return found.step > step || !found.latest; });
   for (size_t i = size_t(keep); i < listing.committed.size(); ++i)

@@ -89,7 +89,7 @@ void ChunkStore::guarded(const Call& all) {
   if (!failure_.empty()) throw IoError(failure_);
   try {
     all();
-    // Also after std::bad_alloc, because data that should have been written may be lost.
+    // The store also fails after std::bad_alloc, because data that should have been written may be lost.
   } catch (const std::exception& error) {
     if (failure_.empty()) failure_ = error.what();
     throw;
@@ -185,8 +185,8 @@ void ChunkStore::flush() {
   });
 }
 
-// Makes `next` the front of the plan. It may be a part of the chunk that was lent last. Otherwise the plan continues
-// from there. A range that was not announced makes a new plan.
+// Makes `next` the front of the plan. If the plan contains `next`, it continues from there. If the range was not
+// announced, a new plan begins. `next` may also be a part of the chunk that was lent last, and then the plan stays.
 void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   if (next.empty()) return;
   const bool goes_on = current_ != nullptr && current_->chunk == next.front().chunk;

@@ -58,7 +58,7 @@ bool is_unsupported(int result) {
 
 }  // namespace
 
-// The only lock that this process has on a directory. Its DirectoryLocks share it.
+// The only kernel lock that this process has on a directory. All DirectoryLocks of the directory share it.
 struct DirectoryLock::Held {
   Held(Directory where, OpenFd locked, FileStatus file, bool sure)
       : directory(std::move(where)), fd(std::move(locked)), status(file), is_sure(sure) {}
@@ -178,8 +178,8 @@ class HeldLocks {
   std::vector<std::weak_ptr<DirectoryLock::Held>> held_;
 };
 
-// Creates the object when the library is loaded. Otherwise the first lock would create it. If a background thread takes
-// that lock while another thread forks, the child's mutex would stay locked forever.
+// Creates the object when the library is loaded, and not at the first lock. If a background thread took the first lock
+// while another thread forks, the child's mutex would stay locked forever.
 [[maybe_unused]] const HeldLocks& kMadeAtLoad = HeldLocks::of_this_process();
 
 void HeldLocks::delete_files() {

@@ -51,9 +51,8 @@ class Probe {
   }
   const SwapFile& file() const { return file_; }
 
-  // Writes records once, starting with the first: all records, or those that fit into `seconds`, but at least
-  // kLeastBytes. Only these records are measured, because space that is only reserved is slow (see ChunkStore). Returns
-  // their bytes.
+  // Writes records once, starting with the first. It writes for at most `seconds`, but at least kLeastBytes. Only the
+  // written records are measured, because space that is only reserved is slow (see ChunkStore). Returns their bytes.
   int64_t fill(double seconds, DiskReport& report) {
     const auto all = size_t(file_.bytes() / kRecordBytes), least = size_t(kLeastBytes / kRecordBytes);
     move(kBlocks[1], kDepths[1], report, [&](size_t next, double elapsed) -> std::optional<Next> {
@@ -67,7 +66,7 @@ class Probe {
   double measure(int64_t block_bytes, int depth, double seconds, DiskReport& report) {
     return move(block_bytes, depth, report, [&](size_t next, double elapsed) -> std::optional<Next> {
       if (elapsed >= seconds) return std::nullopt;
-      // Records are read half a file ahead of those that are written.
+      // Reads are half a file ahead of writes.
       const bool reads = next % 2 == 0;
       return Next{reads ? Kind::kRead : Kind::kWrite, (next / 2 + (reads ? records_ / 2 : 0)) % records_};
     });

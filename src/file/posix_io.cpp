@@ -100,7 +100,7 @@ class PosixIo final : public Io {
   }
   int create_unnamed(int dir) override {
     const int fd = result_of(::openat(dir, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
-    // Returned by kernels and file systems that do not support the flag.
+    // Kernels and file systems that do not support the flag return these two errors.
     return fd == -EISDIR || fd == -ENOENT ? -EOPNOTSUPP : fd;
   }
   int mkdir(const std::string& path) override { return result_of(::mkdir(path.c_str(), modes_.directory)); }

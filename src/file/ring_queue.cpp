@@ -61,11 +61,11 @@ class Mapping {
 };
 
 // Note [The ring]
-// A ring consists of two queues in memory that is shared with the kernel. We write requests behind the tail of the
-// first queue and move its tail; the kernel moves its head when io_uring_enter takes them. The kernel writes results
-// behind the tail of the second queue; we move its head. Each side reads the other's index with acquire, and stores its
-// own index with release. The kernel reads the first queue only within io_uring_enter, so requests that it did not take
-// still belong to us.
+// A ring consists of two queues in memory that is shared with the kernel. This class writes requests behind the tail of
+// the first queue and moves the tail. The kernel moves the head when io_uring_enter takes the requests. The kernel
+// writes results behind the tail of the second queue, and this class moves the head of that queue. Each side reads the
+// other's index with acquire, and stores its own index with release. The kernel reads the first queue only within
+// io_uring_enter, so requests that it did not take still belong to this class.
 class RingQueue final : public BlockQueue {
  public:
   // Never throws. ready() says whether the ring can be used.

@@ -47,7 +47,7 @@ std::map<int, std::vector<int>> nodes_of(const fs::path& root, const std::vector
   return nodes;
 }
 
-// Returns the nodes of the GPUs, in the order of their bus addresses, which is the order of nvidia-smi.
+// Returns the nodes of the GPUs, in the order of the GPUs' bus addresses, which is the order of nvidia-smi.
 std::vector<std::optional<int>> nodes_of_all_gpus(const fs::path& root) {
   std::vector<std::string> addresses;
   std::error_code failed;

@@ -1,4 +1,4 @@
-// Finds the folders in which the Python package stands in for DeepSpeed, and makes the PATH and PYTHONPATH that have
+// Finds the folders by which the Python package provides `deepspeed`, and makes a PATH and a PYTHONPATH that contain
 // them.
 #include <fcntl.h>
 #include <sys/wait.h>

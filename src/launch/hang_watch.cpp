@@ -16,7 +16,8 @@
 namespace zeroshard {
 namespace {
 
-// A rank that has met the others may end at once, before the others notice that all have arrived.
+// The time after which an ended rank counts as absent. A rank that has met the others may end at once, before the
+// others notice that all have arrived.
 constexpr double kAbsenceS = 8;
 
 }  // namespace

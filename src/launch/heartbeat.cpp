@@ -62,9 +62,9 @@ std::optional<int> number_in(const char* variable) {
   return value;
 }
 
-// Returns the number of slots that the descriptor has; 0 unless it is a heartbeat board. A process may pass its
-// variables to children without the descriptor, so the number may belong to any file. A file that could shrink or has
-// another size is not mapped.
+// Returns the number of slots of the heartbeat board behind the descriptor; 0 if it is no board. A process may pass its
+// variables to children without the descriptor, so the descriptor's number may belong to any file. A file that could
+// shrink or has another size is not mapped.
 off_t slots_of(int fd, const struct stat& file) {
   constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
   const int seals = ::fcntl(fd, F_GET_SEALS);
@@ -94,7 +94,7 @@ std::shared_ptr<Slot> map_slot(int fd, int local_rank) {
   return {mapping, slot};
 }
 
-// Only one process reports for a rank: the first one or, once it has ended, a successor.
+// Claims the slot for a process. Only one process reports for a rank: the first or, when that has ended, a successor.
 bool claim(Slot& slot, pid_t pid) {
   int32_t owner = slot.owner.load();
   while (owner != pid) {

@@ -62,8 +62,8 @@ Wait load_wait(const heartbeat::Slot& slot) {
 }
 
 // The reader's side of Note [Sequence lock]. If a rank died while it wrote, the lock stays closed, and the current
-// contents are used. A rank that writes all the time, or has just lost its core, does not hang, so its text does not
-// matter.
+// contents are used. A rank that writes all the time, or that the system has just paused, does not hang, so its text
+// does not matter.
 Wait read_wait(const heartbeat::Slot& slot) {
   Wait wait;
   const uint32_t first = slot.sequence.load(std::memory_order_acquire);

@@ -39,7 +39,7 @@ double s_since(MeetingClock::time_point begin) {
   return std::chrono::duration<double>(MeetingClock::now() - begin).count();
 }
 
-// Logs once in a while for which launchers this launcher waits.
+// Logs from time to time for which launchers this launcher waits.
 class WaitingLog {
  public:
   void waits(const std::string& what) {
@@ -206,7 +206,8 @@ class Reception {
     peer.send("welcome " + host_name());
   }
 
-  // A launcher of another job must not end this job because its options differ.
+  // Refuses a launcher without ending this job, because a launcher of another job has other options and must do no
+  // harm.
   void send_away(HostPeer& peer, const Greeting& greeting) {
     const std::string text = concat("another job runs at port ", port_,
                                     ": give each job a --master_port of its own, and its hosts the same --job");
@@ -242,7 +243,7 @@ class Reception {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-// Returns no addresses while the name server does not answer.
+// Returns the addresses of `host`; none while the name server does not answer.
 Addresses addresses_of(const std::string& host, int port, std::string& why) {
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;

@@ -1,7 +1,7 @@
-// Note [Started from another host]: `zeroshard run --hostfile` starts this process on each host, over ssh. It starts
-// `zeroshard run` with the arguments of its order, and dies with its connection. The launcher below it then gets
-// SIGKILL. The launcher's supervisor reacts as it always does if its launcher is killed. So a lost connection, a killed
-// ssh and a killed launcher are handled as one case.
+// Note [Started from another host]: `zeroshard run --hostfile` starts this process on each host, over ssh. This process
+// starts `zeroshard run`, the host's launcher, with the arguments of its order, and ends when its connection ends. The
+// host's launcher then gets SIGKILL. The launcher's supervisor reacts as it always does if its launcher is killed. So a
+// lost connection, a killed ssh and a killed launcher are handled as one case.
 #include "launch/host_relay.h"
 
 #include <fcntl.h>
@@ -112,8 +112,8 @@ pid_t start(const HostOrder& order, const sigset_t& signal_mask) {
   return spawn({argv, environment(), {null.get(), STDOUT_FILENO, STDERR_FILENO}, signal_mask, -1, {}});
 }
 
-// Returns the exit code of the launcher, if it has ended. A launcher that got SIGKILL has no code, so 1 is used, with
-// which the other hosts end, too.
+// Returns the exit code of the launcher, if it has ended. A launcher that got SIGKILL has no code, so 1 is returned, as
+// on the other hosts.
 std::optional<int> exit_code(pid_t launcher) {
   int status = 0;
   if (::waitpid(launcher, &status, WNOHANG) != launcher) return {};
@@ -121,7 +121,7 @@ std::optional<int> exit_code(pid_t launcher) {
   return WTERMSIG(status) == SIGKILL ? 1 : 128 + WTERMSIG(status);
 }
 
-// A killed launcher leaves its ranks to its supervisor, which kills them. Waits for that.
+// Waits until the supervisor of a killed launcher has killed the launcher's ranks.
 void await_orphans(const Subreaper& subreaper) {
   for (const auto begin = RelayClock::now(); s_after(begin) < kOrphansS; ::poll(nullptr, 0, 20)) {
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {

@@ -73,8 +73,8 @@ void HostsConsole::notice(std::string_view text) {
   console(STDERR_FILENO).write(concat(kLauncher, text, "\n"));
 }
 
-// Prefers the longest report of the same failure, because the host on which it happened knows more than hosts that were
-// told.
+// Returns the longest report of the same failure, because the host on which a rank failed knows more than the other
+// hosts.
 std::string HostsConsole::report(size_t first) const {
   std::string best = reports_[first];
   for (const std::string& other : reports_)

@@ -35,7 +35,7 @@ std::vector<std::string> names_of(const std::vector<HostStart>& hosts) {
   return names;
 }
 
-// The first failure, as it was when it was noted. Later signals do not change it.
+// The first failure. Later signals do not change it.
 struct Failure {
   size_t host = 0;
   std::string own;          // the message of the launcher on this host; "" if the failed host has shown its own
@@ -81,7 +81,7 @@ class JobOfHosts {
     if (host.is_over() && host.code() != 0) note_failure(number);
   }
 
-  // Returns false if no lines have come.
+  // Passes on the lines that have come. Returns false if there are none.
   bool pass_on(size_t number) {
     HostConnection& host = hosts_[number];
     bool has_any = false;
@@ -94,7 +94,7 @@ class JobOfHosts {
     return has_any;
   }
 
-  // If a signal stopped a host before zeroshard ran there, the host has not failed.
+  // Notes the failure of a host, unless a signal has stopped the host before zeroshard ran on it.
   void note_failure(size_t number) {
     if (stop_signal_ != 0 && !hosts_[number].code()) return;
     note_first({number, loss_of(hosts_[number]), hosts_[number].code()});
@@ -161,7 +161,7 @@ class JobOfHosts {
     return std::all_of(hosts_.begin(), hosts_.end(), [](const HostConnection& host) { return host.is_over(); });
   }
 
-  // If a rank failed after a signal, its exit code is used instead of the signal's.
+  // Returns the exit code after a signal: the code of a rank that failed after the signal, or else the signal's.
   int code_after_stop() const {
     int code = 0;
     for (const HostConnection& host : hosts_) {

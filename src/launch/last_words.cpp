@@ -18,7 +18,8 @@ std::string without_rank(const std::string& line) {
   return line.substr(std::min(line.size(), end + 3));
 }
 
-// Returns whether torch logged the line, not as an error: "[W1127 19:00:48.356545006 socket.cpp:207] ...".
+// Returns whether the line is a log line of torch that is no error, like "[W1127 19:00:48.356545006 socket.cpp:207]
+// ...".
 bool is_log_of_torch(std::string_view line) {
   return (line.starts_with("[W") || line.starts_with("[I")) && line.size() > 2 && line[2] >= '0' && line[2] <= '9';
 }
@@ -50,7 +51,8 @@ Lines::iterator end_of_frames(Lines::iterator traceback, const Lines::iterator e
   return std::find_if(traceback + 1, end, [](const std::string& line) { return line.front() != ' '; });
 }
 
-// A script that logs an exception and raises it again writes the traceback twice. Keeps the last one.
+// Keeps only the last of equal tracebacks, because a script that logs an exception and raises it again writes its
+// traceback twice.
 void drop_repeated_tracebacks(Lines& lines) {
   for (size_t i = 0; i < lines.size(); ++i) {
     if (lines[i] != kTraceback) continue;
@@ -62,9 +64,9 @@ void drop_repeated_tracebacks(Lines& lines) {
   }
 }
 
-// Returns the line with which the error that ended the rank begins; the end if there is no error. The last traceback is
-// followed by the exception and its notes, which may look like errors, too. Other programs print the error in a single
-// line.
+// Returns the first line of the error that ended the rank; the end if there is no error. In Python the last traceback
+// is followed by the exception and its notes, which may look like errors, too. Other programs print the error in a
+// single line.
 Lines::iterator beginning_of_error(Lines& lines) {
   const auto named = std::find_if(lines.rbegin(), lines.rend(), begins_error);
   const auto traceback = std::find(lines.rbegin(), lines.rend(), kTraceback);

@@ -1,9 +1,9 @@
-// Note [Two processes]: `launch` forks a supervisor, which starts the ranks. Each cleans up for the other. Both are
-// "subreapers": a process below them that loses its parent becomes the child of the nearest one. If the launcher is
-// killed, even by SIGKILL, the supervisor sees the end of the lifeline pipe and kills everything below itself. If the
-// supervisor is killed, the kernel kills the ranks (PR_SET_PDEATHSIG). The processes that the ranks had started become
-// the launcher's children, and the launcher kills them. The supervisor has a process group of its own, so that Ctrl-C
-// reaches it only once: from the launcher, which forwards every signal it gets.
+// Note [Two processes]: `launch` forks a supervisor, which starts the ranks. Launcher and supervisor clean up for each
+// other. Both are "subreapers": a process below them that loses its parent becomes the child of the nearest one above
+// it. If the launcher is killed, even by SIGKILL, the supervisor sees the end of the lifeline pipe and kills everything
+// below itself. If the supervisor is killed, the kernel kills the ranks (PR_SET_PDEATHSIG). The processes that the
+// ranks had started become the launcher's children, and the launcher kills them. The supervisor has a process group of
+// its own, so that Ctrl-C reaches it only once: from the launcher, which forwards every signal it gets.
 #include "zeroshard/launch.h"
 
 #include <limits.h>
@@ -137,7 +137,7 @@ struct Ports {
     link.emplace(options, meet_hosts(options, fixed == 0 ? kDefaultPort : fixed, own));
   }
   int port() const { return reservation ? reservation->port() : link->store_port(); }
-  // Takes another port unless it is fixed, because connections of the last start may linger on the old one.
+  // Takes another port, unless the port is fixed, because connections of the last start may linger on the old port.
   void renew() {
     if (reservation && fixed == 0 && !link) reservation = PortReservation(0);
   }

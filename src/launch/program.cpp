@@ -34,7 +34,7 @@ std::string find_program(const std::string& script) {
   return path;
 }
 
-// Returns the entries of CUDA_VISIBLE_DEVICES that count. CUDA stops at the first invalid entry.
+// Returns the entries of CUDA_VISIBLE_DEVICES before the first invalid one, because CUDA stops there.
 std::vector<std::string> entries_of(const std::string& list) {
   std::istringstream entries(list);
   std::vector<std::string> names;

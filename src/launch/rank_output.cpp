@@ -25,8 +25,8 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino;
 }
 
-// Opens a log that only this user can read. Does not follow a link, because whoever may write to the folder could
-// otherwise choose a file to be truncated.
+// Opens a log that only this user can read. Does not follow a link, because another user who can write to the folder
+// could otherwise choose a file to be truncated.
 UniqueFd open_log(const std::string& folder, int rank, bool append) {
   const std::string path = concat(folder, "/rank-", rank, ".log"), what = "cannot write " + path;
   // O_NONBLOCK, because opening a FIFO would wait for a reader for ever.

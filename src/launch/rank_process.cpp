@@ -23,7 +23,7 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 }
 
 bool place_stdio(std::array<int, 3> stdio) {
-  // First moves the descriptors away from 0, 1 and 2, so that no dup2 overwrites one that is still needed.
+  // Moves the descriptors away from 0, 1 and 2 first, so that no dup2 overwrites a descriptor that is still needed.
   for (int& fd : stdio) {
     fd = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0) return false;

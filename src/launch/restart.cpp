@@ -7,7 +7,8 @@
 namespace zeroshard {
 namespace {
 
-// Loading a model takes minutes, but an error in the script shows within seconds.
+// A start that ends within this time has failed at once. A model takes minutes to load, but an error in the script
+// shows within seconds.
 constexpr double kFirstMomentsS = 60;
 
 bool early(const JobFailure& failure) {
@@ -19,7 +20,7 @@ bool crash_loop(const JobFailure& last, const JobFailure& failure) {
          last.signal == failure.signal;
 }
 
-// A rank that a signal killed has no exit code.
+// Returns whether the failed rank ended because it was asked to. A rank that a signal killed has no exit code.
 bool ended_by_request(const JobFailure& failure) {
   return failure.kind == JobFailure::Kind::kExit && failure.signal == 0 && was_asked_to_stop(failure.code);
 }

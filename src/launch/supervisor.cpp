@@ -102,9 +102,9 @@ void Supervisor::handle_signal(int signal, bool forwarded) {
   }
 }
 
-// `forwarded`: the launcher forwarded the signal. Slurm and systemd signal all processes of a job, so this process gets
-// the signal twice, with any delay between. The launcher of another host, `other_host`, may also report a signal that
-// this host gets itself.
+// Ends the job after a signal. `forwarded` says that the launcher has forwarded the signal. Slurm and systemd send
+// signals to all processes of a job, so this process may get the signal twice, with any delay between. The launcher of
+// another host, `other_host`, may also report a signal that this host gets itself.
 void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_host) {
   const double now = group_.elapsed_s();
   const bool known = signal == SIGINT || signal == stop_signal_ || signal == cause_.signal;
@@ -208,8 +208,8 @@ void Supervisor::check_hosts() {
   for (const HostNews& news : inputs_.link->look()) heed(news);
 }
 
-// If ranks fail on two hosts, the earlier failure is the job's, because ranks of one host fail when ranks of another
-// have failed.
+// Handles news of another host. If ranks fail on two hosts, the earlier failure is the cause of the job's end, because
+// ranks also fail when ranks of another host have failed.
 void Supervisor::heed(const HostNews& news) {
   if (news.kind == HostNews::Kind::kSignal) return stop_for(news.number, /*forwarded=*/false, news.text);
   if (news.kind == HostNews::Kind::kKill) {
@@ -226,7 +226,7 @@ void Supervisor::heed(const HostNews& news) {
   if (is_first && !group_.empty()) end_ranks();
 }
 
-// `age_s`: seconds since the cause happened.
+// Begins to end the job. The cause happened `age_s` seconds ago.
 void Supervisor::begin_end(Cause cause, double age_s) {
   cause_ = std::move(cause);
   if (inputs_.link == nullptr) return;
