@@ -37,8 +37,8 @@ at::Tensor value_of_codes(bool is_signed) {
   return at::tensor(values);
 }
 
-// Returns the least magnitude of each code above that of 0, in a block whose scale is 1. Searches for the bits of all
-// magnitudes at a time, which ascend with the magnitude.
+// Returns the least magnitude that each code above the code of 0 stands for, in a block whose scale is 1. Searches for
+// all magnitudes at the same time, by their bits, because the bits of a float ascend with its magnitude.
 at::Tensor least_magnitudes(bool is_signed) {
   const int first = is_signed ? 127 : 0, count = 255 - first;
   std::vector<uint32_t> below(size_t(count), 0), least(size_t(count), std::bit_cast<uint32_t>(1.0f));
@@ -98,14 +98,14 @@ void aten::encode(const at::Tensor& values, const at::Tensor& codes, const at::T
   at::Tensor most = at::maximum(blocks.amax({1}), blocks.amin({1}).neg());
   most = most.abs_().clamp_max(std::numeric_limits<float>::max());  // abs_() makes a -0.0 a 0
   scales.copy_(most);
-  // The two factors are those of the kernels: the reciprocal of a subnormal would be infinite.
+  // Two factors, as in the kernels, because the reciprocal of a subnormal would be infinite.
   const at::Tensor one = at::full_like(most, 1);
   const at::Tensor first = at::where(most.lt(0x1p-60), one * 0x1p90, at::where(most.gt(0x1p60), one * 0x1p-40, one));
   const at::Tensor second = at::where(most.gt(0), one.div(most.mul(first)), at::full_like(most, 0));
   const at::Tensor magnitudes = blocks.mul(first.unsqueeze(1)).mul_(second.unsqueeze(1)).abs_();
   const at::Tensor least = map_of(is_signed).least.to(codes.device(), /*non_blocking=*/true);
   at::Tensor code = at::bucketize(magnitudes, least, /*out_int32=*/true, /*right=*/true);
-  // The signed map has no value -1: that gets the code of the last value before it.
+  // -1 gets the code of the value before it, because the signed map has no value -1.
   if (is_signed) code = at::where(blocks.lt(0), code.neg().add_(127).add_(code.ge(128)), code.add(127));
   codes.copy_(code.view({-1}).slice(0, 0, values.numel()));
 }

@@ -38,7 +38,7 @@ Header& header_of(void* memory) {
   return static_cast<Header*>(memory)[-1];
 }
 
-// Returns the cache, which torch uses from the first call until the process ends.
+// Returns the cache of blocks. It is never destroyed, because torch uses it until the process ends.
 BlockCache& block_cache() {
   static auto* const cache = new BlockCache;
   return *cache;
@@ -124,7 +124,7 @@ bool malloc_is_glibcs() {
     return false;
   if (found.dli_fbase == libc.dli_fbase) return true;
   if (symbol == nullptr || symbol->st_shndx != SHN_UNDEF) return false;
-  // The jump leads to the first malloc among the libraries, in the order in which they were loaded.
+  // The jump leads to the malloc of the library that was loaded first among the libraries with a malloc.
   link_map* program = nullptr;
   if (::dlinfo(::dlopen(nullptr, RTLD_LAZY), RTLD_DI_LINKMAP, &program) != 0) return false;
   for (const link_map* object = program->l_next; object != nullptr; object = object->l_next) {

@@ -91,7 +91,7 @@ FlatBuffer::~FlatBuffer() {
   free();
 }
 
-// A failed collective may still write to the memory, so the memory is kept forever.
+// Keeps the memory forever if a failed collective may still write to it.
 void FlatBuffer::outlive_writer() const noexcept {
   if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(owned_);
 }
@@ -130,7 +130,8 @@ at::Tensor FlatBuffer::view(at::ScalarType type, int64_t offset, int64_t numel) 
 }
 
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device) {
-  // If a target device is given, no device is asked about the pointer, which is null if there are no elements.
+  // The target device is given, because otherwise torch would look up the pointer's device, and the pointer is null if
+  // there are no elements.
   return at::for_blob(data, {numel})
       .options(at::TensorOptions().dtype(type).device(device))
       .target_device(device)

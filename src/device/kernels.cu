@@ -1,5 +1,5 @@
-// The kernels of src/kernels for CUDA: the same code, one launch each. Compiled with -fmad=false, so that additions and
-// products are rounded where the CPU rounds them; fma(), division and square roots are IEEE's on both.
+// The kernels of src/kernels for CUDA: the same code, one launch each. The file is compiled with -fmad=false, so that
+// additions and products are rounded where the CPU rounds them. fma(), division and square roots follow IEEE on both.
 #include <algorithm>
 #include <cstdint>
 
@@ -14,7 +14,7 @@ namespace zeroshard::kernels {
 namespace {
 
 constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes, kNumLimbs = int{ExactSum::kNumLimbs};
-constexpr int64_t kMostBlocks = 2048;  // of a sum: each of their warps adds to it once
+constexpr int64_t kMostBlocks = 2048;  // limit for a sum, to which each warp adds once
 
 void check_launch() {
   const cudaError_t error = cudaGetLastError();
@@ -103,7 +103,7 @@ void pack_all_to(std::span<const PackItem> items, DType dst_dtype, float scale) 
 // A warp's part of an ExactSum: lane l has limbs l, l + 32 and l + 64.
 constexpr int kLimbsPerLane = (kNumLimbs + kLanes - 1) / kLanes;
 
-// Adds a double, which is not negative and which all lanes have, as ExactSum::add does.
+// Adds a double like ExactSum::add. The double is not negative, and all lanes have it.
 __device__ void add_to_limbs(double value, int lane, unsigned long long* own) {
   const unsigned long long bits = static_cast<unsigned long long>(__double_as_longlong(value));
   const auto exponent = static_cast<int>((bits >> 52) & 0x7ff);
@@ -122,7 +122,7 @@ __device__ void add_to_limbs(double value, int lane, unsigned long long* own) {
   }
 }
 
-// The first of `sums` becomes the sum of the first 2 * kHalf.
+// Adds the first 2 * kHalf of `sums` by halves. The result is in the first.
 template <int kHalf>
 __device__ void add_by_halves(double* sums) {
 #pragma unroll
@@ -130,8 +130,8 @@ __device__ void add_by_halves(double* sums) {
   if constexpr (kHalf > 1) add_by_halves<kHalf / 2>(sums);
 }
 
-// Blocks of kBlockNumel elements are added by halves, blocks exactly. A warp has a block: lane l adds elements l + 32 k
-// by halves of k, then the lanes are added by halves.
+// Adds the squares of each block of kBlockNumel elements by halves, and the sums of blocks exactly. A warp adds a
+// block: lane l adds elements l + 32 k by halves of k, and then the lanes are added by halves.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) run_squares(const T* data, int64_t numel, unsigned long long* limbs) {
   constexpr int kEach = int{kBlockNumel} / kLanes;
@@ -184,7 +184,7 @@ struct TakeWritten {
   }
 };
 
-// Word `index` of 8 bytes; of the last one, what there is.
+// Returns word `index` of 8 bytes. The last word may have fewer bytes, and is padded with zeros.
 __device__ uint64_t word_at(const void* data, int64_t bytes, int64_t index, bool is_aligned) {
   if (is_aligned && (index + 1) * 8 <= bytes) return static_cast<const uint64_t*>(data)[index];
   uint64_t word = 0;

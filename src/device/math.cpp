@@ -26,7 +26,7 @@ namespace {
 constexpr int64_t kGrain = 1 << 16;  // minimum of elements for which a second thread pays
 // Elements summed at a time on devices without kernels, which limits their memory.
 constexpr int64_t kAtenPiece = 1 << 23;
-// Elements that are summed and then squared before the next ones, so that they stay in the L2 cache.
+// Elements that are summed and then squared before the next elements are read, so that they stay in the L2 cache.
 constexpr int64_t kCached = 1 << 15;
 
 int64_t num_pieces(int64_t numel) {
@@ -68,7 +68,7 @@ void add(const std::vector<kernels::TwofoldSum>& pieces, ExactSum& sum) {
 void add_tree(std::span<const void* const> pieces, const std::function<at::Tensor(const void*)>& piece,
               const at::Tensor& sum) {
   sum.copy_(piece(pieces[0]));
-  // The left halves, from small to large, are what has been added so far.
+  // The elements added so far are the left halves, from small to large.
   for (size_t done = 1; done < pieces.size();) {
     const size_t count = std::min(done, pieces.size() - done);
     if (count == 1) {
@@ -90,8 +90,8 @@ void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool a
   add ? out.add_(scaled) : out.copy_(scaled);
 }
 
-// Needs memory for kAtenPiece elements in fp32, or none if the sum can be accumulated in `out`; and as much again for
-// each level of the tree above the second.
+// Needs memory for kAtenPiece elements in fp32 for the sum, unless the sum can be accumulated in `out`. Each level of
+// the tree above the second needs as much again.
 void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                         bool accumulate) {
   const bool same_type = type == out.scalar_type();

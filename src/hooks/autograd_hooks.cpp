@@ -132,7 +132,7 @@ void BackwardHooks::add(const at::Tensor& output, Callback callback) {
   entry.callbacks = callbacks;
 }
 
-// A program that calls modules but never the engine does not forget entries, so the map must be cleaned up here.
+// Removes the entries of freed tensors, because a program that calls modules but never the engine removes no entries.
 void BackwardHooks::sweep() {
   std::erase_if(entries_, [](const auto& entry) { return entry.second.tensor.expired(); });
   sweep_at_ = std::max(kFewEntries, 2 * entries_.size());

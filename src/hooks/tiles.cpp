@@ -114,8 +114,7 @@ class RandomStates {
   Tensors states_;
 };
 
-// Makes random numbers follow the given states for its lifetime. Afterwards the generators continue from their earlier
-// states.
+// For its lifetime, the generators continue from the given states. Afterwards they continue from their earlier states.
 class WithRandomStates {
  public:
   WithRandomStates(const RandomStates& wanted, at::Device device) : before_(device) { wanted.set(); }
@@ -487,7 +486,7 @@ at::Tensor compute_tiled(TiledCall call, const Tensors& inputs, const Tensors& p
   tiling->num_all = all.size();
   if (!random.are_current()) tiling->random = random;
   for (const at::Tensor& param : tiling->params) tiling->versions.push_back(uint32_t(param._version()));
-  // The function is dropped: nobody calls it again, and it may keep the graph of the inputs alive.
+  // Drops the function, because nobody calls it again, and it may keep the graph of the inputs alive.
   if (own.at_once) tiling->call.function = nullptr;
   return TileFunction::apply(at::TensorList(all), tiling);
 }

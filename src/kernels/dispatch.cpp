@@ -13,7 +13,8 @@ namespace zeroshard::kernels {
 namespace {
 
 #ifdef __x86_64__
-// Not every compiler's __builtin_cpu_supports knows f16c. The check of avx2 covers the operating system's support.
+// Asks the processor itself, because not every compiler's __builtin_cpu_supports knows f16c. The check of avx2 covers
+// the operating system's support.
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

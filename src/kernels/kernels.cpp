@@ -116,8 +116,9 @@ AdagradConstants constants(const StepBuffers& buffers, const AdagradArgs& args) 
 }
 
 // Encodes a block, and returns its scale. The signed map has no value -1. So if the element of the largest magnitude
-// was negative, no decoded value is as large as the scale. With the largest decoded magnitude as their scale, decoded
-// values would get other codes. So the function searches nearby for a scale with which the codes give the values again.
+// was negative before an earlier encoding, no decoded value is as large as the earlier scale. A scale equal to the
+// largest decoded magnitude would give other codes. So the function searches nearby for a scale whose codes give the
+// same values again.
 float encode_block(const KernelTable& table, const float* values, bool is_signed, uint8_t* codes) {
   float most = 0, lowest = 0;
   for (int64_t i = 0; i < kScaledNumel; ++i) {

@@ -45,7 +45,7 @@ struct CgroupFiles {
   std::string folder, limit, used, cache;
 };
 
-// Finds the files of the controller "memory" in version 1, or of version 2, whose line has no controller.
+// Finds the files of the controller "memory" of version 1, or the files of version 2, whose line names no controller.
 std::optional<CgroupFiles> find_cgroup(const std::string& root, std::string& path) {
   std::istringstream lines(text_of(root + "/proc/self/cgroup"));
   std::optional<CgroupFiles> found;
@@ -66,8 +66,8 @@ std::optional<CgroupFiles> find_cgroup(const std::string& root, std::string& pat
   return found;
 }
 
-// Each control group on the path may have a limit. In a container the path may be the host's, of which only the root
-// exists there.
+// Reads the limits of all control groups on the path. In a container the path may be the host's path, of which only the
+// root exists in the container.
 void read_cgroups(const std::string& root, HostMemory& memory) {
   std::string path;
   const std::optional<CgroupFiles> files = find_cgroup(root, path);

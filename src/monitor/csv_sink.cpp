@@ -24,8 +24,8 @@ std::string joined(const std::vector<std::string>& fields) {
   return line + "\n";
 }
 
-// Writes one row per record below one header. A new name gets a column at the right: the file is rewritten and replaced
-// atomically, so it is a valid table at any moment.
+// Writes one row per record below one header. A new name gets a column at the right. For this the file is rewritten and
+// replaced atomically, so it is a valid table at any moment.
 class CsvSink final : public MetricsSink {
  public:
   explicit CsvSink(const MetricsStart& start)

@@ -50,8 +50,8 @@ class EventSink final : public MetricsSink {
   const std::string& name() const override { return name_; }
 
  private:
-  // Returns the first records. TensorBoard drops records before a session's start in all files of the directory,
-  // including those of other programs.
+  // Returns the first records. They have a session's start only if the run resumes or follows an earlier run, because
+  // TensorBoard then drops earlier records in all files of the directory, also in files of other programs.
   static std::string first_records(const MetricsStart& start) {
     const std::string version = tfrecord(version_event(start.time));
     if (!start.resume_step && !holds_earlier_run(start.directory)) return version;

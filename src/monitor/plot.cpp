@@ -38,7 +38,7 @@ struct Interval {
     low = std::min(low, value);
     high = std::max(high, value);
   }
-  // Widens the range by `part` of its size at each end, and a single point to a range, so that its size is never 0.
+  // Widens the range by `part` of its size at each end. A single point becomes a range, so that the size is never 0.
   void widen(double part) {
     const double size = high - low;
     const double more = size > 0 ? size * part : low == 0 ? 1 : std::max(std::abs(low) * 0.05, 1e-300);

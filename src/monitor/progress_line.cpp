@@ -60,7 +60,7 @@ class OutputCopy {
   explicit OutputCopy(int fd) : original_(fd), copy_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {}
   OutputCopy(const OutputCopy&) = delete;
   OutputCopy& operator=(const OutputCopy&) = delete;
-  // Returns original_ if it could not be copied: there are no free descriptors, or it is not open.
+  // Returns original_ if it could not be copied, because there are no free descriptors or it is not open.
   int fd() const { return copy_ >= 0 ? copy_ : original_; }
   void close_if(bool unused) {
     if (unused && copy_ >= 0) ::close(std::exchange(copy_, -1));
@@ -111,7 +111,7 @@ class ProgressLine::Impl {
     state_ = {step, options_.total_steps, values, seconds_left()};
     shown_ = false;
     if (*options_.terminal) {
-      // A terminal that takes nothing at present gets no more bars, because it would later show all of them in turn.
+      // A terminal that takes nothing at present gets no bar, because it would later show all waiting bars in turn.
       if (drawn_ && (now - drawn_at_ < kRedrawSeconds || !writer_.idle())) return;
       draw(now);
     } else if (!drawn_ || step >= options_.total_steps || step / options_.every > drawn_step_ / options_.every) {

@@ -12,12 +12,12 @@ namespace {
 
 // `group` below is the number of the param group. `initial_lr` is its own rate, which only some schedules use.
 
-// A warm-up of one step would divide by log(1).
+// Returns at least two steps, because a warm-up of one step would divide by log(1).
 int64_t warmup_steps(int64_t configured) {
   return std::max<int64_t>(2, configured);
 }
 
-// Rises from 0 over `steps`. Use it only for iterations below `steps`.
+// Returns the part of the warm-up that is done, which rises from 0 over `steps`. Valid for iterations below `steps`.
 double warmup_part(int64_t iteration, int64_t steps, bool log_warmup) {
   const auto at = double(iteration);
   return log_warmup ? 1 / std::log(double(steps)) * std::log(at + 1) : at / double(steps);
@@ -64,7 +64,7 @@ double rate(const LRRangeTestConfig& c, int64_t iteration, size_t group, double)
   return c.min_lr.of(group) * (1 + c.step_rate * interval);
 }
 
-// One cycle up and down, then decay. Step n of the cycle is iteration n - 1.
+// OneCycle's values: one cycle up and down, and then a decay. Step n of the cycle is iteration n - 1.
 class Cycle {
  public:
   Cycle(const OneCycleConfig& config, size_t group)

@@ -143,7 +143,7 @@ std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
                             "matrices to their owners");
 }
 
-// A parameter without a gradient on any rank is not updated, as in torch.
+// Transforms one matrix. A parameter without a gradient on any rank is not updated, as in torch.
 void MatrixUpdate::transform(size_t index, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const {
   const MatrixBatch::Matrix& own = batches_[index].matrices[matrix];
   const ShardedGroup& group = *groups_of(index)[own.group];
@@ -222,7 +222,7 @@ void MatrixUpdate::update(const Step& step) {
 
 void MatrixUpdate::update_batches(const Step& step) {
   std::unique_ptr<Work> coming = send(0, step), going;
-  // Other ranks may read this rank's part of a slot. They have done so before the slot is used again.
+  // Ends a batch. First waits until other ranks have read this rank's part of the slot, because the slot is used again.
   const auto end = [&](size_t batch) {
     if (going) going->drain();
     apply(batch, step);

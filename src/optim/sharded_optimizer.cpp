@@ -152,7 +152,7 @@ int num_moments(OptimizerConfig::Type type, bool momentum) {
   return 0;
 }
 
-// Merges neighbours.
+// Merges neighbouring parameters with the same hyper-parameters and step count into one run.
 std::vector<ShardedOptimizer::Run> ShardedOptimizer::count(ShardedGroup& group, const std::vector<bool>& has_grad) {
   std::vector<Run> result;
   std::vector<int64_t>& steps = group.updates();
@@ -242,7 +242,7 @@ void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& g
       update.rate_factor = matrix_rule(type_).rate_factor(matrix_shape(group.param(run.param).shape), update.options);
     update_run(group, grads, run.range, update);
   }
-  // Users may have written to parameters that were not updated now. These writes are still to be found.
+  // Remembers the parameters only if all were updated, because users' writes to the others are still to be found.
   if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
 }
 
@@ -327,8 +327,8 @@ void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Upda
              update.step);
 }
 
-// Random numbers and blocks of codes count the elements of each parameter. So they do not depend on where shards, loans
-// and pieces are cut.
+// Counts random numbers and blocks of codes from the first element of each parameter, so that they do not depend on
+// where shards, loans and pieces are cut.
 void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors,
                                       const Update& update) const {
   if (!has_narrow_moments(tensors)) return update_stretch(tensors, update, {});
@@ -391,7 +391,7 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
     group.lend_master(range, access, {.reads = true}, use);
   };
   if (group.states().in_memory()) return lend(all, Array::Access::kModify, take);
-  // States that are not in memory are written only where users have written, which most runs never do.
+  // Writes states that are not in memory only where users have written, because most runs have no such writes.
   std::vector<Range> written;
   lend(all, Array::Access::kRead, [&](Range part, const at::Tensor& master, const at::Tensor& params) {
     if (!params.is_cpu() || is_written(master, params)) written.push_back(part);

@@ -28,8 +28,8 @@ Span span_of(const at::Tensor& tensor) {
   return {tensor.data_ptr(), tensor.numel(), to_dtype(tensor.scalar_type())};
 }
 
-// Waits for the output and for the readers of the input, because the input is temporary memory.
-// If the collective fails while a transport may still write to `memory`, the memory is kept.
+// Waits for the output, and for the readers of the input, because the input is temporary memory. If the collective
+// fails while a transport may still write to `memory`, the memory is kept forever.
 void finish(Comm& comm, const std::unique_ptr<Work>& work, std::initializer_list<at::Tensor> memory) {
   try {
     work->wait();
@@ -41,7 +41,7 @@ void finish(Comm& comm, const std::unique_ptr<Work>& work, std::initializer_list
   }
 }
 
-// [.., S * n, ..] at `split` -> [S, .., n, ..]: one piece for each rank.
+// Cuts dimension `split` into one piece for each rank: [.., S * n, ..] -> [S, .., n, ..].
 at::Tensor pieces_of(const at::Tensor& tensor, int64_t split, int64_t ranks) {
   return tensor.unflatten(split, {ranks, tensor.size(split) / ranks}).movedim(split, 0);
 }

@@ -18,7 +18,7 @@ Range before(Range range, int64_t border) {
   return {std::min(range.begin, border), std::min(range.end, border)};
 }
 
-// Returns the part of `range` behind the border, as `rest` counts it.
+// Returns the part of `range` behind the border, counted from the border, as the storage `rest` counts.
 Range behind(Range range, int64_t border) {
   return {std::max(range.begin, border) - border, std::max(range.end, border) - border};
 }

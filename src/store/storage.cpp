@@ -121,8 +121,8 @@ FileStorage::~FileStorage() {
 Range FileStorage::values_of(Range range) const {
   if (!options_.packed) return range;
   if (range.size() == 0) return {};
-  // At the end of the group, the range includes the padding, so that a borrower who overwrites everything causes no
-  // read for the padding.
+  // The last range of a group includes the padding, so that a borrower who overwrites everything causes no read of the
+  // padding.
   const int64_t end = range.end == options_.numel ? space_.store().layout().numel(options_.group)
                                                   : ceil_div(range.end * element_bytes(), kValueBytes);
   return {range.begin * element_bytes() / kValueBytes, end};

@@ -51,8 +51,8 @@ Unit::~Unit() {
   if (slot_) ring_.release(slot_);
 }
 
-// Makes later users of the memory wait for its present users. On the CPU, a gather ahead that nobody waited for is
-// abandoned, because a peer may never come.
+// Makes later users of the memory wait for its present users. On the CPU, a gather ahead that nobody has waited for is
+// abandoned, because a peer may never take part.
 void Unit::leave_memory() noexcept {
   try {
     if (const Unsharding* const pending = std::get_if<Unsharding>(&state_); pending && !device_.is_cpu()) {
@@ -251,7 +251,8 @@ void Unit::start_refresh() {
   if (placement_ != Placement::kReplicated) return reshard();
   if (comm_.world_size() == 1) return;
   const NamedRange named("refresh", layout_.name);
-  // The gather does not run on the current stream. There it would wait until the unit's parameters come from the host.
+  // The gather runs on its own stream, because on the current stream it would wait until the unit's parameters come
+  // from the host.
   gathers_.side.follow();
   const SideStream::Scope scope(gathers_.side);
   for (size_t g = 0; g < layout_.groups.size(); ++g) {

@@ -118,7 +118,8 @@ bool UnitParam::is_elsewhere(const at::Tensor& tensor) const {
          tensor.strides() != view_.strides();
 }
 
-// share_memory_() moves the memory of the storage to shared memory without changing the storage.
+// Returns whether the storage has got other memory: share_memory_() moves it to shared memory, and the storage stays
+// the same.
 bool UnitParam::has_other_memory() const {
   return memory_ != nullptr && view_.storage().data_ptr().get() != memory_;
 }
