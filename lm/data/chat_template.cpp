@@ -206,9 +206,9 @@ std::vector<Message> ChatTemplate::instruction(std::string_view instruction, std
 
 namespace {
 
-// Encodes pieces [begin, end) together. The ids of the text up to the end of a piece begin like the ids of the whole
-// text. The piece ends at the first id that differs. So a token that crosses the end belongs to the next piece, and an
-// answer's first token is learned.
+// Encodes pieces [begin, end) together. To find the end of a piece among the ids, the function also encodes the text up
+// to the end of the piece. These ids begin like the ids of the whole text, and the piece ends at the first id that
+// differs. So a token that crosses the end belongs to the next piece, and an answer's first token is learned.
 void encode_stretch(const std::vector<TextPiece>& pieces, size_t begin, size_t end, const Tokenizer& tokenizer,
                     EncodedDocument& document) {
   std::string text;

@@ -74,8 +74,8 @@ int64_t PieceEpoch::length_of(const Part& part) const {
 }
 
 // Packs by best-fit decreasing over the whole epoch: parts are placed from the longest to the shortest, each into the
-// fullest row with enough room. The number of rows depends only on the lengths, so it is the same in every epoch. The
-// parts that share a row depend on the order among equal lengths, which is that of parts_.
+// fullest row with enough room. The number of rows depends only on the lengths, so it is the same in every epoch. Among
+// equal lengths, parts are placed in the order of parts_, so this order decides which parts share a row.
 std::vector<uint32_t> PieceEpoch::pack() const {
   std::vector<uint32_t> by_length(parts_.size()), lengths;
   std::iota(by_length.begin(), by_length.end(), 0U);
@@ -102,7 +102,7 @@ std::vector<uint32_t> PieceEpoch::pack() const {
   return row_of;
 }
 
-// Rows are ordered by their first part in parts_, and so are the parts within each row.
+// Sorts parts_ by row. Rows keep the order of their first parts, and the parts of a row keep their order.
 void PieceEpoch::group(const std::vector<uint32_t>& row_of, int64_t rows) {
   const auto count = size_t(rows);
   std::vector<uint32_t> place(count, kMaxRows), counts(count + 1);

@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kIds = INT64_C(1) << 31;  // ids below it fit into an int32
 
-// Loads an id as int64, so that no id can wrap. Values of uint64 beyond int64 are refused.
+// Loads an id as int64, so that no id can wrap around. Values of uint64 that do not fit into int64 become negative, so
+// they are refused.
 template <typename Stored>
 int64_t load_id(const char* data, int64_t index) {
   return int64_t(load<Stored>(data + index * int64_t(sizeof(Stored))));

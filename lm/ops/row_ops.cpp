@@ -22,7 +22,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr int64_t kGrainNumel = 32768;  // with fewer elements, another thread does not pay
-// Rows whose part of a weight's gradient is added at once, for any number of threads.
+// The number of rows whose parts of a weight's gradient are added together. It does not depend on the number of
+// threads.
 constexpr int64_t kChunkRows = 64;
 
 int64_t num_chunks(int64_t rows) {

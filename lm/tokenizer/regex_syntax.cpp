@@ -181,7 +181,8 @@ class Translator {
     }
     for (const char c : name)
       if (!is_alnum(c) && c != '_') refuse(begin, at_, "is not supported");
-    // Names of up to two letters are general categories. Scripts are meant without their extensions.
+    // Names of up to two letters are general categories. Longer names are scripts, which Oniguruma takes without their
+    // extensions.
     out_ += concat(negative ? "\\P{" : "\\p{", name.size() > 2 ? "sc:" : "", name, "}");
   }
 

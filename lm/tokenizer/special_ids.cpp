@@ -39,7 +39,7 @@ class Reader {
 
   int32_t id(const JsonField& field) const { return static_cast<int32_t>(field.integer(0, vocab_size_ - 1)); }
 
-  // Returns the id of ["</s>", 2].
+  // Returns the id of a pair like ["</s>", 2].
   int32_t pair_id(const JsonField& field) const {
     if (!field.json().is_array() || field.json().size() != 2) field.refuse("it must be a token and its id");
     return id(field.element(1));

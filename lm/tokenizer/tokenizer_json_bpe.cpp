@@ -21,7 +21,7 @@ struct Parts {
   std::string_view left, right;
 };
 
-// Returns the parts of "a b" or ["a", "b"]; nothing for other values.
+// Returns the two parts of a merge, which is written as "a b" or ["a", "b"]; nothing for other values.
 std::optional<Parts> parts_of(const JsonField::Json& merge) {
   if (merge.is_string()) {
     const std::string_view text = merge.get_ref<const std::string&>();
@@ -52,7 +52,7 @@ bool has_every_byte(const StringTable& tokens) {
   return true;
 }
 
-// `complete` says that every text can be encoded.
+// Reads how unknown characters are encoded. `complete` says that every text can be encoded.
 void read_unknown(const JsonField& model, const StringTable& ids, bool complete, bool byte_level,
                   Bpe::Unknown& unknown) {
   if (complete) return;

@@ -44,8 +44,8 @@ Unigram::Unigram(Parts parts)
       flavor_(parts.flavor),
       trie_(entries_of(parts.pieces)) {}
 
-// Encodes a text from left to right. All paths meet at a position that no piece spans. Everything before it is decided:
-// its ids are appended, and its nodes are free. So ordinary text needs nodes for only a few words at a time.
+// Encodes a text from left to right. All paths meet at a position that no piece spans. The ids before such a position
+// are decided and appended, and their nodes are free. So ordinary text needs nodes for only a few words at a time.
 class Unigram::Run {
  public:
   Run(const Unigram& model, std::string_view text, Scratch& scratch, std::vector<int32_t>& out)

@@ -42,7 +42,8 @@ class PipelineRunner final : public PartRunner {
   }
 
  private:
-  // If a value is not shared, it stays unchanged on ranks that do not compute it.
+  // Runs `forward` on one rank. With `share` all ranks get the result; without, the input stays unchanged on the other
+  // ranks.
   at::Tensor run_on(int rank, bool share, const at::Tensor& input, const Forward& forward) const {
     at::Tensor output = comm_.rank() == rank ? forward(input).contiguous() : input;
     return share && comm_.world_size() > 1 ? shared(output, rank) : output;
@@ -152,7 +153,8 @@ struct Generator::Impl {
     }
   }
 
-  // NaN and infinities spread: one in a weight makes every logit NaN, and then any token would be as good as another.
+  // Throws if a logit is not finite. One NaN or infinity in a weight makes every logit NaN, and then any token would be
+  // as good as another.
   void check_finite(const at::Tensor& logits, size_t position) const {
     if (std::isfinite(logits.max().item<float>())) return;
     std::string found = "look for inf or NaN in its weights";

@@ -21,8 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The files besides config.json and the weights that transformers reads if a directory has them. *.model of
-// SentencePiece belongs to them, too.
+// The files other than config.json and the weights that transformers reads from a model's directory. SentencePiece's
+// *.model is also copied.
 constexpr const char* kCompanions[] = {"generation_config.json",
                                        "tokenizer.json",
                                        "tokenizer_config.json",

@@ -27,7 +27,8 @@ int32_t Sampler::choose(const at::Tensor& logits) {
   const int64_t all = logits.numel();
   const int64_t kept = options_.top_k > 0 ? std::min(options_.top_k, all) : all;
   const auto [values, ids] = at::topk(logits, kept, 0, /*largest=*/true, /*sorted=*/true);
-  // Subtracts the largest, in fp64, because a small temperature would make logits infinite, or would be 0 in fp32.
+  // Subtracts the largest logit first and divides in fp64, because a small temperature would make logits infinite, or
+  // would be 0 in fp32.
   const at::Tensor below = (values - values[0]).to(at::kDouble) / options_.temperature;
   const at::Tensor shares = at::softmax(below.to(at::kFloat), 0);
   if (options_.top_p < 1) {

@@ -184,8 +184,8 @@ class Run {
     generator.set_current_seed(hash_bytes(key.data(), static_cast<int64_t>(key.size())));
   }
 
-  // Trains one step and returns whether the run must end. The gradient is that of the mean over all targets of the
-  // step, over all ranks and micro-batches.
+  // Trains one step and returns whether the run must end. The loss is the mean over all targets of the step, on all
+  // ranks and in all micro-batches.
   bool step() {
     const std::vector<TrainBatch> batches = next_batches();
     int64_t own_targets = 0;
@@ -224,16 +224,16 @@ class Run {
     return !is_due(options_.evaluate_every, done) || done >= total_ || evaluations_.step == done || evaluate();
   }
 
-  // Call it before each pass of an evaluation, so that the launcher sees progress of this rank. Returns whether a
-  // signal came on any rank; the result is the same on all ranks. Ranks ask each other only before every fourth pass,
-  // because a pass of a small model is shorter than asking.
+  // Runs before each pass of an evaluation, so that the launcher sees progress of this rank. Returns whether a signal
+  // came on any rank; the result is the same on all ranks. Ranks exchange this only before every fourth pass, because a
+  // pass of a small model is shorter than the exchange.
   bool is_stopped(int64_t pass) {
     if (world_.observer()) world_.observer()->step_finished(engine_.steps());
     return pass % 4 == 0 && world_.mean(stop_ ? 1 : 0) > 0;
   }
 
-  // Returns false if a signal ended the evaluation. Its results are then dropped, and the continued run evaluates
-  // again.
+  // Evaluates. Returns false if a signal ended the evaluation. Its results are then dropped, and the continued run
+  // evaluates again.
   bool evaluate() {
     const at::NoGradGuard no_grad;
     model_->eval();
@@ -260,7 +260,8 @@ class Run {
     if (saved_ == evaluation.step && world_.rank() == 0) write_evaluation(options_.checkpoints, evaluations_);
   }
 
-  // Every rank calls the units equally often. So a rank without remaining rows runs one without targets.
+  // Evaluates the validation rows. Every rank must call the units equally often, so a rank without remaining rows runs
+  // a row without targets.
   std::optional<Evaluation> validate() {
     const int64_t limit = rows_of_evaluation(options_, *validation_), size = config_.micro_batch_size;
     const int64_t rows_at_once = size * row_groups();
@@ -338,8 +339,7 @@ class Run {
     }
   }
 
-  // Returns the part of a checkpoint with adapters that identifies its base model, in addition to the parameters'
-  // shapes.
+  // Returns the scale of the adapters for a checkpoint; null without adapters.
   nlohmann::json adapter_scale() const { return made_.lora ? nlohmann::json(made_.lora->scale()) : nlohmann::json(); }
 
   void resume() {

@@ -156,7 +156,7 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, K
   return logits;
 }
 
-// Each block has its own generator, so that any range can be drawn without the values before it.
+// Gives each block of values its own generator, so that any range can be drawn without the values before it.
 void CausalLM::initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out) {
   const at::NoGradGuard no_grad;
   at::Tensor block = at::empty({kInitialBlock}, at::kFloat);

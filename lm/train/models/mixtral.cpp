@@ -32,8 +32,8 @@ class Expert final : public torch::nn::Module {
   std::shared_ptr<Linear> gate_, down_, up_;
 };
 
-// Returns the choices of each expert, in their order. `experts` is the expert of each choice. The host waits for a
-// device once for all experts, because only the device knows how many tokens each expert has.
+// Returns the indices of the choices of each expert, in ascending order. `experts` has the expert of each choice. The
+// host waits once for the device, because only the device knows how many tokens each expert has.
 std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t count) {
   std::vector<at::Tensor> choices;
   if (experts.is_cpu()) {
