@@ -54,10 +54,8 @@ def states(engine):
 
 
 def compare(folder, stage, dtype, ratio):
-    plain, swapped = (
-        make_engine_in_files(stage, dtype),
-        make_engine_in_files(stage, dtype, [f"{folder}/one", f"{folder}/other"], ratio=ratio),
-    )
+    plain = make_engine_in_files(stage, dtype)
+    swapped = make_engine_in_files(stage, dtype, [f"{folder}/one", f"{folder}/other"], ratio=ratio)
     for engine in (plain, swapped):
         train_on_vectors(engine, 0, STEPS)
     assert plain.parameter_digest() == swapped.parameter_digest()
@@ -197,10 +195,8 @@ def test_checkpoints_go_between_ratios_stages_and_numbers_of_ranks(tmp_path, sav
 
 def save_what_was_written(folder, async_, ratio):
     own = {"checkpoint": {"async": async_}}
-    plain, swapped = (
-        make_engine_in_files(1, "bf16"),
-        make_engine_in_files(1, "bf16", f"{folder}/swap", ratio=ratio, zeroshard=own),
-    )
+    plain = make_engine_in_files(1, "bf16")
+    swapped = make_engine_in_files(1, "bf16", f"{folder}/swap", ratio=ratio, zeroshard=own)
     for engine in (plain, swapped):
         train_on_vectors(engine, 0, 1)
         for param in engine.module.parameters():
