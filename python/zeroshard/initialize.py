@@ -59,9 +59,7 @@ def initialize(
     versions of zeroshard, torch and the packages of the model's modules. Raises ``StateError`` for a model that a
     failed ``load_checkpoint`` has left half loaded. In these cases an existing engine of the model continues as before.
 
-    >>> engine, optimizer, loader, scheduler = zeroshard.initialize(
-    ...     model=model, config=config, training_data=rows
-    ... )
+    >>> engine, optimizer, loader, scheduler = zeroshard.initialize(model=model, config=config, training_data=rows)
     """
     engine, loader, scheduler = make_engine(
         Engine,
