@@ -16,8 +16,9 @@ bool is_alnum(char c) {
   return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-// Members of the classes on which the two libraries disagree. In PCRE2, U+180E is a space, and marks are not part of a
-// word. In Oniguruma, six numbers of Latin-1 are part of a word, but not within brackets.
+// The characters of the classes \s and \w in Oniguruma, because PCRE2 has other characters in them. In PCRE2, U+180E is
+// a space, and marks are not part of a word. In Oniguruma, six numbers of Latin-1 are part of a word, but not within
+// brackets.
 constexpr std::string_view kSpaceClass = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 constexpr std::string_view kWordNumbers = "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";

@@ -12,7 +12,7 @@ inline bool is_ordinary(const SentencePieceModel::Piece& piece) {
   return piece.type == SentencePieceModel::Type::kNormal || piece.type == SentencePieceModel::Type::kUserDefined;
 }
 
-// Throws ValueError that names `name` for unsupported settings of any type of model.
+// Checks the settings that all types of models share. Throws ValueError that names `name` for an unsupported setting.
 void check_supported(const SentencePieceModel& model, const std::string& name);
 
 // The ids of pieces that are not text.

@@ -85,7 +85,7 @@ class PartFinder final : public PartRunner {
   mutable std::vector<const torch::nn::Module*> before, blocks, after;
 };
 
-// Returns the logits that the options allow to choose from. Changes `logits`.
+// Returns the logits of the tokens that the options allow. Overwrites `logits` for this.
 at::Tensor choices_of(const at::Tensor& logits, const GenerateOptions& options) {
   const int64_t all = logits.numel(), ids = options.vocab_size > 0 ? std::min(options.vocab_size, all) : all;
   float* const values = logits.data_ptr<float>();

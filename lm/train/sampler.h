@@ -9,7 +9,7 @@ namespace zeroshard {
 // Chooses tokens by their logits. The same sequence of calls with the same options and logits gives the same tokens.
 class Sampler {
  public:
-  // Throws ValueError for options outside of their ranges.
+  // Throws ValueError for an option outside of its range.
   explicit Sampler(const SamplingOptions& options);
   // Returns the next token. `logits`: fp32, on the host, [vocabulary].
   int32_t choose(const at::Tensor& logits);

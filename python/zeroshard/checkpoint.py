@@ -348,7 +348,7 @@ def load(
     saved: dict[str, Any] = {}  # state of the run
 
     def others(infos: list[_C.TensorInfo]) -> list[_C.TensorState]:
-        # An earlier, damaged checkpoint has filled them.
+        # A damaged checkpoint that was tried before may have filled these collections.
         for of_a_damaged_one in (tensors, own_tensors, states, copies):
             of_a_damaged_one.clear()
         chosen = []

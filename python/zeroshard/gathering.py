@@ -71,7 +71,8 @@ def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can
             entered.append((core, sorted(indices)))
         yield
     except BaseException:
-        # Peers may not get here, so no collective may run, and a half-made change must not be kept.
+        # Writes are dropped without a collective, because other ranks may not have raised, and a half-made change must
+        # not be kept.
         for core, indices in entered:
             core.release(indices, core.DROP_WRITES)
         raise

@@ -69,7 +69,7 @@ class Loader(DataLoader):
         sequence_size: int = 1,
     ) -> None:
         iterable = isinstance(dataset, IterableDataset)
-        # This also holds for ranks of a sequence group, because each rank deals its own rows to the group.
+        # The warning also holds for ranks of a sequence group, because each rank loads its own rows for the group.
         if iterable and _ranks() > 1 and _rank() == 0:
             warnings.warn(
                 "training_data is an IterableDataset: every rank iterates over all of it, unless it takes its own "

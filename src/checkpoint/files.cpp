@@ -301,7 +301,7 @@ std::vector<CheckpointSummary> summarise_all(const Directory& root, const StoreL
   return summaries;
 }
 
-// Returns the errors of one checkpoint.
+// Checks every byte of one checkpoint. Returns one line per error.
 std::vector<std::string> verify_one(const Directory& root, const std::string& tag) {
   std::vector<std::string> wrong;
   try {

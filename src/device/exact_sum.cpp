@@ -43,7 +43,7 @@ void ExactSum::add(const ExactSum& other) {
   normalize();
 }
 
-// Carries, so that every limb except the last is in [0, 2^32).
+// Moves carries to higher limbs, so that every limb except the last is in [0, 2^32).
 void ExactSum::normalize() {
   int64_t carry = 0;
   for (size_t i = 0; i < kNonFinite; ++i) {

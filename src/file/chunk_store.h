@@ -90,8 +90,8 @@ class ChunkStore {
   // Nobody may borrow the chunk to write meanwhile. The functions change neither the plan nor the buffers. `to` has
   // room for the slot.
   using SlotBlocks = std::bitset<size_t(kChunkNumel / kSumNumel)>;
-  // Copies the blocks that are in a buffer. Returns the other blocks, whose values are in the file until somebody
-  // writes.
+  // Copies the blocks that are in a buffer to `to`. Returns the other blocks, whose values are only in the file. They
+  // stay there while nobody borrows the chunk to write.
   SlotBlocks copy_buffered(size_t chunk, int slot, std::byte* to);
   // Reads `blocks` from the file. May run at the same time as any other call.
   void read_file(size_t chunk, int slot, const SlotBlocks& blocks, std::byte* to) const;

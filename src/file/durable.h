@@ -37,7 +37,7 @@ class Directory {
   void rename(const std::string& from, const std::string& to);  // replaces a file or an empty directory `to`
   void exchange(const std::string& one, const std::string& other);
   void remove(const std::string& name);  // a file; a link itself
-  // Deletes `name` and everything below it; follows no link. Does nothing if it does not exist.
+  // Deletes `name` and everything below it, without following links. Does nothing if `name` does not exist.
   void remove_tree(const std::string& name);
   void sync();
 

@@ -60,8 +60,8 @@ std::vector<std::string> environment_of(const LaunchOptions& options, int local_
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view name(*entry, std::string_view(*entry).find('='));
-    // Rank 0 serves the store itself, even if an outer torchrun has a store. An outer launcher's heartbeat memory is
-    // not ours.
+    // These variables of an outer launcher are not passed on, because rank 0 serves the store itself, and an outer
+    // launcher's heartbeat memory is not for these ranks.
     const bool foreign = name == "TORCHELASTIC_USE_AGENT_STORE" || name == heartbeat::kVariable;
     if (!variables.contains(name) && !foreign) result.emplace_back(*entry);
   }

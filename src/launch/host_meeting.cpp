@@ -1,7 +1,7 @@
 // The lines by which launchers meet. A launcher of node N > 0 begins with
 //   zeroshard-launcher 2 NNODES NODE NPROC HOST JOB
-// where JOB is "-" if the job has no name,
-// and node 0 answers "refused WHY", or "welcome HOST", "beat" as long as others are missing, and then "start PORT".
+// JOB is "-" if the job has no name. Node 0 answers "refused WHY", or "welcome HOST", "beat" as long as others are
+// missing, and then "start PORT".
 #include "launch/host_meeting.h"
 
 #include <arpa/inet.h>

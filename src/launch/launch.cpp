@@ -102,7 +102,8 @@ std::optional<int> exit_of(pid_t supervisor, const Subreaper& subreaper) {
   return 128 + info.si_status;
 }
 
-// Returns the supervisor's exit code. Sets `stop_signal` to the last signal that asked the job to end.
+// Forwards signals to the supervisor until it ends, and returns its exit code. Sets `stop_signal` to the last signal
+// that asked the job to end.
 int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreaper& subreaper, int& stop_signal) {
   for (;;) {
     siginfo_t info{};

@@ -344,7 +344,7 @@ void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, co
 void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update& update,
                                       const kernels::RandomBits& random) const {
   const bool takes = update.is_open && tensors.master.defined();
-  // Each thread gets whole blocks of codes.
+  // Threads split the elements only between blocks of codes.
   const int64_t unit = tensors.scales.empty() ? 1 : kScaledNumel, numel = tensors.param.numel();
   at::parallel_for(0, ceil_div(numel, unit), kGrain / unit, [&](int64_t first, int64_t last) {
     const int64_t begin = first * unit, end = std::min(last * unit, numel);
@@ -365,7 +365,7 @@ void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update
   });
 }
 
-// Works on one piece at a time, which bounds the temporary memory.
+// Takes users' writes on a device, one piece at a time, which bounds the temporary memory.
 void ShardedOptimizer::take_written_on_device(const at::Tensor& master, const at::Tensor& param) const {
   if (const DeviceKernels* const own = device_kernels(device_.type()); own && own->take_written)
     return take_written(master, param);

@@ -29,8 +29,8 @@ class ExecutionOrder {
   bool is_next(size_t unit) const;
   // Returns the units of upcoming() that are needed before `unit`; nothing if `unit` is not among them.
   std::span<const size_t> upcoming_before(size_t unit) const;
-  // Returns the units needed so far in this pass, or between passes in the last pass. They are in order, with one entry
-  // per use.
+  // Returns the units that this pass has needed so far, in order, with one entry per use. Between passes, returns the
+  // units of the last pass.
   std::span<const size_t> needed() const { return in_pass_ ? needed_ : recorded_needed_; }
   // The largest number of units recorded per pass. It is limited because a program that calls modules without the
   // engine never ends a pass.

@@ -68,8 +68,9 @@ class Unit {
   void unshard();
   void wait();
   void reshard();
-  // Waits until no rank reads this rank's shards for the gathers that this rank has waited for. After that the shards
-  // may be written. Other ranks may still read for other gathers, which the step orders.
+  // Waits until no other rank reads this rank's shards for a gather that this rank has already waited for. After that
+  // this rank may write to the shards. For other gathers, the order of a step ensures that nobody reads at the same
+  // time.
   void await_readers();
   // Takes part in a gather that another rank needs, whatever this unit's state is. The state does not change.
   void take_part();

@@ -99,7 +99,7 @@ class CausalLM : public torch::nn::Module {
   explicit CausalLM(const Sizes& sizes) : sizes_(sizes) {}
   // Computes the logits. `batch` is complete and checked.
   virtual at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) = 0;
-  // Fills some elements, each drawn from the same distribution.
+  // Fills some elements of parameter `name` with values of the parameter's initial distribution.
   virtual void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) = 0;
 
  private:
