@@ -6,6 +6,7 @@
 #include "config/keys.h"
 #include "layout/matrix_owners.h"
 #include "optim/lr_schedule.h"
+#include "zeroshard/error.h"
 #include "zeroshard/optimizer.h"
 #include "zeroshard/rank_environment.h"
 
@@ -16,8 +17,11 @@ ConfigContext context(int world_size, std::optional<int64_t> hidden_size, std::o
   ConfigContext result;
   result.world_size = world_size;
   // Ranks that torch.multiprocessing started have no variables of a launcher.
-  if (const RankEnvironment ranks = rank_environment(); ranks.world_size == world_size)
-    result.ranks_per_host = ranks.local_world_size;
+  try {
+    if (const RankEnvironment ranks = rank_environment(); ranks.world_size == world_size)
+      result.ranks_per_host = ranks.local_world_size;
+  } catch (const ValueError&) {  // who needs the ranks of a host is told that they are not known
+  }
   result.sequence_parallel_size = sequence_parallel_size;
   result.hidden_size = hidden_size;
   return result;

@@ -37,14 +37,15 @@ std::optional<TrainedParam> find_trained(Groups& groups, size_t unit, size_t par
 // Returns all values of a parameter, as fp32 in its shape. Each rank passes the values of its shard
 // (ShardLayout::owned) as `mine`, which is 1-D; nothing stands for zeros. Returns nothing unless some rank `has_some`.
 // Collective; `what` names the values in errors.
-std::optional<at::Tensor> assemble(Comm& comm, at::Device device, const TrainedParam& param, bool has_some,
+std::optional<at::Tensor> assemble(const Ranks& ranks, const TrainedParam& param, bool has_some,
                                    const std::optional<at::Tensor>& mine, const std::string& what) {
+  Comm& comm = ranks.reduce;
   const ShardLayout& layout = param.group->layout();
   const std::string tag = concat(what, " of '", param.spec().name(), "'");
-  if (comm.world_size() > 1) has_some = all_reduce(comm, {has_some ? 1 : 0}, ReduceOp::kMax, tag)[0] > 0;
+  if (ranks.all.world_size() > 1) has_some = all_reduce(ranks.all, {has_some ? 1 : 0}, ReduceOp::kMax, tag)[0] > 0;
   if (!has_some) return std::nullopt;
   const Range whole = layout.param(param.index);
-  at::Tensor values = at::empty({whole.size()}, at::TensorOptions(at::kFloat).device(device));
+  at::Tensor values = at::empty({whole.size()}, at::TensorOptions(at::kFloat).device(ranks.device));
   for (int rank = 0; rank < comm.world_size(); ++rank) {
     const Range owned = layout.owned(param.index, rank);
     if (owned.size() == 0) continue;
@@ -118,7 +119,7 @@ std::optional<at::Tensor> Engine::full_state(size_t unit, size_t param, const st
   const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return std::nullopt;
   if (!found->group->place().updates_whole())
-    return assemble(impl.ranks.reduce, impl.options.device, *found, mine.has_value(), mine, concat("full ", kind));
+    return assemble(impl.ranks, *found, mine.has_value(), mine, concat("full ", kind));
   if (!mine) return std::nullopt;
   return mine->to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).view(found->spec().shape);
 }
@@ -151,8 +152,7 @@ std::optional<at::Tensor> Engine::full_grad(size_t unit, size_t param) {
   const auto found = find_trained(*impl.memory->groups, unit, param);
   if (!found) return std::nullopt;
   const GradBucket& bucket = impl.bucket_of(*found->group);
-  return assemble(impl.ranks.reduce, impl.options.device, *found, mine && has_own_grad(bucket, found->index), mine,
-                  "full gradient");
+  return assemble(impl.ranks, *found, mine && has_own_grad(bucket, found->index), mine, "full gradient");
 }
 
 std::vector<std::pair<std::string, double>> Engine::grad_norms() {
@@ -174,9 +174,9 @@ std::vector<std::pair<std::string, double>> Engine::grad_norms() {
       }
     }
   }
-  if (impl.ranks.reduce.world_size() > 1 && !names.empty()) {
+  if (impl.ranks.all.world_size() > 1 && !names.empty()) {
     constexpr std::string_view kTag = "norms of gradients";
-    has_grad = all_reduce(impl.ranks.reduce, has_grad, ReduceOp::kMax, kTag);
+    has_grad = all_reduce(impl.ranks.all, has_grad, ReduceOp::kMax, kTag);
     impl.ranks.reduce.host()
         .all_reduce({squares.data(), std::ssize(squares), DType::kFloat64}, ReduceOp::kSum, kTag)
         ->wait();

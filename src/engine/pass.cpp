@@ -96,7 +96,7 @@ void Pass::begin(bool sync) {
   executor_.begin_backward();
   // If gradients of an earlier loss.backward() are being reduced, the present order is kept.
   if (progress_.has_open_gradients()) return;
-  reducer_.begin_backward(executor_.needed(), sync, ranks_.replicas != nullptr ? ranks_.all : ranks_.gather);
+  reducer_.begin_backward(executor_.needed(), sync, ranks_.gather);
   if (sync) reducer_.read_ahead();
 }
 

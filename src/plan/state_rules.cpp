@@ -97,7 +97,7 @@ RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& 
   int64_t numel = 0;
   for (const UnitLayout& unit : units)
     for (const FlatGroup& group : unit.groups)
-      if (group.requires_grad) numel = std::max(numel, group.layout.shard_numel());
+      if (group.requires_grad) numel = std::max({numel, group.layout.shard_numel(), int64_t{1}});
   if (numel == 0) return buffers;
   const int64_t padded = replica_sum_numel(numel, options.replicas, options.quantized_gradients);
   const int64_t sent = replica_sum_bytes(padded, options.quantized_gradients);

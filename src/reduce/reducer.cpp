@@ -65,6 +65,7 @@ Reducer::~Reducer() {
   try {
     const SideStream::Scope scope(stream_);
     for (const size_t index : in_flight_) buckets_[index].await_exchange();
+    if (replicas_) replicas_->await_all();
   } catch (const std::exception&) {  // the device or a rank has failed, so nobody uses the memory again
   }
 }
@@ -145,6 +146,7 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& ga
   for (size_t unit = 0; unit < num_units(); ++unit) append(unit);
   std::reverse(order.begin() + unused, order.end());
   take_order_of_rank_0(order, gather_comm, "order of forward");
+  if (options_.all != nullptr) take_order_of_rank_0(order_, *options_.all, "order of forward");
   basis_ = Basis::kForward;
 }
 
@@ -191,7 +193,10 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
 // reads it only after another gather.
 GradBucket& Reducer::filling(size_t index) {
   GradBucket& bucket = buckets_[index];
-  while (bucket.is_in_flight()) finish_oldest();  // a late gradient: it gets a second reduction
+  while (bucket.is_in_flight()) {  // a late gradient: it gets a second reduction
+    ZS_ASSERT(!in_flight_.empty(), "unit ", bucket.unit_name(), " waits for other replicas");
+    finish_oldest();
+  }
   if (bucket.is_draining()) bucket.drain();
   if (bucket.is_idle()) bucket.begin(bucket.needs_slot() ? acquire_slot(bucket.slot_bytes()) : nullptr);
   return bucket;
@@ -321,7 +326,8 @@ void Reducer::end_backward(bool sync) {
   finish_all();
   for (GradBucket& bucket : buckets_) bucket.end_backward();
   if (basis_ != Basis::kBackward) {
-    take_order_of_rank_0(completed_, options_.all != nullptr ? *options_.all : comm_, "order of backward");
+    take_order_of_rank_0(completed_, comm_, "order of backward");
+    if (options_.all != nullptr) take_order_of_rank_0(order_, *options_.all, "order of backward");
     basis_ = Basis::kBackward;
   }
   for (size_t i = 0; i < buckets_.size(); ++i)

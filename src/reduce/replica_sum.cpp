@@ -103,6 +103,11 @@ void ReplicaSum::gather() {
   gather_ = replicas_.all_gather(full, {mine, numel, full.dtype}, tag_);
 }
 
+void ReplicaSum::await() {
+  if (exchange_) exchange_->drain();
+  if (gather_) gather_->drain();
+}
+
 at::Tensor ReplicaSum::finish() {
   gather_->wait();
   const Span full = sent();
@@ -130,6 +135,10 @@ void ReplicaSums::finish_oldest() {
   if (!oldest.gathers) oldest.sum->gather();
   oldest.bucket->take_sum(oldest.sum->finish());
   running_.pop_front();
+}
+
+void ReplicaSums::await_all() {
+  for (ReplicaSum& sum : sums_) sum.await();
 }
 
 void ReplicaSums::finish_all() {

@@ -39,6 +39,8 @@ class ReplicaSum {
   void begin(std::string tag);
   // Sums this rank's piece over the replicas, and starts to gather the pieces.
   void gather();
+  // Makes the current stream wait until no collective uses the memory.
+  void await();
   // Returns the sum over all replicas. It is valid until the next partial().
   at::Tensor finish();
 
@@ -73,6 +75,8 @@ class ReplicaSums {
   // Finishes or moves on the earlier sums, and starts the sum of a bucket in flight.
   void add(GradBucket& bucket);
   void finish_all();
+  // Makes the current stream wait until no collective uses the memory of the sums.
+  void await_all();
 
  private:
   struct Running {
