@@ -10,9 +10,10 @@
 namespace zeroshard {
 namespace {
 
-CommOptions options_of(const Config* config) {
+CommOptions options_of(const Config* config, int first_rank) {
   using Transport = CommOptions::Transport;
   CommOptions options;
+  options.first_rank = first_rank;
   if (config == nullptr) return options;
   if (config->transport == Config::Transport::kShm) options.transport = Transport::kShm;
   if (config->transport == Config::Transport::kProcessGroup) options.transport = Transport::kProcessGroup;
@@ -27,10 +28,11 @@ void bind_sequence(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<SequenceGroup, WithoutLock<SequenceGroup>>(
       m, "SequenceGroup", "The ranks that train on the same rows; see src/sequence/sequence_group.h.")
-      .def(py::init([](const std::string& group, c10::Device device, const Config* config) {
-             return WithoutLock<SequenceGroup>(new SequenceGroup(make_comm(group, device, options_of(config))));
+      .def(py::init([](const std::string& group, c10::Device device, const Config* config, int first_rank) {
+             return WithoutLock<SequenceGroup>(
+                 new SequenceGroup(make_comm(group, device, options_of(config, first_rank))));
            }),
-           py::arg("group"), py::arg("device"), py::arg("config"), Release())
+           py::arg("group"), py::arg("device"), py::arg("config"), py::arg("first_rank"), Release())
       .def_property_readonly("rank", &SequenceGroup::rank)
       .def_property_readonly("size", &SequenceGroup::size)
       .def_property_readonly("transport", &SequenceGroup::transport)

@@ -25,6 +25,7 @@ class SequenceGroup:
     def __init__(self, size: int) -> None:
         self.size = size
         self.rank = dist.get_rank() % size
+        self.first_rank = dist.get_rank() - self.rank  # the number of rank 0 in the world
         self.settings: _C.Config | None = None  # configuration of the engine that trains with the group
         self.device: torch.device | None = None
         self.registered: dict[str, bool] | None = None  # the way in which a registration lets models be cut
@@ -36,7 +37,7 @@ class SequenceGroup:
     def core(self) -> _C.SequenceGroup:
         """Returns the core's group. The first use is collective."""
         device = self.device or device_of_rank(_C.rank_environment().local_rank)
-        return _C.SequenceGroup(self.process_group.group_name, device, self.settings)
+        return _C.SequenceGroup(self.process_group.group_name, device, self.settings, self.first_rank)
 
     def for_engine(self, settings: _C.Config, device: torch.device) -> SequenceGroup:
         """Returns the group with the engine's transport and time-outs, and its own communicator.

@@ -217,9 +217,8 @@ def tell_failed_backward(model: nn.Module, error: BaseException) -> None:
 def _tell_failure(group: SequenceGroup, error: BaseException | None, what: str = "forward") -> None:
     """Ends the wait of the other ranks, unless they raise the same error anyway."""
     if error is not None and not str(error).startswith("sequence parallelism:"):
-        group.core.abort(
-            f"the {what} failed on rank {group.rank} of the sequence group: {type(error).__name__}: {error}"
-        )
+        rank = group.first_rank + group.rank
+        group.core.abort(f"the {what} failed on rank {rank}: {type(error).__name__}: {error}")
 
 
 def cut_of(model: nn.Module) -> Cut | None:
@@ -372,17 +371,20 @@ def _whole_rows(
     rows = tuple(positions.shape) if isinstance(positions, torch.Tensor) and positions.ndim == 2 else (-1, -1)
     kind = padding.element_size() if isinstance(padding, torch.Tensor) else -1
     told = group.core.tell([*shape, wrong, *rows, kind, *(items or [-1, 0])])
-    for rank, numbers in enumerate(told):
+    for rank, numbers in enumerate(told, group.first_rank):
         if numbers[2]:
-            raise ValueError(f"sequence parallelism: {_WRONG[numbers[2]]} (rank {rank} of the sequence group)")
+            raise ValueError(f"sequence parallelism: {_WRONG[numbers[2]]} (rank {rank})")
     if len({tuple(numbers[:6]) for numbers in told}) > 1:
-        shapes = "; ".join(f"rank {rank}: {numbers[0]} x {numbers[1]}" for rank, numbers in enumerate(told))
+        masked = [rank for rank, numbers in enumerate(told, group.first_rank) if numbers[5] >= 0]
+        shapes = "; ".join(
+            f"rank {rank}: {numbers[0]} x {numbers[1]}" for rank, numbers in enumerate(told, group.first_rank)
+        )
         raise ValueError(
             "sequence parallelism: the ranks of a sequence group have different inputs. Take batches from "
             "zeroshard.sequence_parallel(model, loader), which gives the ranks pieces of the same rows."
             f"\n  rows x words of the pieces: {shapes}"
             f"\n  shapes of position_ids: {[tuple(numbers[3:5]) for numbers in told]}"
-            f"\n  rank(s) {[rank for rank, numbers in enumerate(told) if numbers[5] >= 0]} have an attention_mask"
+            f"\n  rank(s) {masked} have an attention_mask"
         )
     _check_items([numbers[6] for numbers in told], sum(numbers[7] for numbers in told))
     return Forward(

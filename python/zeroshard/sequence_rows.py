@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.functional import pad
 
 from .sequence_groups import SequenceGroup
@@ -109,13 +108,12 @@ class PieceLoader:
             wrong = str(error)
         except Exception as error:  # the other ranks wait for this rank
             failed, wrong = error, f"the loader failed with {type(error).__name__}: {error}"
-        told: list[Any] = [None] * self.group.size
-        dist.all_gather_object(told, (wrong, packed), group=self.group.process_group)
+        told = self._tell((wrong, packed))
         if failed is not None:
             raise failed
-        for rank, (text, _) in enumerate(told):
+        for rank, (text, _) in enumerate(told, self.group.first_rank):
             if text:
-                raise ValueError(f"sequence parallelism: {text} (rank {rank} of the sequence group)")
+                raise ValueError(f"sequence parallelism: {text} (rank {rank})")
         unpacked = [pickle.loads(packed) for _, packed in told]
         like = [[torch.empty(s, dtype=d, device="meta") for s, d in shapes.values()] for shapes, _ in unpacked]
         pieces = self.group.core.deal(values, like)
@@ -124,6 +122,15 @@ class PieceLoader:
             for (shapes, others), mine in zip(unpacked, pieces, strict=True)
             if shapes
         ]
+
+    def _tell(self, mine: Any) -> list[Any]:
+        """Returns what each rank of the group has given. A rank that dies meanwhile is named."""
+        core, size = self.group.core, self.group.size
+        packed = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+        like = [
+            [torch.empty(1, size * length, dtype=torch.uint8, device="meta")] for (length,) in core.tell([len(packed)])
+        ]
+        return [pickle.loads(row.numpy().tobytes()) for (row,) in core.deal([packed.repeat(size)[None]], like)]
 
 
 class SharedLoader(PieceLoader):

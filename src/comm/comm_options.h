@@ -25,7 +25,7 @@ struct CommOptions {
   std::shared_ptr<SharedFailure> failure;
   std::shared_ptr<DeviceWatch> device_watch;  // shared by all device communicators of a thread; null: only this one
   std::vector<ProcessId> processes;           // processes of the ranks, watched while they connect; empty: not known
-  int first_rank = 0;  // shared memory: number of the group's rank 0 in messages, if the group is part of a world
+  int first_rank = 0;  // number of the group's rank 0 in messages, if the group is part of a world
 };
 
 }  // namespace zeroshard

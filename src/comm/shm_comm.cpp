@@ -30,8 +30,9 @@ std::string error_of(const Step& step) {
 std::shared_ptr<DirectCore> connect(Bootstrap& bootstrap, const CommOptions& options) {
   const int rank = bootstrap.rank(), world_size = bootstrap.world_size();
   std::shared_ptr<ShmMemory> memory;
-  agree(bootstrap, error_of([&] { memory = std::make_shared<ShmMemory>(rank, world_size, options.staging_bytes); }),
-        options.first_rank);
+  const int first = options.first_rank;
+  agree(bootstrap,
+        error_of([&] { memory = std::make_shared<ShmMemory>(rank, world_size, options.staging_bytes, first); }), first);
   ShmHello hello = memory->hello();
   std::vector<ShmHello> hellos;
   for (const std::string& bytes : bootstrap.all_gather({reinterpret_cast<const char*>(&hello), sizeof hello})) {
@@ -41,11 +42,10 @@ std::shared_ptr<DirectCore> connect(Bootstrap& bootstrap, const CommOptions& opt
   }
   std::vector<ProcessId> processes;
   for (const ShmHello& each : hellos) processes.push_back(each.process);
-  agree(bootstrap, error_of([&] { memory->connect(std::move(hellos)); }), options.first_rank);
+  agree(bootstrap, error_of([&] { memory->connect(std::move(hellos)); }), first);
   memory->connected();
   return std::make_shared<DirectCore>(
-      std::move(memory), PeerWatch(std::move(processes), options.stall_timeout_ms, nullptr, options.first_rank), rank,
-      options);
+      std::move(memory), PeerWatch(std::move(processes), options.stall_timeout_ms, nullptr, first), rank, options);
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ namespace zeroshard {
 C10dBootstrap::C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options)
     : group_(std::move(group)),
       timeout_ms_(options.timeout_ms),
-      watch_(options.processes, options.stall_timeout_ms, options.wait_listener) {}
+      number_(options.first_rank + group_->getRank()),
+      watch_(options.processes, options.stall_timeout_ms, options.wait_listener, options.first_rank) {}
 
 std::vector<std::string> C10dBootstrap::all_gather(std::string_view mine) {
   const at::Tensor size = at::empty({1}, at::kLong);
@@ -42,9 +43,9 @@ void C10dBootstrap::await(c10d::Work& work) {
     while (!work.isCompleted()) {
       const auto now = Clock::now();
       if (now > deadline)
-        throw CommError(concat("rank ", rank(), ": not all ranks made the group within ", timeout_ms_, " ms"));
+        throw CommError(concat("rank ", number_, ": not all ranks made the group within ", timeout_ms_, " ms"));
       if (const std::string trouble = watch_.check_all(); !trouble.empty() && !work.isCompleted())
-        throw CommError(concat("rank ", rank(), ": ", trouble, " while ranks were connected"));
+        throw CommError(concat("rank ", number_, ": ", trouble, " while ranks were connected"));
       if (now - looked > std::chrono::milliseconds(100)) {
         check_interrupt();
         looked = now;
@@ -80,10 +81,10 @@ at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
 void C10dBootstrap::fail(const std::string& error) {
   for (int attempt = 0; attempt < 10 && watch_.world_size() > 0; ++attempt) {
     if (const std::string trouble = watch_.check_all(); !trouble.empty())
-      throw CommError(concat("rank ", rank(), ": ", trouble, " while ranks were connected: ", error));
+      throw CommError(concat("rank ", number_, ": ", trouble, " while ranks were connected: ", error));
     std::this_thread::sleep_for(std::chrono::milliseconds(110));
   }
-  throw CommError(concat("rank ", rank(), ": cannot reach the other ranks: ", error));
+  throw CommError(concat("rank ", number_, ": cannot reach the other ranks: ", error));
 }
 
 }  // namespace zeroshard

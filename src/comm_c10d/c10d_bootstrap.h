@@ -25,6 +25,7 @@ class C10dBootstrap final : public Bootstrap {
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   int64_t timeout_ms_;
+  int number_;  // of this rank in messages
   PeerWatch watch_;
 };
 

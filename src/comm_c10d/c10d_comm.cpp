@@ -243,9 +243,8 @@ std::unique_ptr<Work> C10dComm::all_reduce_by_gather(Span data, ReduceOp reduce_
     for (int rank = 0; rank < core->world_size(); ++rank) {
       const std::byte* row = rows + rank * bytes;
       if (std::memcmp(row, rows, sizeof(GatherHeader)) != 0)
-        core->fail(op, concat("rank ", rank,
-                              " has called other collectives than rank 0 up to this one (kinds, sizes, "
-                              "dtypes or tags differ)"));
+        core->fail(op, concat("rank ", core->number_of(rank), " has called other collectives than rank ",
+                              core->number_of(0), " up to this one (kinds, sizes, dtypes or tags differ)"));
       pieces.push_back(row + sizeof(GatherHeader));
     }
     reduce_in_rank_order(pieces, data.dtype, reduce_op, data.data, data.numel);

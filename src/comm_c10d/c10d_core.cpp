@@ -64,7 +64,8 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       rank_(group_ ? group_->getRank() : 0),
       world_size_(group_ ? group_->getSize() : 1),
       divergence_(divergence ? std::move(divergence)
-                             : std::make_shared<Divergence>(group_ ? group_->getStore() : nullptr, rank_, world_size_)),
+                             : std::make_shared<Divergence>(group_ ? group_->getStore() : nullptr, rank_, world_size_,
+                                                            options.first_rank)),
       number_(divergence_->add_communicator()),
       failure_(options.failure ? options.failure : std::make_shared<SharedFailure>()) {
   renew_thread_pool();
@@ -176,7 +177,8 @@ void C10dCore::await_stream(const Op& op, const std::function<void()>& check) {
 void C10dCore::watch(std::function<std::string()> why_host) {
   const auto watch = options_.device_watch ? options_.device_watch : std::make_shared<DeviceWatch>();
   watching_ = std::make_unique<DeviceWatch::Watching>(
-      watch, WatchedComm{rank_, options_.timeout_ms, watch_, failure_, divergence_, number_, std::move(why_host)});
+      watch,
+      WatchedComm{number_of(rank_), options_.timeout_ms, watch_, failure_, divergence_, number_, std::move(why_host)});
 }
 
 void C10dCore::report_difference(const Op& op) {
@@ -197,12 +199,12 @@ void C10dCore::complete_all() {
 }
 
 void C10dCore::throw_if_failed() const {
-  if (is_forked()) throw CommError(process_.refusal(rank_, "communicator"));
+  if (is_forked()) throw CommError(process_.refusal(number_of(rank_), "communicator"));
   if (failed()) throw CommError(failure_->text());
 }
 
 void C10dCore::fail(const Op& op, const std::string& what) {
-  failure_->set(concat("rank ", rank_, ": collective #", op.seq, " ", op.text(), " failed: ", what));
+  failure_->set(concat("rank ", number_of(rank_), ": collective #", op.seq, " ", op.text(), " failed: ", what));
   throw CommError(failure_->text());
 }
 
@@ -210,14 +212,15 @@ void C10dCore::heed_interrupt(const Op& op) {
   try {
     check_interrupt();
   } catch (const std::exception&) {
-    abort(concat("rank ", rank_, " was interrupted while it waited in collective #", op.seq, " ", op.text()));
+    abort(
+        concat("rank ", number_of(rank_), " was interrupted while it waited in collective #", op.seq, " ", op.text()));
     throw;
   }
 }
 
 void C10dCore::abort(std::string_view reason) noexcept {
   if (is_forked()) return;
-  failure_->set(concat(reason, " [reported by rank ", rank_, "]"));
+  failure_->set(concat(reason, " [reported by rank ", number_of(rank_), "]"));
   end();
 }
 

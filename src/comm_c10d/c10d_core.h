@@ -40,6 +40,8 @@ class C10dCore {
   at::Device device() const { return device_; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  // Returns the number of a rank in messages.
+  int number_of(int rank) const { return options_.first_rank + rank; }
   // Returns whether this is a forked child of the rank. There, destroying objects would end the parent's connections
   // and join threads that the child does not have.
   bool is_forked() const { return !process_.is_own(); }

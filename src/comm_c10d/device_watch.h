@@ -23,7 +23,7 @@ namespace zeroshard {
 
 // A device communicator that a DeviceWatch observes.
 struct WatchedComm {
-  int rank = 0;
+  int rank = 0;  // this rank's number in messages
   int64_t timeout_ms = 0;
   PeerWatch peers;
   std::shared_ptr<SharedFailure> failure;

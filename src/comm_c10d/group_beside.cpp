@@ -36,8 +36,13 @@ std::string card_key(size_t rank) {
 // gone, the card does not count until the rank writes a new one.
 class Cards {
  public:
-  Cards(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size)
-      : store_(std::move(store)), rank_(size_t(rank)), texts_(size_t(world_size)), processes_(size_t(world_size)) {
+  // Messages number the ranks from `first_rank` on.
+  Cards(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, int first_rank)
+      : store_(std::move(store)),
+        rank_(size_t(rank)),
+        first_rank_(size_t(first_rank)),
+        texts_(size_t(world_size)),
+        processes_(size_t(world_size)) {
     const std::string host = this_host();
     const ProcessId own = this_process();
     const int64_t number = store_->add(concat("zeroshard/beside/try/", rank), 1);
@@ -86,15 +91,16 @@ class Cards {
   bool take(size_t rank, const std::string& text) {
     if (text.starts_with(kLeft)) {
       if (texts_[rank].empty()) return false;
-      throw CommError(concat("rank ", rank_, ": rank ", rank, " left before all ranks were connected (",
-                             text.substr(kLeft.size()), "). To try again, every rank has to"));
+      throw CommError(concat("rank ", first_rank_ + rank_, ": rank ", first_rank_ + rank,
+                             " left before all ranks were connected (", text.substr(kLeft.size()),
+                             "). To try again, every rank has to"));
     }
     std::istringstream card(text);
     int64_t number = 0;
     ProcessId process;
     std::string host;
     card >> number >> process.pid >> process.start_time >> host;
-    if (!card) throw CommError(concat("rank ", rank, " runs another version of zeroshard"));
+    if (!card) throw CommError(concat("rank ", first_rank_ + rank, " runs another version of zeroshard"));
     const bool is_here = host == this_host();
     if (is_here && state_of(process) == ProcessState::kDead) return false;
     texts_[rank] = text;
@@ -103,7 +109,7 @@ class Cards {
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
-  size_t rank_;
+  size_t rank_, first_rank_;
   std::vector<std::string> texts_;  // by rank; "": has not arrived
   std::vector<ProcessId> processes_;
 };
@@ -120,8 +126,8 @@ class Beside {
         options_(options),
         rank_(rank),
         world_size_(world_size),
-        cards_(store_, rank, world_size),
-        watch_(options.processes, options.stall_timeout_ms) {}
+        cards_(store_, rank, world_size, options.first_rank),
+        watch_(options.processes, options.stall_timeout_ms, nullptr, options.first_rank) {}
 
   GroupBeside make() {
     try {
@@ -142,7 +148,8 @@ class Beside {
       if (!result.valid() || now - read > kReadEvery) {
         read = now;
         if (cards_.read(/*again=*/result.valid())) {
-          watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener);
+          watch_ =
+              PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener, options_.first_rank);
           result = {};  // if this rank had started to connect, a peer has started again
         }
         if (!result.valid() && cards_.all_here())
@@ -158,7 +165,7 @@ class Beside {
       wait.lasts([] { return std::string("the group beside the device's, for all ranks"); });
       check_interrupt();
       if (const std::string trouble = watch_.check_all(); !trouble.empty())
-        throw CommError(concat("rank ", rank_, ": ", trouble, " while ranks were connected"));
+        throw CommError(concat("rank ", number(), ": ", trouble, " while ranks were connected"));
       check_time(now);
     }
   }
@@ -174,19 +181,22 @@ class Beside {
       for (int attempt = 0; attempt < 10; ++attempt) {
         if (cards_.read(/*again=*/true)) return {};
         if (const std::string trouble = watch_.check_all(); !trouble.empty())
-          throw CommError(concat("rank ", rank_, ": ", trouble, " while ranks were connected: ", reason_of(error)));
+          throw CommError(concat("rank ", number(), ": ", trouble, " while ranks were connected: ", reason_of(error)));
         check_interrupt();
         std::this_thread::sleep_for(std::chrono::milliseconds(110));
       }
-      throw CommError(concat("rank ", rank_, ": cannot connect the ranks on the host: ", reason_of(error)));
+      throw CommError(concat("rank ", number(), ": cannot connect the ranks on the host: ", reason_of(error)));
     }
   }
+
+  int number() const { return options_.first_rank + rank_; }
 
   void check_time(Clock::time_point now) const {
     if (now - start_ < std::chrono::milliseconds(options_.timeout_ms)) return;
     std::string who;
-    for (const size_t rank : cards_.missing()) who += concat(who.empty() ? "missing: rank " : ", ", rank);
-    throw CommError(concat("rank ", rank_, ": the process group of all ranks on the CPU was not made within ",
+    for (const size_t rank : cards_.missing())
+      who += concat(who.empty() ? "missing: rank " : ", ", options_.first_rank + int(rank));
+    throw CommError(concat("rank ", number(), ": the process group of all ranks on the CPU was not made within ",
                            double(options_.timeout_ms) / 1000, " s (zeroshard.timeout_s); ",
                            who.empty() ? std::string("all came, but were not connected") : who,
                            ". Look for the first error of the other ranks"));
@@ -208,7 +218,7 @@ GroupBeside make_group_beside(c10d::ProcessGroup& group, const CommOptions& opti
   try {
     return Beside(std::move(store), group.getRank(), group.getSize(), options).make();
   } catch (const c10::Error& error) {
-    throw CommError(concat("rank ", group.getRank(),
+    throw CommError(concat("rank ", options.first_rank + group.getRank(),
                            ": the store of the process group does not answer: ", error.what_without_backtrace()));
   }
 }

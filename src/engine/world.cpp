@@ -237,7 +237,8 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
     // It fails with the others. It has no part in their wait graph, because it numbers the ranks of its group alone.
     CommOptions own = options;
     own.wait_graph.reset();
-    const auto first = options.processes.begin() + rank() / sequence->getSize() * sequence->getSize();
+    own.first_rank = rank() - sequence->getRank();
+    const auto first = options.processes.begin() + own.first_rank;
     if (!options.processes.empty()) own.processes.assign(first, first + sequence->getSize());
     sequence_ = make_comm(sequence, device_, own);
   }

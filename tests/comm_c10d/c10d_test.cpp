@@ -124,10 +124,11 @@ struct Victim {
   pid_t pid = 0;
 };
 
-Victim strike(int signal) {
+Victim strike(int signal, int first_rank = 0) {
   const StoreFile file;
   CommOptions options = with(Transport::kProcessGroup);
   options.stall_timeout_ms = 700;
+  options.first_rank = first_rank;
   testing::ForkedWorld world(3, [&](int rank, Bootstrap&) {
     const auto store = c10::make_intrusive<c10d::FileStore>(file.path(), 3);
     const auto group = make_gloo_group(store, rank, 3);
@@ -152,6 +153,13 @@ TEST(C10dProcesses, DeadPeerIsNamed) {
   for (const size_t rank : {0u, 2u})
     expect_contains(victim.errors[rank],
                     {"rank 1 (pid " + std::to_string(victim.pid) + ") died", "#2 all_gather('model.layers.3'"});
+}
+
+TEST(C10dProcesses, DeadPeerOfAPartOfTheWorldHasItsNumberInTheWorld) {
+  const Victim victim = strike(SIGKILL, /*first_rank=*/6);
+  for (const size_t rank : {0u, 2u})
+    expect_contains(victim.errors[rank],
+                    {concat("rank ", 6 + rank, ": collective #2"), concat("rank 7 (pid ", victim.pid, ") died")});
 }
 
 TEST(C10dProcesses, StoppedPeerIsNamed) {
@@ -312,6 +320,26 @@ TEST(C10dComm, DivergenceIsNoticedAtTheNextAllReduce) {
   });
   for (const std::string& error : errors)
     expect_contains(error, {"rank 2 has called other collectives than rank 0", "'step end'"});
+}
+
+TEST(C10dComm, MessagesNumberRanksOfAPartOfTheWorldFromItsFirst) {
+  CommOptions options = with(Transport::kProcessGroup);
+  options.first_rank = 4;
+  const auto run = [&](const std::function<void(Comm&)>& body) { return run_gloo_threads(2, options, body); };
+  for (const std::string& error : run([](Comm& comm) {
+         gather(comm, 4, comm.rank() == 1 ? "model.layers.4" : "model.layers.3");
+         int64_t word = 0;
+         comm.all_reduce({&word, 1, DType::kOther8}, ReduceOp::kMax, "step end")->wait();
+       }))
+    expect_contains(error, {"rank 5 has called other collectives than rank 4"});
+  for (const std::string& error :
+       run([](Comm& comm) { comm.rank() == 0 ? gather(comm, 4, "model.layers.3") : comm.barrier("the end"); }))
+    expect_contains(error, {"ranks disagree: in collective #1 rank 4 called all_gather", "rank 5 called barrier"});
+  const auto errors = run([](Comm& comm) {
+    comm.abort("disk full");
+    comm.barrier("after");
+  });
+  expect_contains(errors[1], {"disk full [reported by rank 5]"});
 }
 
 // A collective that ends in an error once another rank has left, which takes the store along.

@@ -1,5 +1,6 @@
 """`zeroshard train` with `sequence_parallel_size`: ranks share rows, and train as ranks with whole rows do."""
 
+import contextlib
 import os
 import subprocess
 import time
@@ -94,22 +95,52 @@ def test_what_cannot_be_shared_is_refused(tmp_path, tokens, size, length, messag
         assert message in result.stderr
 
 
+@contextlib.contextmanager
+def started(configs):
+    """Ranks without a launcher, each with its configuration."""
+    port, claim = world._reserve_port()
+    variables = {"WORLD_SIZE": len(configs), "LOCAL_WORLD_SIZE": len(configs), "MASTER_ADDR": "127.0.0.1"}
+    ranks = []
+    try:
+        for rank, config in enumerate(configs):
+            own = variables | {"MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
+            environment = os.environ | {name: str(value) for name, value in own.items()}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            ranks.append(subprocess.Popen([ZEROSHARD, "train", config], env=environment, **pipes))
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+        claim.close()
+
+
+@pytest.mark.parametrize("transport", ["shm", "process_group"])
+def test_a_dead_rank_has_its_number_in_the_world(tmp_path, tokens, transport):
+    """Rank 2 mostly waits in its sequence group, where rank 3 is the second rank."""
+    _, train = make(tmp_path, tokens, steps=100_000, checkpoints={"every": 0})
+    config = write(tmp_path, train, sequence_parallel_size=2, zeroshard={"transport": transport})
+    with started([config] * 4) as ranks:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "trained" / "metrics.jsonl").exists():
+            assert time.monotonic() < deadline and ranks[2].poll() is None
+            time.sleep(0.05)
+        ranks[3].kill()
+        text = ranks[2].communicate(timeout=60)[0]
+    assert f"rank 3 (pid {ranks[3].pid}) died" in text
+    assert "rank 1 (pid" not in text
+
+
 def test_ranks_of_other_sizes_name_both(tmp_path, tokens):
     """As on hosts whose configuration files differ."""
     _, train = make(tmp_path, tokens)
-    port, claim = world._reserve_port()
-    variables = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = []
+    configs = []
     for rank in range(2):
         folder = tmp_path / str(rank)
         folder.mkdir()
-        config = write(folder, train, sequence_parallel_size=rank + 1)
-        own = {name: str(value) for name, value in (variables | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        ranks.append(subprocess.Popen([ZEROSHARD, "train", config], env=os.environ | own, **pipes))
+        configs.append(write(folder, train, sequence_parallel_size=rank + 1))
     begin = time.monotonic()
-    texts = [process.communicate(timeout=60)[0] for process in ranks]
-    claim.close()
+    with started(configs) as ranks:
+        texts = [process.communicate(timeout=60)[0] for process in ranks]
     assert time.monotonic() - begin < 30  # and not the 600 seconds of timeout_s
     for text in texts:
         assert "sequence_parallel_size 1" in text

@@ -104,7 +104,7 @@ def errors_of_one_rank():
 
 def test_a_loader_that_fails_on_one_rank_alone_fails_on_all():
     first, second = world.run(2, errors_of_one_rank)
-    told = "sequence parallelism: the loader failed with OSError: the disk is gone (rank 1 of the sequence group)"
+    told = "sequence parallelism: the loader failed with OSError: the disk is gone (rank 1)"
     assert first[0] == ["ValueError", told, 2, True]
     assert second[0] == ["OSError", "the disk is gone", 2, True]
     assert second[1][0] == "KeyError" and "KeyError: 'label' (rank 1" in first[1][1]

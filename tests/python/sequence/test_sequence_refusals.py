@@ -137,19 +137,19 @@ def refused_rows(name):
 
 
 ROWS = {
-    "positions": ["forward needs position_ids", "rank 1 of the sequence group"],
+    "positions": ["forward needs position_ids", "rank 1"],
     "lengths": ["different inputs", "rank 0: 4 x 8; rank 1: 4 x 7"],
     "rows": ["different inputs", "rank 0: 4 x 8; rank 1: 3 x 8"],
     "a mask on one rank": ["different inputs", "rank(s) [0] have an attention_mask"],
-    "a dict as mask": ["attention_mask must be a tensor", "rank 0 of the sequence group"],
-    "a list as positions": ["forward needs position_ids", "rank 0 of the sequence group"],
+    "a dict as mask": ["attention_mask must be a tensor", "rank 0"],
+    "a list as positions": ["forward needs position_ids", "rank 0"],
     "another ignored label": ["ignore_index is given", "-100"],
     "routers": ["output_router_logits is given"],
     "labels of rows without": ["labels without shift_labels", "zeroshard.sequence_parallel(model, loader)"],
     "labels": ["labels without shift_labels", "zeroshard.sequence_parallel(model, loader)"],
     "short": ["rows of 1 words are shorter than the 2 ranks"],
     "packed": ["packed by cu_seq_lens_q: give position_ids"],
-    "other shapes": ["weights has the shape (4, 3)", "4 x 16", "rank 1 of the sequence group"],
+    "other shapes": ["weights has the shape (4, 3)", "4 x 16", "rank 1"],
 }
 
 
