@@ -380,26 +380,27 @@ class TileFunction : public torch::autograd::Function<TileFunction> {
 
   static Tensors backward(torch::autograd::AutogradContext* ctx, const Tensors& grads) {
     const auto tiling = c10::static_intrusive_pointer_cast<Tiling>(ctx->saved_data["tiling"].toCapsule());
-    if (at::GradMode::is_enabled())
-      throw StateError(
-          "a tiled function has no second derivative, and create_graph=True asks for one: compute it without tiles");
-    if (tiling->call.at_once) {
-      if (!tiling->at_once)
-        throw StateError(
-            "a second backward pass goes through a loss whose gradients were computed in its forward pass. The first "
-            "backward pass has taken these gradients: compute the loss again");
-      Gradients gradients = *std::exchange(tiling->at_once, std::nullopt);
-      gradients.scale(grads[0]);
-      return with_rest(gradients.take(tiling->num_all), 1);
-    }
-    const Tensors inputs = ctx->get_saved_variables();
+    const Tensors inputs = tiling->call.at_once ? Tensors() : ctx->get_saved_variables();
     Gradients sums;
-    const auto loop = [&] { run_backward(*tiling, inputs, grads[0], sums); };
-    tiling->call.around_backward ? tiling->call.around_backward(loop) : loop();
+    const auto compute = [&] { compute_gradients(*tiling, inputs, grads[0], sums); };
+    tiling->call.around_backward ? tiling->call.around_backward(compute) : compute();
     return with_rest(sums.take(tiling->num_all), 1);
   }
 
  private:
+  static void compute_gradients(Tiling& tiling, const Tensors& inputs, const at::Tensor& grad, Gradients& sums) {
+    if (at::GradMode::is_enabled())
+      throw StateError(
+          "a tiled function has no second derivative, and create_graph=True asks for one: compute it without tiles");
+    if (!tiling.call.at_once) return run_backward(tiling, inputs, grad, sums);
+    if (!tiling.at_once)
+      throw StateError(
+          "a second backward pass goes through a loss whose gradients were computed in its forward pass. The first "
+          "backward pass has taken these gradients: compute the loss again");
+    sums = *std::exchange(tiling.at_once, std::nullopt);
+    sums.scale(grad);
+  }
+
   // Adds undefined gradients for the `rest` of the inputs.
   static Tensors with_rest(Tensors grads, size_t rest) {
     grads.resize(grads.size() + rest);

@@ -16,10 +16,9 @@ struct TiledCall {
   enum class Join { kAlongDim, kStack, kSum, kMean };
 
   std::function<at::Tensor(const Tensors& inputs)> function = nullptr;
-  // A function that is called in a backward pass with the loop over the tiles, and must call that loop once. May be
-  // null.
-  std::function<void(const std::function<void()>& loop)> around_backward = nullptr;
-  int64_t tiles = 1;   // at most; a tile has ceil(length / tiles) of the length, and the last tile has the remainder
+  // Called with the backward pass of all tiles, which it must call once. May be null.
+  std::function<void(const std::function<void()>& backward)> around_backward = nullptr;
+  int64_t tiles = 1;   // largest number; a tile has ceil(length / tiles) of the length, the last one the remainder
   int64_t dim = 0;     // dimension of the inputs that is cut; counted from the last one if negative
   size_t num_cut = 1;  // number of inputs that are cut; each tile gets the later inputs whole
   Join join = Join::kAlongDim;
