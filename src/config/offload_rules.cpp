@@ -75,8 +75,11 @@ std::string problem_of_moments(const Offload& offload) {
   if (!offload.on_device || (offload.states_leave() && offload.states().ratio == 1)) return "";
   if (config.moment_dtype == kCodes && !offload.states_leave()) return "";
   if (config.moment_dtype == kCodes)
-    return concat(key, "beside a device, the 8-bit moments of a parameter lie on one side, and ", kRatio, " is ",
-                  offload.states().ratio, ": set that to 1 or 0, or zeroshard.moment_dtype to \"fp32\"");
+    // The moments may be those of an optimizer object, without the key.
+    return concat(
+        kRatio, " = ", offload.states().ratio, ": beside a device, the 8-bit moments of a parameter lie on ",
+        "one side: set 1 or 0, or keep moments in fp32 (by zeroshard.moment_dtype, or by an optimizer object ",
+        "without 8-bit states)");
   return concat(key, "beside a device, the moments of all elements must lie on the host or in files, and ",
                 why_states_stay(offload), ", or zeroshard.moment_dtype to \"fp32\" or \"int8\"");
 }
