@@ -33,8 +33,8 @@ class LowBit:
     """The settings of a user's optimizer that decide how moments are stored."""
 
     name: str  # of the optimizer
-    has_codes: bool = False  # some parameters have 8-bit moments
-    wide: set[int] = field(default_factory=set)  # id() of parameters that keep fp32 moments
+    moments: str = "fp32"  # the dtype of moments, as zeroshard.moment_dtype names it
+    wide: set[int] = field(default_factory=set)  # id() of parameters that keep fp32 moments beside 8-bit ones
     without_effect: list[str] = field(default_factory=list)
 
 
@@ -62,43 +62,41 @@ def known_base(optimizer: torch.optim.Optimizer | None) -> type | None:
     return next((base for base in type(optimizer).__mro__ if kind_of(base) is not None), None)
 
 
-def settings_of(optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a param group that the optimizer reads. Low-bit optimizers read only four of them.
+def settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a param group that the packages' optimizers read.
 
     A group may have settings of another optimizer, whose checkpoint was loaded.
     """
-    if known_base(optimizer) is None:
-        return group
     return {name: value for name, value in group.items() if name in ("lr", "betas", "eps", "weight_decay")}
 
 
 def read_low_bit(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor], config: _C.ParsedConfig) -> LowBit:
-    """Reads the optimizer's settings. Raises ``ValueError`` for a setting that the core cannot reproduce."""
+    """Raises ``ValueError`` for a setting that has another meaning than any of the core's.
+
+    ``zeroshard.moment_dtype`` decides how an optimizer whose states all have 32 bits stores its moments.
+    """
     known = known_base(optimizer)
     is_bitsandbytes = known.__module__.startswith("bitsandbytes")
     found = LowBit(f"{known.__name__} of {'bitsandbytes' if is_bitsandbytes else 'torchao'}")
-    (_read_bitsandbytes if is_bitsandbytes else _read_torchao)(found, optimizer, list(params))
-    if found.has_codes:
-        _check_dtype(found, config)
-    return found
-
-
-def _check_dtype(found: LowBit, config: _C.ParsedConfig) -> None:
+    all_wide = (_read_bitsandbytes if is_bitsandbytes else _read_torchao)(found, optimizer, list(params))
     key = "zeroshard.moment_dtype"
-    for path, value, origin in config.values:
-        value = value.strip('"')
-        if path == key and value != "int8" and (origin != "default" or value != "fp32"):
-            raise ValueError(
-                f'{key} = "{value}": {found.name} stores moments in 8 bits: set "int8" or leave the key out, or pass '
-                "an optimizer of torch.optim"
-            )
+    value, origin = next((value.strip('"'), origin) for path, value, origin in config.values if path == key)
+    if all_wide:
+        found.moments, found.wide = value, set()
+    elif found.moments == "int8" and value != "int8" and origin != "default":
+        raise ValueError(
+            f'{key} = "{value}": {found.name} stores moments in 8 bits: set "int8" or leave the key out, or pass '
+            "an optimizer of torch.optim"
+        )
+    return found
 
 
 def _refuse(found: LowBit, setting: str, value: Any, advice: str) -> None:
     raise ValueError(f"{found.name}: {setting} = {value!r}: {advice}")
 
 
-def _read_bitsandbytes(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> None:
+def _read_bitsandbytes(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> bool:
+    """Returns whether all states have 32 bits."""
     args = optimizer.args
     if (percentile := getattr(args, "percentile_clipping", 100)) != 100:
         _refuse(found, "percentile_clipping", percentile, "set 100, and gradient_clipping in the configuration")
@@ -110,16 +108,18 @@ def _read_bitsandbytes(found: LowBit, optimizer: Any, params: list[torch.Tensor]
         _refuse(found, "max_unorm", most, "updates are not limited by norms of whole parameters: set 0")
     if getattr(optimizer, "is_paged", False):
         found.without_effect.append("is_paged (offload_optimizer moves states to the host or to files)")
-    least = set()
+    all_bits, least = set(), set()
     for param in params:
         bits, size = _bits(found, optimizer, param)
+        all_bits.add(bits)
         least.add(size)
         if bits == 32 or param.numel() < size:
             found.wide.add(id(param))
         else:
-            found.has_codes = True
-    if found.has_codes and min(least) < _LEAST_CODED:
+            found.moments = "int8"
+    if found.moments == "int8" and min(least) < _LEAST_CODED:
         found.without_effect.append(f"min_8bit_size = {min(least)} (parameters below {_LEAST_CODED:,} keep fp32)")
+    return 8 not in all_bits
 
 
 def _bits(found: LowBit, optimizer: Any, param: torch.Tensor) -> tuple[int, int]:
@@ -139,7 +139,7 @@ def _bits(found: LowBit, optimizer: Any, param: torch.Tensor) -> tuple[int, int]
     return own["optim_bits"], own["min_8bit_size"]
 
 
-def _read_torchao(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> None:
+def _read_torchao(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> bool:
     if optimizer.block_size != _BLOCK:
         _refuse(found, "block_size", optimizer.block_size, f"a scale has {_BLOCK} elements: set {_BLOCK}")
     if any(group.get("amsgrad") for group in optimizer.param_groups):
@@ -150,24 +150,26 @@ def _read_torchao(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> 
         if param.numel() < _LEAST_CODED or param.numel() % _BLOCK != 0:
             found.wide.add(id(param))
         else:
-            found.has_codes = True
+            found.moments = "int8"
+    return False
 
 
-def plain_states(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns states of one parameter in fp32, with the core's names."""
+def plain_states(state: dict[str, Any], only_shapes: bool = False) -> dict[str, Any]:
+    """Returns states of one parameter in fp32, with the core's names. ``only_shapes``: 8-bit ones without values."""
     plain = {}
     for slot, name in ((1, "exp_avg"), (2, "exp_avg_sq")):
         own = state.get(f"state{slot}", state.get(name))
         if hasattr(own, "codes"):
-            own = _decoded(own.codes, own.scale, signed=slot == 1)
+            own = _decoded(own.codes, own.scale, slot == 1, only_shapes)
         elif own is not None and own.dtype == torch.uint8:
-            own = _decoded(own, state[f"absmax{slot}"], signed=slot == 1)
+            own = _decoded(own, state[f"absmax{slot}"], slot == 1, only_shapes)
         if own is not None:
             plain[name] = own
     return plain | {name: state[name] for name in ("step",) if name in state}
 
 
-def _decoded(codes: torch.Tensor, scales: torch.Tensor, signed: bool) -> torch.Tensor:
+def _decoded(codes: torch.Tensor, scales: torch.Tensor, signed: bool, only_shape: bool) -> torch.Tensor:
+    codes = codes.to("meta") if only_shape else codes
     values = _map(signed).to(codes.device)[codes.flatten().int()]
     # Paged states are on the host, and their scales on the device.
     scales = scales.flatten().to(codes.device).repeat_interleave(_BLOCK)[: values.numel()]

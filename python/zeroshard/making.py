@@ -70,8 +70,8 @@ def make_run(
 
 
 def _tell(low_bit: LowBit) -> None:
-    """Logs where a user's optimizer runs, and which of its settings have no effect there."""
-    moments = "8-bit" if low_bit.has_codes else "fp32"
+    """Says where a user's optimizer runs, and which of its settings have no effect there."""
+    moments = "8-bit" if low_bit.moments == "int8" else low_bit.moments
     unused = f"; without effect: {', '.join(low_bit.without_effect)}" if low_bit.without_effect else ""
     log(f"{low_bit.name} runs in the core with {moments} moments{unused}")
 
@@ -104,7 +104,7 @@ def _make_core(
 
     options = _C.EngineOptions()
     options.config = parsed.config
-    if setup.low_bit is not None and setup.low_bit.has_codes:
+    if setup.low_bit is not None and setup.low_bit.moments == "int8":
         options.store_moments_as_codes()
     wide = setup.low_bit.wide if setup.low_bit is not None else set()
     options.device = device

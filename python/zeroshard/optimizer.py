@@ -83,6 +83,10 @@ class OptimizerSetup:
     defaults: dict[str, Any] = field(default_factory=dict)
     low_bit: LowBit | None = None  # the optimizer is one of bitsandbytes or torchao
 
+    def plain(self, state: dict[str, Any], only_shapes: bool = False) -> dict[str, Any]:
+        """Returns the states of a parameter with one value per element. 8-bit states are decoded."""
+        return state if self.low_bit is None else plain_states(state, only_shapes)
+
 
 def make_optimizer(
     model: nn.Module,
@@ -194,12 +198,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, parsed: _C.P
         inner=optimizer,
         external=external,
         is_elementwise=is_elementwise,
-        states=[
-            (p, states[p] if low_bit is None else plain_states(states[p]))
-            for own in params
-            for p in own
-            if states.get(p)
-        ],
+        states=[(p, states[p]) for own in params for p in own if states.get(p)],
         defaults=optimizer.defaults,
         low_bit=low_bit,
     )
@@ -430,7 +429,8 @@ class Optimizer(torch.optim.Optimizer):
         self.overflow = False
         self.loss_scale = 1.0
         self._kind = setup.type
-        self._outside = setup.external
+        # Settings of a param group that the core reads; None: the user's optimizer updates.
+        self._settings_of = None if setup.external else dict if setup.low_bit is None else settings_of
         # Other packages use torch's names: bitsandbytes calls its 8-bit optimizer AdamW.
         self._is_elementwise = setup.is_elementwise and (setup.inner is None or _is_torchs(setup.inner))
         self._engine: Callable[[], Any] = lambda: None
@@ -443,6 +443,10 @@ class Optimizer(torch.optim.Optimizer):
     def belong_to(self, engine: Any) -> None:
         """Connects to ``engine``, which has ``zero_grad`` and ``_update``, and may be destroyed before this object."""
         self._engine = weakref.ref(engine)
+
+    @property
+    def _outside(self) -> bool:
+        return self._settings_of is None
 
     @property
     def state(self) -> dict:
@@ -491,7 +495,7 @@ class Optimizer(torch.optim.Optimizer):
         """Returns options for the core's update. An external optimizer's groups may hold anything and are not read."""
         if self._outside:
             return [_C.ParamGroupOptions() for _ in self.param_groups]
-        return [group_options(settings_of(self._inner, group), self._kind) for group in self.param_groups]
+        return [group_options(self._settings_of(group), self._kind) for group in self.param_groups]
 
     def outside_rates(self) -> list[_C.ParamGroupOptions]:
         """Returns the learning rates of an external optimizer, which may have none, for comparison with other ranks."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from . import _C
 from .optimizer import OptimizerSetup, state_names
 from .run import Run
-from .units import Unit
+from .units import Param, Unit
 
 
 def describe_states(setup: OptimizerSetup, units: Sequence[Unit]) -> list[tuple[str, str]]:
@@ -28,14 +28,15 @@ def describe_states(setup: OptimizerSetup, units: Sequence[Unit]) -> list[tuple[
     found = []
     for param, state in setup.states:
         name = names.get(id(param), "a parameter")
-        for kind, value in state.items():
+        plain = setup.plain(state, only_shapes=True)
+        for kind, value in plain.items():
             if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape != param.shape:
                 raise ValueError(
                     f"the optimizer has a state '{kind}' of the shape {list(value.shape)} for '{name}', whose shape is "
                     f"{list(param.shape)}: only states with one value per element, and numbers, can be sharded. Pass "
                     "an optimizer that has none yet, or a callable that makes it"
                 )
-        kinds = sorted(f"{kind} ({_type_of(value)})" for kind, value in state.items() if value is not None)
+        kinds = sorted(f"{kind} ({_type_of(value)})" for kind, value in plain.items() if value is not None)
         found.append((name, ", ".join(kinds)))
     return found
 
@@ -63,34 +64,41 @@ def take_states(run: Run, setup: OptimizerSetup) -> None:
     states = {id(param): state for param, state in setup.states}
     if not states:
         return
-    if run.world_size > 1:
-        for state in states.values():
-            _share(run, state)
-    tensors = {param.names[0]: param.tensors for unit in run.units for param in unit.params}
 
-    def state_of(name: str) -> dict[str, Any]:
-        return next((states[id(tensor)] for tensor in tensors[name] if id(tensor) in states), {})
+    def state_of(param: Param) -> dict[str, Any]:
+        return next((states[id(tensor)] for tensor in param.tensors if id(tensor) in states), {})
 
     if run.external is not None:
-        own = {param: _stretch(state_of(part.param), part) for part, param in run.external_params()}
+        if run.world_size > 1:
+            for state in states.values():
+                _share(run, state)
+        params = {param.names[0]: param for unit in run.units for param in unit.params}
+        own = {param: _stretch(state_of(params[part.param]), part) for part, param in run.external_params()}
         setup.inner.state.clear()
         setup.inner.state.update({param: state for param, state in own.items() if state})
         return
-    places = [(unit, position) for unit, each in enumerate(run.units) for position in range(len(each.params))]
-    # One at a time, because they may be copies.
-    for part in (run.core.slice(unit, position) for unit, position in places):
-        if part is None or part.master.numel() == 0:
-            continue
-        stretch = _stretch(state_of(part.param), part)
+    # One at a time, because slices and decoded states may be copies.
+    for unit, each in enumerate(run.units):
+        for position, param in enumerate(each.params):
+            if state := state_of(param):
+                _take_state(run, setup, param, run.core.slice(unit, position), setup.plain(state))
+    setup.inner.state.clear()
+
+
+def _take_state(
+    run: Run, setup: OptimizerSetup, param: Param, part: _C.OptimizerSlice | None, state: dict[str, Any]
+) -> None:
+    """Gives the core this rank's part of the states of one parameter. Collective."""
+    if run.world_size > 1:
+        _share(run, state)
+    if part is not None and part.master.numel() > 0:
+        stretch = _stretch(state, part)
         kinds = state_names(setup.type, setup.param_groups[part.param_group])
         for slot, kind in enumerate(kinds[: len(part.moments)]):
             if stretch.get(kind) is not None:
                 run.core.set_moment(part.param, slot, stretch[kind])
-    for name, group in tensors.items():
-        trains = any(id(tensor) in setup.group_of and tensor.requires_grad for tensor in group)
-        if (state := state_of(name)) and trains:
-            run.core.set_updates(name, _updates(state))
-    setup.inner.state.clear()
+    if any(id(tensor) in setup.group_of and tensor.requires_grad for tensor in param.tensors):
+        run.core.set_updates(param.names[0], _updates(state))
 
 
 def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:

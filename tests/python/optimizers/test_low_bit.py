@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import weakref
 from types import SimpleNamespace
 
 import models
@@ -98,6 +99,33 @@ def test_one_digest_at_all_stages(kind, settings):
         told = f"{kind} of bitsandbytes runs in the core with {bits} moments"
         assert [told in r.log for r in found[1]] == [True] + [False] * (ranks - 1), found[1][0].log
         assert ("is_paged" in found[1][0].log) == ("Paged" in kind)
+
+
+def beside_key(kind, value, settings):
+    engine = start(1, kind, config={"zeroshard": {"moment_dtype": value}} if value else None, **settings)
+    train(engine)
+    return [digest_of(engine), moment_bytes(engine)]
+
+
+def test_the_key_decides_for_an_optimizer_of_32_bits():
+    """An 8-bit object decides itself, also where its `min_8bit_size` leaves all moments in fp32."""
+    found, told = {}, {}
+    for kind, value, settings in (
+        ("AdamW32bit", None, {}),
+        ("AdamW32bit", "int8", {}),
+        ("AdamW32bit", "bf16", {}),
+        ("AdamW8bit", None, {}),
+        ("AdamW8bit", "int8", {"min_8bit_size": 10_000}),
+    ):
+        (rank,) = world.run_ranks(1, beside_key, kind=kind, value=value, settings=settings)
+        assert rank.error is None, rank.log
+        found[kind, value] = rank.value
+        told[kind, value] = next(line.split(" with ")[1] for line in rank.log.splitlines() if "in the core" in line)
+    wide = found["AdamW32bit", None]
+    assert found["AdamW32bit", "int8"] == found["AdamW8bit", None]
+    assert found["AdamW8bit", "int8"] == wide
+    assert found["AdamW32bit", "bf16"][1] * 2 == wide[1]
+    assert [text.partition(" ")[0] for text in told.values()] == ["fp32", "8-bit", "bf16", "8-bit", "fp32"]
 
 
 def core_beside_object(kind, settings):
@@ -220,6 +248,30 @@ def states_of_the_library():
 
 def test_states_of_the_library_are_taken():
     assert world.run(2, states_of_the_library) == [True, True]
+
+
+def decoded_at_a_time():
+    """Bytes of the largest state that is decoded, and of all decoded states that live at once, at most."""
+    from zeroshard import low_bit
+
+    decode, live, largest, most = low_bit._decoded, [], 0, 0
+
+    def watched(*arguments):
+        nonlocal largest, most
+        state = decode(*arguments)
+        if not state.is_meta:
+            live.append(weakref.ref(state))
+            sizes = [each().nbytes for each in live if each() is not None]
+            largest, most = max(largest, state.nbytes), max(most, sum(sizes))
+        return state
+
+    low_bit._decoded = watched
+    states_of_the_library()
+    return largest, most
+
+
+def test_states_of_the_library_are_decoded_one_parameter_after_another():
+    assert world.run(2, decoded_at_a_time) == [[4 * 6400, 2 * 4 * 6400]] * 2
 
 
 REFUSED = [
