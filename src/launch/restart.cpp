@@ -15,6 +15,13 @@ bool early(const JobFailure& failure) {
   return !failure.any_step && failure.after_s < kFirstMomentsS;
 }
 
+// Returns whether the job may not fit its number of ranks, which is new: it can neither share the batch nor, with
+// sequence_parallel_size, the rows.
+bool unfit(const Attempt& attempt, const JobFailure& failure) {
+  const bool is_new = attempt.restarts > 0 && !attempt.last_failure;
+  return is_new && early(failure) && failure.kind == JobFailure::Kind::kExit && failure.signal == 0;
+}
+
 bool crash_loop(const JobFailure& last, const JobFailure& failure) {
   return early(last) && early(failure) && last.kind == failure.kind && last.code == failure.code &&
          last.signal == failure.signal;
@@ -46,8 +53,9 @@ RestartDecision decide_restart(const LaunchOptions& options, const Attempt& atte
   }
   const bool twice = attempt.last_failure && attempt.last_failure->rank == failure.rank;
   const bool no_start = failure.kind == JobFailure::Kind::kNoStart;
+  const bool is_unfit = unfit(attempt, failure);
   // If the first rank cannot be started, fewer ranks do not help.
-  const bool may_drop = twice || (no_start && failure.rank > 0);
+  const bool may_drop = twice || is_unfit || (no_start && failure.rank > 0);
   const bool fewer = may_drop && options.min_ranks > 0 && attempt.nproc > options.min_ranks;
   if (no_start && !fewer) return {{}, concat("not started again: ", what)};
   if (twice && !fewer && crash_loop(*attempt.last_failure, failure)) {
@@ -56,9 +64,11 @@ RestartDecision decide_restart(const LaunchOptions& options, const Attempt& atte
   Attempt next{
       .restarts = attempt.restarts + 1, .nproc = fewer ? attempt.nproc - 1 : attempt.nproc, .last_failure = {}};
   if (!fewer) next.last_failure = failure;
-  const char* again = fewer && twice ? " twice in a row, so there is one rank fewer"
-                      : fewer        ? ", so there is one rank fewer"
-                                     : "";
+  const std::string again = fewer && is_unfit
+                                ? concat(" at once with ", attempt.nproc, " ranks, so there is one rank fewer")
+                            : fewer && twice ? " twice in a row, so there is one rank fewer"
+                            : fewer          ? ", so there is one rank fewer"
+                                             : "";
   return {next, concat(what, again, ": restart ", next.restarts, " of ", options.max_restarts, " begins, with ",
                        next.nproc, next.nproc == 1 ? " rank" : " ranks")};
 }

@@ -94,6 +94,22 @@ TEST(Restart, FewerRanksWhenOneFailsTwice) {
   EXPECT_EQ(decide_restart(options(9, 4), after(failure), failure).next->nproc, 4);
 }
 
+TEST(Restart, ANumberOfRanksThatFailsAtOnceIsNotTriedAgain) {
+  const Attempt fewer{.restarts = 2, .nproc = 3, .last_failure = {}};
+  const RestartDecision decision = decide_restart(options(9, /*min_ranks=*/2), fewer, exit_of(0, 1));
+  ASSERT_TRUE(decision.next);
+  EXPECT_EQ(decision.next->nproc, 2);
+  EXPECT_EQ(decision.text,
+            "rank 0 ended with exit code 1 at once with 3 ranks, so there is one rank fewer: restart 3 of "
+            "9 begins, with 2 ranks");
+  JobFailure killed = exit_of(0, 1);
+  killed.signal = SIGKILL;
+  for (const JobFailure& other : {exit_of(0, 1, /*any_step=*/true), exit_of(0, 1, /*any_step=*/false, 600), killed})
+    EXPECT_EQ(decide_restart(options(9, 2), fewer, other).next->nproc, 3);
+  EXPECT_EQ(decide_restart(options(9, 3), fewer, exit_of(0, 1)).next->nproc, 3);
+  EXPECT_EQ(decide_restart(options(9, 2), first(), exit_of(0, 1)).next->nproc, 4);
+}
+
 TEST(Restart, ARankThatCannotStartIsLeftOut) {
   const JobFailure failure{.kind = Kind::kNoStart, .rank = 3};
   EXPECT_EQ(decide_restart(options(9, /*min_ranks=*/1), first(), failure).next->nproc, 3);

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 
@@ -10,7 +11,8 @@ import pytest
 import world
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from tokenizer_data import learnable_tokens
-from train_program import BATCH, LENGTH, STEPS, command, make, metrics, run, write
+from train_program import BATCH, LENGTH, STEPS, command, make, metrics, process_of_rank, run, write
+from waiting import wait_for
 
 pytestmark = needs(ZEROSHARD_TORCH)
 
@@ -145,3 +147,19 @@ def test_ranks_of_other_sizes_name_both(tmp_path, tokens):
     for text in texts:
         assert "sequence_parallel_size 1" in text
         assert "sequence_parallel_size 2" in text
+
+
+def test_a_restart_finds_the_number_of_ranks_that_can_share_rows(tmp_path, tokens):
+    """Rank 3 of 4 is killed twice. The 3 ranks left cannot be in groups of 2, so the last restart has 2."""
+    _, train = make(tmp_path, tokens, steps=4)
+    config = write(tmp_path, train, sequence_parallel_size=2)
+    options = ["--max-restarts", "3", "--min-ranks", "2"]
+    process, killed = subprocess.Popen([*command(config, 4), *options], stderr=subprocess.PIPE, text=True), []
+    for _ in range(2):
+        killed.append(wait_for(lambda: process_of_rank(3, config, but=killed), "rank 3", seconds=40))
+        os.kill(killed[-1], signal.SIGKILL)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, err
+    assert "sequence_parallel_size = 2" in err
+    assert "at once with 3 ranks, so there is one rank fewer: restart 3 of 3 begins, with 2 ranks\n" in err
+    assert sorted(metrics(tmp_path)) == [1, 2, 3, 4]
