@@ -76,7 +76,7 @@ class Cut:
             cut = mine()
             return step(cut, model, *arguments) if cut is not None and _cuts.get(model) is cut else None
 
-        return hook
+        return torch.compiler.disable(hook)  # compiled models run it between their graphs
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -277,13 +277,15 @@ def replace_attention(name: str) -> None:
     _replaced[name] = attention = ALL_ATTENTION_FUNCTIONS[name]
 
     @torch.compiler.disable
-    def attend_with_pieces(*arguments: Any, **options: Any) -> Any:
-        return _attend(attention, name, *arguments, **options)
+    def attend_with_pieces(cut: Cut, *arguments: Any, **options: Any) -> Any:
+        if not cut.is_on:
+            return attention(*arguments, **options)
+        return _attend(attention, name, cut, *arguments, **options)
 
     @functools.wraps(attention)
     def attend(module: nn.Module, *arguments: Any, **options: Any) -> Any:
         cut = _cuts.get(module)
-        if cut is None or not cut.is_on:
+        if cut is None:
             return attention(module, *arguments, **options)
         return attend_with_pieces(cut, module, *arguments, **options)
 

@@ -51,6 +51,10 @@ FAMILIES = {
     "gemma2": lambda: _gemma2(),
     "mistral": lambda: _made("Mistral", sliding_window=5),
     "phi3 with longrope": lambda: longrope(8),
+    "qwen2": lambda: _made("Qwen2"),
+    "mixtral": lambda: _made("Mixtral", intermediate_size=32, num_local_experts=4, num_experts_per_tok=2),
+    "phi": lambda: _made("Phi", hidden_size=32),
+    "gpt-neox": lambda: _made("GPTNeoX"),
     "gpt2": lambda: models.tiny_gpt2(n_head=4, attn_implementation="sdpa"),
 }
 KINDS = ["plain", "packed", "padded", "padded in front"]
@@ -160,7 +164,17 @@ def _compiled(model):
     return model
 
 
-WRAPS = {"checkpointed": _checkpointed, "recomputed": _recomputed, "lora": _adapted, "compiled": _compiled}
+def _whole(model):
+    return torch.compile(model, backend="eager")
+
+
+WRAPS = {
+    "checkpointed": _checkpointed,
+    "recomputed": _recomputed,
+    "lora": _adapted,
+    "compiled": _compiled,
+    "compiled whole": _whole,
+}
 
 
 def part_of(batch, part, parts):

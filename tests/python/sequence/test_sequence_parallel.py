@@ -18,6 +18,10 @@ MODELS_AND_ROWS = [
     ("gpt2", "padded"),
     ("phi3 with longrope", "plain"),
     ("phi3 with longrope", "packed"),
+    ("qwen2", "packed"),
+    ("mixtral", "padded"),
+    ("phi", "plain"),
+    ("gpt-neox", "packed"),
 ]
 
 
@@ -96,7 +100,7 @@ def test_rows_that_the_size_does_not_divide(length):
 
 
 @pytest.mark.idle_ranks("adapters are small")
-@pytest.mark.parametrize("wrap", ["checkpointed", "recomputed", "lora", "compiled"])
+@pytest.mark.parametrize("wrap", ["checkpointed", "recomputed", "lora", "compiled", "compiled whole"])
 def test_models_that_are_wrapped(wrap):
     case = {"family": "one key-value head", "kind": "packed", "steps": 4, "stage": 3, "wrap": wrap}
     (((expected, _),),) = world.run(1, trained, cases=[case])
