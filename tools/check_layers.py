@@ -65,6 +65,7 @@ DECLARES = {
     "monitor": {"metrics"},
     "optim": {"optimizer"},
     "plan": {"plan"},
+    "sequence": {"sequence"},
     "tokenizer": {"tokenizer"},
     "train": {"causal_lm", "generate", "lora", "train"},
 }

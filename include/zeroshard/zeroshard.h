@@ -8,5 +8,6 @@
 #include "zeroshard/optimizer.h"
 #include "zeroshard/plan.h"
 #include "zeroshard/rank_environment.h"
+#include "zeroshard/sequence.h"
 #include "zeroshard/version.h"
 #include "zeroshard/world.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <span>
 
-#include "sequence/sequence_group.h"
+#include "zeroshard/sequence.h"
 
 namespace zeroshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "sequence/sequence_group.h"
+#include "zeroshard/sequence.h"
 
 #include <pybind11/stl.h>
 
@@ -27,7 +27,7 @@ CommOptions options_of(const Config* config, int first_rank) {
 void bind_sequence(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<SequenceGroup, WithoutLock<SequenceGroup>>(
-      m, "SequenceGroup", "The ranks that train on the same rows; see src/sequence/sequence_group.h.")
+      m, "SequenceGroup", "The ranks that train on the same rows; see zeroshard/sequence.h.")
       .def(py::init([](const std::string& group, c10::Device device, const Config* config, int first_rank) {
              return WithoutLock<SequenceGroup>(
                  new SequenceGroup(make_comm(group, device, options_of(config, first_rank))));

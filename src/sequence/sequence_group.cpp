@@ -1,4 +1,4 @@
-#include "sequence/sequence_group.h"
+#include "zeroshard/sequence.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "comm/comm.h"
+#include "comm/local_comm.h"
 #include "device/dtype.h"
 #include "device/kept_memory.h"
 
@@ -159,6 +161,21 @@ class GroupMean : public torch::autograd::Function<GroupMean> {
 
 }  // namespace
 
+SequenceGroup::SequenceGroup(std::shared_ptr<Comm> comm) : comm_(comm ? std::move(comm) : make_single_comm()) {}
+
+int SequenceGroup::rank() const {
+  return comm_->rank();
+}
+int SequenceGroup::size() const {
+  return comm_->world_size();
+}
+std::string_view SequenceGroup::transport() const {
+  return comm_->transport();
+}
+void SequenceGroup::abort(std::string_view reason) const noexcept {
+  comm_->abort(reason);
+}
+
 std::vector<at::Tensor> SequenceGroup::exchange(const std::vector<at::Tensor>& tensors) const {
   for (const at::Tensor& tensor : tensors) {
     ZS_CHECK(tensor.dim() == 4, "exchange of heads for sequence: a tensor has ", tensor.dim(), " dimensions, not 4");
@@ -170,6 +187,7 @@ std::vector<at::Tensor> SequenceGroup::exchange(const std::vector<at::Tensor>& t
 }
 
 at::Tensor SequenceGroup::gather(const at::Tensor& piece) const {
+  if (size() == 1) return piece;
   const at::Tensor mine = piece.contiguous();
   std::vector<int64_t> shape = mine.sizes().vec();
   shape.insert(shape.begin(), size());

@@ -1,4 +1,4 @@
-#include "sequence/sequence_group.h"
+#include "zeroshard/sequence.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
@@ -136,6 +136,17 @@ TEST(SequenceGroup, TensorsOfSeveralDtypesAreExchangedEachInItsOwn) {
     EXPECT_TRUE(at::equal(got[1], piece_of(whole, 1, group).to(at::kBFloat16)));
     EXPECT_TRUE(at::equal(got[2], piece_of(whole, 1, group).to(at::kDouble)));
   });
+}
+
+TEST(SequenceGroup, ARankOfItsOwnHasWholeRows) {
+  const SequenceGroup alone(nullptr);
+  EXPECT_EQ(alone.size(), 1);
+  EXPECT_EQ(alone.rank(), 0);
+  const at::Tensor heads = random_tensor({kBatch, 3, 5, kWidth}, 1), loss = at::full({}, 2.5);
+  EXPECT_TRUE(at::equal(alone.exchange({heads}).front(), heads));
+  EXPECT_TRUE(at::equal(alone.gather(heads), heads));
+  EXPECT_TRUE(at::equal(alone.mean(loss, at::full({}, 3)), loss));
+  EXPECT_EQ(alone.tell({4, 5}), (std::vector<std::vector<int64_t>>{{4, 5}}));
 }
 
 TEST(SequenceGroup, HeadsThatDoNotFitAreRefusedBeforeTheExchange) {

@@ -11,7 +11,7 @@
 #include <limits>
 #include <tuple>
 
-#include "sequence/sequence_group.h"
+#include "zeroshard/sequence.h"
 
 namespace zeroshard {
 namespace {

@@ -16,9 +16,9 @@
 #include "base/check.h"
 #include "device/missing_memory.h"
 #include "file/hash.h"
-#include "sequence/sequence_group.h"
 #include "tokenizer/json_field.h"
 #include "train/models/models.h"
+#include "zeroshard/sequence.h"
 
 namespace zeroshard {
 namespace {

@@ -1,8 +1,10 @@
 """examples/cpp/train.cpp: the C++ front trains, and no stage changes a bit of it."""
 
+import json
 import re
 import subprocess
 
+import pytest
 from built import BUILD, REPOSITORY, ZEROSHARD, needs
 
 EXAMPLE = BUILD / "examples" / "cpp" / "example_train"
@@ -32,6 +34,23 @@ def test_stages_agree_and_the_loss_falls():
         assert held and all(planned == peak for planned, peak in held.values())
     for category in ("parameters", "gradients", "moments"):
         assert sharded_bytes[category][0] * 2 == replicated_bytes[category][0]
+
+
+@pytest.mark.parametrize(("ranks", "size", "stage"), [(2, 2, 3), (4, 2, 0)])
+def test_ranks_that_share_texts_train_as_ranks_with_whole_ones(tmp_path, ranks, size, stage):
+    """The same texts in a step: as many a rank as ranks share them."""
+    losses = []
+    for shared in (1, size):
+        path = tmp_path / f"{shared}.json"
+        zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+        optimizer = {"type": "AdamW", "params": {"lr": 1e-3}}
+        config = {"train_batch_size": 4, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0}
+        config |= {"zero_optimization": zero, "optimizer": optimizer, "sequence_parallel_size": shared}
+        path.write_text(json.dumps(config))
+        lines, _ = train(path, ranks)
+        losses.append([float(value) for line in lines for value in line.split()[3::2]])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[1] != losses[0]
 
 
 def test_wrong_input_exits_1_and_says_why(tmp_path):

@@ -6,21 +6,21 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/comm.h"
-
 namespace zeroshard {
 
+class Comm;
+
 // The ranks that train on the same rows. Each has an equal piece of the sequence, and attends over whole rows with an
-// equal part of the heads. All functions are collective over these ranks only.
+// equal part of the heads. All functions are collective over these ranks only, and throw CommError if one fails.
 class SequenceGroup {
  public:
-  // The autograd graphs of exchange() and mean() share ownership of the communicator, because they may outlive the
-  // group.
-  explicit SequenceGroup(std::shared_ptr<Comm> comm) : comm_(std::move(comm)) {}
+  // `comm` is World::sequence(); null: this rank has whole rows. Graphs of exchange() and mean() share the
+  // communicator, because they may outlive the group.
+  explicit SequenceGroup(std::shared_ptr<Comm> comm);
 
-  int rank() const { return comm_->rank(); }
-  int size() const { return comm_->world_size(); }
-  std::string_view transport() const { return comm_->transport(); }
+  int rank() const;
+  int size() const;
+  std::string_view transport() const;
 
   // Splits dimension 1 of each tensor over the ranks and joins dimension 2, by one all-to-all for tensors of one dtype:
   //   [batch, heads, length / S, width] -> [batch, heads / S, length, width]  before attention
@@ -47,7 +47,8 @@ class SequenceGroup {
   std::vector<std::vector<at::Tensor>> deal(const std::vector<at::Tensor>& mine,
                                             const std::vector<std::vector<at::Tensor>>& like) const;
 
-  void abort(std::string_view reason) const noexcept { comm_->abort(reason); }
+  // Makes ranks of the group that wait for this one fail with `reason` now.
+  void abort(std::string_view reason) const noexcept;
 
  private:
   std::shared_ptr<Comm> comm_;
