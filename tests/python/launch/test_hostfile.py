@@ -120,6 +120,7 @@ def process(host, what):
 
 
 @needs_sshd
+@pytest.mark.idle_ranks("what is compared is the sums of hosts")
 @pytest.mark.row("H4")
 @pytest.mark.parametrize(("count", "slots"), [(2, 2), (3, 1)])
 def test_one_command_trains_with_the_bits_of_one_host(cluster, script, count, slots):

@@ -2,12 +2,14 @@
 
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import world
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from hosts import lan  # noqa: F401 - a fixture
 from launched import (
@@ -96,10 +98,15 @@ def digests(folder, ranks):
     return {(folder / f"digest.{rank}").read_text() for rank in range(ranks)}
 
 
+def run_script(arguments):
+    """On a rank."""
+    sys.argv = list(arguments)
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
 def on_one_host(folder, script, ranks):
     folder.mkdir()
-    command = [ZEROSHARD, "run", "--nproc", str(ranks), script(TRAIN), folder, "5"]
-    subprocess.run(command, env=environment(), check=True, timeout=150)
+    world.run(ranks, run_script, arguments=[script(TRAIN), str(folder), "5"])
     return digests(folder, ranks)
 
 
@@ -123,6 +130,7 @@ def check_nothing_left(hosts):
     wait_for(lambda: not any(host.processes() for host in hosts), "the end of all processes")
 
 
+@pytest.mark.idle_ranks("what is compared is the sums of hosts")
 @pytest.mark.row("H1")
 @pytest.mark.parametrize(
     ("count", "nproc", "shard"),
@@ -179,6 +187,7 @@ def test_bytes_cross_the_link_once_for_each_host(tmp_path, script, lan, stage):
         assert sent == pytest.approx(steps * collectives * bytes_of_model / 2, rel=0.03), rank
 
 
+@pytest.mark.idle_ranks("what is compared is the sums of hosts")
 @pytest.mark.row("H1")
 @pytest.mark.parametrize("stage", [1, 3])
 def test_only_sums_of_gradients_cross_the_link_between_replicas(tmp_path, script, lan, stage):
@@ -232,13 +241,26 @@ def test_zeroshard_train_has_the_losses_of_one_host(tmp_path, lan, tokens, by):
     assert losses["two hosts"] == losses["one host"] and len(losses["one host"]) == 3
 
 
+INTERFACES = """
+import sys
+from zeroshard import _C
+for name in sys.stdin:
+    try:
+        print(_C.interface_towards(name.strip()), flush=True)
+    except Exception as error:
+        print(error, flush=True)
+"""
+
+
 @pytest.mark.row("H1")
 def test_the_interface_is_the_one_that_leads_to_the_master(lan):
     first, second = lan(2)
+    asked = {host: host.start(sys.executable, "-c", INTERFACES, stdin=subprocess.PIPE) for host in (first, second)}
 
     def told(host, name):
-        code = f"from zeroshard import _C\nprint(_C.interface_towards({name!r}))"
-        return host.start(sys.executable, "-c", code).communicate(timeout=150)[0].strip().splitlines()[-1]
+        asked[host].stdin.write(f"{name}\n")
+        asked[host].stdin.flush()
+        return asked[host].stdout.readline().strip()
 
     assert (told(second, "host0"), told(first, "host0")) == ("eth0", "eth0")
     first.ip("link add more type veth peer name end", "link set end up", "link set more up")
@@ -249,6 +271,8 @@ def test_the_interface_is_the_one_that_leads_to_the_master(lan):
     first.ip(f"route add default via {second.address}")
     assert told(first, "host0") == "eth0"
     assert "no interface leads to the host 10.98.0.1 (10.98.0.1: Network is unreachable)" in told(second, "10.98.0.1")
+    for process in asked.values():
+        process.communicate(timeout=150)
 
 
 @pytest.mark.row("H2")
