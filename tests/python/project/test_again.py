@@ -207,7 +207,7 @@ def test_the_command_of_ci_is_understood():
     """pytest takes the 2 of `--again 2` for a path until it knows the option, and then finds no conftest.py."""
     told = subprocess.run(["make", "-n", "test", "AGAIN=2"], cwd=RUN_CTEST.parents[1], capture_output=True, text=True)
     options = re.search(r"-m pytest(.*)$", told.stdout, re.MULTILINE)[1].split()
-    others = ["--ignore-glob", "*/test_[b-z]*.py"]  # which take long to collect
+    others = ["--ignore-glob", "*/test_a[!g]*.py", "--ignore-glob", "*/test_[!a]*.py"]  # which take long to collect
     command = [sys.executable, "-m", "pytest", *options, *others, "--collect-only", "-q", "-k", "command_of_ci_is"]
     done = subprocess.run(command, cwd=RUN_CTEST.parents[1], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "1/" in done.stdout, done.stdout + done.stderr
