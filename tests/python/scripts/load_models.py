@@ -1,6 +1,6 @@
 """Models of Transformers and PEFT that are loaded, built, resized and wrapped before an engine, at any stage.
 
-Arguments: a folder with saved models, the stage, the names of cases. Tells the digest after two steps of each.
+Arguments: a folder with saved models, and cases, each a name and a stage. Tells the digest after two steps of each.
 """
 
 import copy
@@ -14,10 +14,10 @@ import torch.distributed as dist
 import transformers
 from transformers.integrations import HfDeepSpeedConfig
 
-FOLDER, STAGE, CASES = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+FOLDER, CASES = sys.argv[1], [case.split(":") for case in sys.argv[2:]]
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
-    "zero_optimization": {"stage": STAGE, "stage3_param_persistence_threshold": 0},
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
 }
 IDS = torch.arange(12).view(1, 12)
@@ -25,7 +25,7 @@ IDS = torch.arange(12).view(1, 12)
 
 def check_sharded(model):
     whole = [name for name, p in model.named_parameters() if not hasattr(p, "ds_id") or p.ds_status.name == "AVAILABLE"]
-    assert not whole or STAGE < 3, f"not sharded: {whole}"
+    assert not whole or CONFIG["zero_optimization"]["stage"] < 3, f"not sharded: {whole}"
 
 
 def digest_after_training(model, **inputs):
@@ -126,6 +126,7 @@ def copied():
 
 deepspeed.init_distributed()
 torch.manual_seed(dist.get_rank())
-alive = HfDeepSpeedConfig(CONFIG)
-for case in CASES:
-    print("\nTOLD " + json.dumps([case, globals()[case]()]), flush=True)
+for case, stage in CASES:
+    CONFIG["zero_optimization"]["stage"] = int(stage)
+    alive = HfDeepSpeedConfig(CONFIG)
+    print("\nTOLD " + json.dumps([f"{case}:{stage}", globals()[case]()]), flush=True)
