@@ -19,7 +19,7 @@ ROWS, BATCH = 32, 2
 BY_FILE = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 
 
-def samples(padded=False, seed=0):
+def samples(padded=False, seed=0, groups=1):
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for number, ids in enumerate(torch.randint(0, 61, (ROWS, 16), generator=generator)):
@@ -27,17 +27,17 @@ def samples(padded=False, seed=0):
         if padded:  # prompts without a loss, of different lengths
             labels[: number % 9] = -100
         rows.append({"input_ids": ids, "labels": labels, "position_ids": torch.arange(16)})
-    if SIZE == 0 and "two_groups" in CASES:  # in the order in which two groups of two ranks take batches of two
+    if SIZE == 0 and groups == 2:  # in the order in which two groups of two ranks take batches of two
         order = [first + place for first in range(0, ROWS, 8) for place in (0, 1, 4, 5, 2, 3, 6, 7)]
         rows = [rows[index] for index in order]
     return rows
 
 
-def arguments(accumulation=1, made_by=TrainingArguments, **changes):
+def arguments(accumulation=1, made_by=TrainingArguments, groups=1, **changes):
     auto = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto")
     options = {
         "output_dir": os.path.join(FOLDER, f"out-{RANKS}-{STAGE}-{SIZE}"),
-        "per_device_train_batch_size": BATCH * (2 if SIZE == 0 and "two_groups" in CASES else 1),
+        "per_device_train_batch_size": BATCH * (groups if SIZE == 0 else 1),
         "gradient_accumulation_steps": accumulation,
         "train_sampling_strategy": "sequential",
         "learning_rate": 1e-2,
@@ -107,10 +107,11 @@ def steps_of(trainer):
     return [[entry["loss"], entry["grad_norm"]] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def trained(padded=False, evaluates=False, **changes):
+def trained(padded=False, evaluates=False, groups=1, **changes):
     set_seed(1)
     model = AutoModelForCausalLM.from_pretrained(FOLDER, attn_implementation="sdpa")
-    trainer = Trainer(model, arguments(**changes), train_dataset=samples(padded), eval_dataset=samples(seed=1))
+    rows = samples(padded, groups=groups)
+    trainer = Trainer(model, arguments(groups=groups, **changes), train_dataset=rows, eval_dataset=samples(seed=1))
     trainer.train()
     steps = steps_of(trainer)
     return [steps, trainer.evaluate()["eval_loss"]] if evaluates else steps
@@ -121,7 +122,7 @@ CALLS = {
     "padded": lambda: trained(padded=True),
     "accumulates": lambda: trained(accumulation=2, max_steps=3),
     "checkpointed": lambda: trained(gradient_checkpointing=True),
-    "two_groups": lambda: trained(),
+    "two_groups": lambda: trained(groups=2),
     "tuned": tuned,
     "resumed": resumed,
 }
