@@ -25,15 +25,20 @@ LEFT_OUT = {
     # trainers and examples of other libraries, each another start of several interpreters
     "test_compat_trainer.py": {
         "test_four_ranks": "test_compat_transformers.py::test_trainer_trains_saves_and_continues",
-        "test_adalora_reads_gradients_after_the_step_and_takes_ranks_away": "test_compat_examples.py::test_instruction_tuning",
-        "test_adalora_in_bf16": "test_compat_examples.py::test_instruction_tuning",
+        "test_adalora_reads_gradients_after_the_step_and_takes_ranks_away": "test_compat_trl.py::test_trainers_of_trl",
+        "test_adalora_in_bf16": "test_compat_trl.py::test_trainers_of_trl",
         "test_ranks_use_different_experts_and_bf16_has_adapters_in_fp32": "test_other_units.py::test_layers_that_some_ranks_leave_out_are_trained",
     },
     "test_compat_trl.py": {"test_grpo_has_the_losses_of_ranks_without_deepspeed": "test_trainers_of_trl"},
     "test_compat_examples.py": {
         "test_trainer_from_scratch": "test_compat_transformers.py::test_trainer_trains_saves_and_continues",
-        "test_lora_on_the_trained_model": "test_instruction_tuning",
+        "test_lora_on_the_trained_model": "test_compat_trl.py::test_trainers_of_trl",
+        "test_instruction_tuning": "test_compat_trl.py::test_trainers_of_trl",
         "test_fine_tuning_in_a_loop_of_ones_own": "test_a_plain_loop",
+    },
+    "test_sequence_trainer.py": {
+        "test_trainer_with_two_groups_of_two": "test_sequence_parallel.py::test_a_checkpoint_is_continued_with_another_size",
+        "test_a_file_of_accelerate_configures_the_same": "test_trainer",
     },
     "test_compat_start.py": {
         "test_a_script_may_end_while_a_thread_of_it_waits_in_torch": "test_a_script_may_end_without_ending_its_groups",
