@@ -102,7 +102,7 @@ test-quick: $(DEPS)
 	ZEROSHARD_TEST_SAMPLE=1 $(CTEST) --test-dir build/debug -R '^$(MODULE)(_[0-9]+)?$$'
 
 test-faults: build
-	ZEROSHARD_TEST_RELEASE=1 ctest --test-dir $(BUILD) -R '^checkpoint$$' --output-on-failure
+	ZEROSHARD_TEST_RELEASE=1 ctest --test-dir $(BUILD) -R '^checkpoint(_[0-9]+)?$$' --output-on-failure
 	$(BIN)/python -m pytest -m "fault or row" --release --numprocesses=$(TESTS) --dist=worksteal
 
 DEMO := $(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json

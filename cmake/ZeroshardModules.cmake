@@ -99,7 +99,7 @@ endfunction()
 
 # One test program per folder under tests/: zs_test(layout DEPS layout [LABELS slow]). Files *_cuda_test.cpp need a GPU:
 # they form a second program, test_<name>_cuda, in the CUDA variant alone, with the label `cuda`. SHARDS 4: a long
-# program is run as four tests, <name>_1 to <name>_4, beside one another.
+# program is run as four tests, <name>_1 to <name>_4, beside one another and before those that are shorter.
 function(zs_test name)
   cmake_parse_arguments(ARG "TORCH" "SHARDS" "DEPS;LABELS" ${ARGN})
   if(NOT ARG_SHARDS)
@@ -137,7 +137,8 @@ function(zs_test_program name sources torch deps labels shards)
     endif()
     math(EXPR index "${shard} - 1")
     add_test(NAME ${test} COMMAND test_${name})
-    set_tests_properties(${test} PROPERTIES LABELS "${labels}" TIMEOUT 600 ENVIRONMENT "${ZS_TEST_ENVIRONMENT}")
-    set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT GTEST_TOTAL_SHARDS=${shards} GTEST_SHARD_INDEX=${index})
+    set_tests_properties(${test} PROPERTIES LABELS "${labels}" TIMEOUT 600 COST ${shards})
+    set_property(TEST ${test} PROPERTY ENVIRONMENT
+                 ${ZS_TEST_ENVIRONMENT} GTEST_TOTAL_SHARDS=${shards} GTEST_SHARD_INDEX=${index})
   endforeach()
 endfunction()
