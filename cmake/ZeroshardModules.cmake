@@ -121,8 +121,12 @@ function(zs_test_program name sources torch deps labels shards)
     return()
   endif()
   add_executable(test_${name} ${sources})
-  # Most of a test runs once, so that optimising it takes longer than it saves.
+  # Most of a test runs once, so that optimising it takes longer than it saves: above all where checks are compiled in.
   target_compile_options(test_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  if(ZEROSHARD_SANITIZE)
+    target_compile_options(test_${name} PRIVATE -Og)
+    set_target_properties(test_${name} PROPERTIES UNITY_BUILD ON)  # in the preset tsan, too
+  endif()
   target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   list(TRANSFORM deps PREPEND zs_)
   target_link_libraries(test_${name} PRIVATE ${deps} GTest::gtest GTest::gmock GTest::gtest_main)

@@ -44,7 +44,7 @@ find_path(ZS_XXHASH_INCLUDE xxhash.h REQUIRED)  # Debian: libxxhash-dev; used as
 # that it shares with its neighbours. A group's size bounds the compiler's memory. Files with flags of their own stay single.
 set(CMAKE_UNITY_BUILD ${ZEROSHARD_UNITY})
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
-if(ZEROSHARD_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC takes the joined files for headers, in which a class must have no members of types from an anonymous namespace.
   add_compile_options(-Wno-subobject-linkage)
 endif()
