@@ -63,6 +63,7 @@ void bind_config(py::module_& m) {
   py::class_<Config>(m, "Config", "The resolved values; see include/zeroshard/config.h.")
       .def_readonly("train_batch_size", &Config::train_batch_size)
       .def_readonly("micro_batch_size", &Config::micro_batch_size)
+      .def_readonly("shard_size", &Config::shard_size, "0: all ranks.")
       .def_readonly("sequence_parallel_size", &Config::sequence_parallel_size)
       .def_readonly("dataloader_drop_last", &Config::dataloader_drop_last)
       .def_readonly("grad_accumulation_steps", &Config::grad_accumulation_steps)

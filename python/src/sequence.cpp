@@ -13,7 +13,7 @@ namespace {
 CommOptions options_of(const Config* config, int first_rank) {
   using Transport = CommOptions::Transport;
   CommOptions options;
-  options.first_rank = first_rank;
+  options.numbers.first = first_rank;
   if (config == nullptr) return options;
   if (config->transport == Config::Transport::kShm) options.transport = Transport::kShm;
   if (config->transport == Config::Transport::kProcessGroup) options.transport = Transport::kProcessGroup;

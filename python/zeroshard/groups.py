@@ -19,9 +19,9 @@ T = TypeVar("T")
 _CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another one writes or reads its whole share
 
 
-def connect(timeout_ms: int, make: Callable[[dict[str, Any]], T]) -> T:
+def connect(timeout_ms: int, make: Callable[[dict[str, Any]], T], purpose: str = "process groups") -> T:
     """Calls ``make`` with the process groups and the meeting by which the core connects the ranks. Collective."""
-    groups = make_groups(timeout_ms)
+    groups = make_groups(timeout_ms, purpose)
     meeting = groups.get("meeting")
     with left_on_error(meeting):
         try:
@@ -32,7 +32,7 @@ def connect(timeout_ms: int, make: Callable[[dict[str, Any]], T]) -> T:
             meeting.explain(str(error))
 
 
-def make_groups(timeout_ms: int) -> dict[str, Any]:
+def make_groups(timeout_ms: int, purpose: str = "process groups") -> dict[str, Any]:
     """Makes the process groups by which the core connects the ranks. Collective.
 
     Returns the names of groups for gathers and for reductions (two, so that ranks may interleave them differently) and
@@ -54,7 +54,7 @@ def make_groups(timeout_ms: int) -> dict[str, Any]:
         store = dist.distributed_c10d._get_default_store()
         store = getattr(store, "underlying_store", store)
         try:
-            meeting = meet(store, dist.get_rank(), dist.get_world_size(), patience, "process groups")
+            meeting = meet(store, dist.get_rank(), dist.get_world_size(), patience, purpose)
         except _C.CommError as error:
             if getattr(error, "out_of_step", False):
                 end_default_group()  # other ranks start with making it, so on the next try all ranks do

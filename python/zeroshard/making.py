@@ -134,7 +134,9 @@ def _make_core(
         ]
         tensors = _tensors_of(module, unit, device, None if definitions else begin)
         definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, tensors))
-    return connect(parsed.config.timeout_ms, lambda groups: _C.Engine(definitions, options, **groups))
+    size = parsed.config.shard_size
+    purpose = f"process groups with {size} rank(s) for each replica of the states" if size else "process groups"
+    return connect(parsed.config.timeout_ms, lambda groups: _C.Engine(definitions, options, **groups), purpose)
 
 
 def _tensors_of(

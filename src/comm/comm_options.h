@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "comm/peer_watch.h"
+#include "comm/rank_numbers.h"
 #include "comm/shared_failure.h"
 #include "comm/wait_listener.h"
 
@@ -25,7 +26,7 @@ struct CommOptions {
   std::shared_ptr<SharedFailure> failure;
   std::shared_ptr<DeviceWatch> device_watch;  // shared by all device communicators of a thread; null: only this one
   std::vector<ProcessId> processes;           // processes of the ranks, watched while they connect; empty: not known
-  int first_rank = 0;  // number of the group's rank 0 in messages, if the group is part of a world
+  RankNumbers numbers;                        // of the ranks in messages
 };
 
 }  // namespace zeroshard

@@ -73,7 +73,7 @@ class DirectCore {
   void abort_all(std::string_view reason) noexcept;
   std::string waiting_text(const Op& mine, int peer);
   // Returns the number of a rank in messages.
-  int number_of(int rank) const { return options_.first_rank + rank; }
+  int number_of(int rank) const { return options_.numbers.of(rank); }
 
   std::shared_ptr<DirectMemory> memory_;
   ControlBlock& control_;

@@ -78,11 +78,8 @@ ProcessState state_of(const ProcessId& process) {
 }
 
 PeerWatch::PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms, std::shared_ptr<WaitListener> listener,
-                     int first_rank)
-    : stall_timeout_ms_(stall_timeout_ms),
-      own_pid_(::getpid()),
-      listener_(std::move(listener)),
-      first_rank_(first_rank) {
+                     RankNumbers numbers)
+    : stall_timeout_ms_(stall_timeout_ms), own_pid_(::getpid()), listener_(std::move(listener)), numbers_(numbers) {
   for (const ProcessId& process : processes) peers_.push_back({process, {}, 0});
 }
 
@@ -130,8 +127,8 @@ std::string PeerWatch::check_all() {
 
 std::string PeerWatch::name(int rank) const {
   const ProcessId& process = peers_.at(static_cast<size_t>(rank)).process;
-  if (process.pid == 0) return concat("rank ", first_rank_ + rank);
-  return concat("rank ", first_rank_ + rank, " (pid ", process.pid, ")");
+  if (process.pid == 0) return concat("rank ", numbers_.of(rank));
+  return concat("rank ", numbers_.of(rank), " (pid ", process.pid, ")");
 }
 
 }  // namespace zeroshard

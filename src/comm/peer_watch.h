@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/rank_numbers.h"
 #include "comm/wait_listener.h"
 
 namespace zeroshard {
@@ -31,9 +32,9 @@ class PeerWatch {
  public:
   // processes[r] is the process of rank r. A rank without a pid, or with the caller's own pid, is not watched.
   // `listener`, which may be null, knows about failures on other hosts; check_all() reports these first. Messages
-  // number the ranks from `first_rank` on.
+  // give the ranks these `numbers`.
   PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms,
-            std::shared_ptr<WaitListener> listener = nullptr, int first_rank = 0);
+            std::shared_ptr<WaitListener> listener = nullptr, RankNumbers numbers = {});
 
   // Returns what is wrong with `rank` ("rank 1 (pid 123) died"); nothing if it is fine. Cheap: it looks at most every
   // 100 ms.
@@ -62,7 +63,7 @@ class PeerWatch {
   int64_t stall_timeout_ms_;
   int32_t own_pid_;
   std::shared_ptr<WaitListener> listener_;
-  int first_rank_;
+  RankNumbers numbers_;
 };
 
 }  // namespace zeroshard

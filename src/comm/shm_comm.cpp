@@ -9,12 +9,11 @@ namespace zeroshard {
 namespace {
 
 // Tells every rank whether all ranks got here. Throws if some rank has an `error`.
-void agree(Bootstrap& bootstrap, const std::string& error, int first_rank) {
+void agree(Bootstrap& bootstrap, const std::string& error, RankNumbers numbers) {
   const std::vector<std::string> errors = bootstrap.all_gather(error.substr(0, 900));
   for (size_t rank = 0; rank < errors.size(); ++rank)
     if (!errors[rank].empty())
-      throw CommError(
-          concat("rank ", static_cast<size_t>(first_rank) + rank, " cannot use shared memory: ", errors[rank]));
+      throw CommError(concat("rank ", numbers.of(static_cast<int>(rank)), " cannot use shared memory: ", errors[rank]));
 }
 
 template <typename Step>
@@ -30,9 +29,10 @@ std::string error_of(const Step& step) {
 std::shared_ptr<DirectCore> connect(Bootstrap& bootstrap, const CommOptions& options) {
   const int rank = bootstrap.rank(), world_size = bootstrap.world_size();
   std::shared_ptr<ShmMemory> memory;
-  const int first = options.first_rank;
+  const RankNumbers numbers = options.numbers;
   agree(bootstrap,
-        error_of([&] { memory = std::make_shared<ShmMemory>(rank, world_size, options.staging_bytes, first); }), first);
+        error_of([&] { memory = std::make_shared<ShmMemory>(rank, world_size, options.staging_bytes, numbers); }),
+        numbers);
   ShmHello hello = memory->hello();
   std::vector<ShmHello> hellos;
   for (const std::string& bytes : bootstrap.all_gather({reinterpret_cast<const char*>(&hello), sizeof hello})) {
@@ -42,10 +42,10 @@ std::shared_ptr<DirectCore> connect(Bootstrap& bootstrap, const CommOptions& opt
   }
   std::vector<ProcessId> processes;
   for (const ShmHello& each : hellos) processes.push_back(each.process);
-  agree(bootstrap, error_of([&] { memory->connect(std::move(hellos)); }), first);
+  agree(bootstrap, error_of([&] { memory->connect(std::move(hellos)); }), numbers);
   memory->connected();
   return std::make_shared<DirectCore>(
-      std::move(memory), PeerWatch(std::move(processes), options.stall_timeout_ms, nullptr, first), rank, options);
+      std::move(memory), PeerWatch(std::move(processes), options.stall_timeout_ms, nullptr, numbers), rank, options);
 }
 
 }  // namespace

@@ -17,10 +17,10 @@ Fd staging_file(int64_t bytes) {
 
 }  // namespace
 
-ShmMemory::ShmMemory(int rank, int world_size, int64_t staging_bytes, int first_rank)
+ShmMemory::ShmMemory(int rank, int world_size, int64_t staging_bytes, RankNumbers numbers)
     : rank_(rank),
       world_size_(world_size),
-      first_rank_(first_rank),
+      numbers_(numbers),
       staging_fd_(staging_file(staging_bytes)),
       staging_(map_shared(staging_fd_, static_cast<size_t>(staging_bytes), /*writable=*/true)),
       peers_(static_cast<size_t>(world_size)) {
@@ -80,7 +80,7 @@ const void* ShmMemory::read(int peer, const PeerAddress& address) {
   const auto& segments = peers_.at(static_cast<size_t>(peer));
   const auto found = segments.find(address.segment);
   if (found == segments.end())
-    throw CommError(concat("rank ", first_rank_ + peer, " freed an input that rank ", first_rank_ + rank_,
+    throw CommError(concat("rank ", numbers_.of(peer), " freed an input that rank ", numbers_.of(rank_),
                            " had not read: keep inputs until the next ", "barrier, all_reduce or broadcast"));
   return found->second.data() + address.offset;
 }

@@ -7,6 +7,7 @@
 #include "base/process_mark.h"
 #include "comm/direct_memory.h"
 #include "comm/peer_watch.h"
+#include "comm/rank_numbers.h"
 #include "comm/staging.h"
 
 namespace zeroshard {
@@ -21,8 +22,8 @@ struct ShmHello {
 // Anonymous shared memory that peers open through /proc/<pid>/fd. Descriptors are open only while peers attach.
 class ShmMemory final : public DirectMemory {
  public:
-  // Creates this rank's part. Rank 0 also creates the control block. Messages number the ranks from `first_rank` on.
-  ShmMemory(int rank, int world_size, int64_t staging_bytes, int first_rank = 0);
+  // Creates this rank's part. Rank 0 also creates the control block. Messages use `numbers`.
+  ShmMemory(int rank, int world_size, int64_t staging_bytes, RankNumbers numbers = {});
   const ShmHello& hello() const { return hello_; }
   // Maps the parts of the other ranks. The peers may still be mapping; call connected() when all have finished.
   void connect(std::vector<ShmHello> hellos);
@@ -42,7 +43,8 @@ class ShmMemory final : public DirectMemory {
   std::optional<PeerAddress> find(const void* data, int64_t bytes);
   uint64_t new_id();
 
-  int rank_, world_size_, first_rank_;
+  int rank_, world_size_;
+  RankNumbers numbers_;
   ShmHello hello_;
   Fd control_fd_, staging_fd_;
   Mapping control_memory_;

@@ -17,8 +17,8 @@ namespace zeroshard {
 C10dBootstrap::C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options)
     : group_(std::move(group)),
       timeout_ms_(options.timeout_ms),
-      number_(options.first_rank + group_->getRank()),
-      watch_(options.processes, options.stall_timeout_ms, options.wait_listener, options.first_rank) {}
+      number_(options.numbers.of(group_->getRank())),
+      watch_(options.processes, options.stall_timeout_ms, options.wait_listener, options.numbers) {}
 
 std::vector<std::string> C10dBootstrap::all_gather(std::string_view mine) {
   const at::Tensor size = at::empty({1}, at::kLong);

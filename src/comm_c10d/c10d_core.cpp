@@ -65,7 +65,7 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       world_size_(group_ ? group_->getSize() : 1),
       divergence_(divergence ? std::move(divergence)
                              : std::make_shared<Divergence>(group_ ? group_->getStore() : nullptr, rank_, world_size_,
-                                                            options.first_rank)),
+                                                            options.numbers)),
       number_(divergence_->add_communicator()),
       failure_(options.failure ? options.failure : std::make_shared<SharedFailure>()) {
   renew_thread_pool();

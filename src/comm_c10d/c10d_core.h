@@ -41,7 +41,7 @@ class C10dCore {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
   // Returns the number of a rank in messages.
-  int number_of(int rank) const { return options_.first_rank + rank; }
+  int number_of(int rank) const { return options_.numbers.of(rank); }
   // Returns whether this is a forked child of the rank. There, destroying objects would end the parent's connections
   // and join threads that the child does not have.
   bool is_forked() const { return !process_.is_own(); }

@@ -17,8 +17,8 @@ constexpr std::chrono::milliseconds kFarewell(3000);
 
 }  // namespace
 
-Divergence::Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, int first_rank)
-    : store_(std::move(store)), rank_(rank), world_size_(world_size), first_rank_(first_rank) {
+Divergence::Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers)
+    : store_(std::move(store)), rank_(rank), world_size_(world_size), numbers_(numbers) {
   if (store_) generation_ = store_->add(concat("zeroshard/divergence/", rank), 1);
 }
 
@@ -67,8 +67,8 @@ std::optional<std::string> Divergence::compare(size_t number, int peer, const st
     known_[{number, peer}] = seq;
     const Call& own = communicator.calls[seq % communicator.calls.size()];
     if (own.seq != seq || own.hash == hash) continue;
-    const std::string mine = concat("rank ", first_rank_ + rank_, " called ", own.op.text());
-    const std::string other = concat("rank ", first_rank_ + peer, " called ", text);
+    const std::string mine = concat("rank ", numbers_.of(rank_), " called ", own.op.text());
+    const std::string other = concat("rank ", numbers_.of(peer), " called ", text);
     return concat("ranks disagree: in collective #", seq, " ", rank_ < peer ? mine : other, ", ",
                   rank_ < peer ? other : mine);
   }
@@ -109,8 +109,8 @@ std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& 
   for (const Place& a : places)
     for (const Place& b : places)
       if (a.rank < b.rank && a.communicator != b.communicator && a.waits_for(b) && b.waits_for(a))
-        return concat("ranks disagree: rank ", first_rank_ + a.rank, " called collective #", a.seq, " ", a.call,
-                      " and waits, rank ", first_rank_ + b.rank, " called collective #", b.seq, " ", b.call,
+        return concat("ranks disagree: rank ", numbers_.of(a.rank), " called collective #", a.seq, " ", a.call,
+                      " and waits, rank ", numbers_.of(b.rank), " called collective #", b.seq, " ", b.call,
                       ", in another group, and waits");
   return std::nullopt;
 }

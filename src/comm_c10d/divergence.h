@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/op.h"
+#include "comm/rank_numbers.h"
 
 namespace zeroshard {
 
@@ -25,8 +26,8 @@ namespace zeroshard {
 // thread, which watches the rank's device, may call look() at the same time.
 class Divergence {
  public:
-  // `store` may be null; then no difference is ever found. Messages number the ranks from `first_rank` on.
-  Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, int first_rank = 0);
+  // `store` may be null; then no difference is ever found. Messages give the ranks these `numbers`.
+  Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers = {});
 
   // Counts the Divergences that this rank has created over the store. Ranks that failed to connect alone have other
   // counts than the other ranks. All ranks therefore agree on the largest count, for which the store has no entries
@@ -109,7 +110,8 @@ class Divergence {
   std::optional<std::string> find_crossed(const std::optional<Place>& own, const Talk& talk) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
-  int rank_, world_size_, first_rank_;
+  int rank_, world_size_;
+  RankNumbers numbers_;
   int64_t generation_ = 0;    // distinguishes earlier uses of the same store
   mutable std::mutex mutex_;  // protects the communicators and known_
   std::vector<Communicator> communicators_;

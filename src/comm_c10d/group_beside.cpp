@@ -36,11 +36,11 @@ std::string card_key(size_t rank) {
 // gone, the card does not count until the rank writes a new one.
 class Cards {
  public:
-  // Messages number the ranks from `first_rank` on.
-  Cards(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, int first_rank)
+  // Messages give the ranks these `numbers`.
+  Cards(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers)
       : store_(std::move(store)),
         rank_(size_t(rank)),
-        first_rank_(size_t(first_rank)),
+        numbers_(numbers),
         texts_(size_t(world_size)),
         processes_(size_t(world_size)) {
     const std::string host = this_host();
@@ -91,7 +91,7 @@ class Cards {
   bool take(size_t rank, const std::string& text) {
     if (text.starts_with(kLeft)) {
       if (texts_[rank].empty()) return false;
-      throw CommError(concat("rank ", first_rank_ + rank_, ": rank ", first_rank_ + rank,
+      throw CommError(concat("rank ", numbers_.of(int(rank_)), ": rank ", numbers_.of(int(rank)),
                              " left before all ranks were connected (", text.substr(kLeft.size()),
                              "). To try again, every rank has to"));
     }
@@ -100,7 +100,7 @@ class Cards {
     ProcessId process;
     std::string host;
     card >> number >> process.pid >> process.start_time >> host;
-    if (!card) throw CommError(concat("rank ", first_rank_ + rank, " runs another version of zeroshard"));
+    if (!card) throw CommError(concat("rank ", numbers_.of(int(rank)), " runs another version of zeroshard"));
     const bool is_here = host == this_host();
     if (is_here && state_of(process) == ProcessState::kDead) return false;
     texts_[rank] = text;
@@ -109,7 +109,8 @@ class Cards {
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
-  size_t rank_, first_rank_;
+  size_t rank_;
+  RankNumbers numbers_;
   std::vector<std::string> texts_;  // by rank; "": has not arrived
   std::vector<ProcessId> processes_;
 };
@@ -126,8 +127,8 @@ class Beside {
         options_(options),
         rank_(rank),
         world_size_(world_size),
-        cards_(store_, rank, world_size, options.first_rank),
-        watch_(options.processes, options.stall_timeout_ms, nullptr, options.first_rank) {}
+        cards_(store_, rank, world_size, options.numbers),
+        watch_(options.processes, options.stall_timeout_ms, nullptr, options.numbers) {}
 
   GroupBeside make() {
     try {
@@ -148,8 +149,7 @@ class Beside {
       if (!result.valid() || now - read > kReadEvery) {
         read = now;
         if (cards_.read(/*again=*/result.valid())) {
-          watch_ =
-              PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener, options_.first_rank);
+          watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener, options_.numbers);
           result = {};  // if this rank had started to connect, a peer has started again
         }
         if (!result.valid() && cards_.all_here())
@@ -189,13 +189,13 @@ class Beside {
     }
   }
 
-  int number() const { return options_.first_rank + rank_; }
+  int number() const { return options_.numbers.of(rank_); }
 
   void check_time(Clock::time_point now) const {
     if (now - start_ < std::chrono::milliseconds(options_.timeout_ms)) return;
     std::string who;
     for (const size_t rank : cards_.missing())
-      who += concat(who.empty() ? "missing: rank " : ", ", options_.first_rank + int(rank));
+      who += concat(who.empty() ? "missing: rank " : ", ", options_.numbers.of(int(rank)));
     throw CommError(concat("rank ", number(), ": the process group of all ranks on the CPU was not made within ",
                            double(options_.timeout_ms) / 1000, " s (zeroshard.timeout_s); ",
                            who.empty() ? std::string("all came, but were not connected") : who,
@@ -218,7 +218,7 @@ GroupBeside make_group_beside(c10d::ProcessGroup& group, const CommOptions& opti
   try {
     return Beside(std::move(store), group.getRank(), group.getSize(), options).make();
   } catch (const c10::Error& error) {
-    throw CommError(concat("rank ", options.first_rank + group.getRank(),
+    throw CommError(concat("rank ", options.numbers.of(group.getRank()),
                            ": the store of the process group does not answer: ", error.what_without_backtrace()));
   }
 }

@@ -50,14 +50,14 @@ std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, co
   std::vector<RankCard> cards;
   for (const std::string& bytes : bootstrap.all_gather({reinterpret_cast<const char*>(&card), sizeof card})) {
     if (bytes.size() != sizeof card)
-      throw CommError(concat("rank ", options.first_rank + int(cards.size()), " runs another version of zeroshard"));
+      throw CommError(concat("rank ", options.numbers.of(int(cards.size())), " runs another version of zeroshard"));
     std::memcpy(&card, bytes.data(), sizeof card);
     cards.push_back(card);
   }
   for (size_t rank = 1; rank < cards.size(); ++rank)
     if (cards[rank].transport != cards[0].transport || cards[rank].device_type != cards[0].device_type)
-      throw CommError(concat("rank ", options.first_rank + int(rank),
-                             " asks for another transport or device type than rank ", options.first_rank,
+      throw CommError(concat("rank ", options.numbers.of(int(rank)),
+                             " asks for another transport or device type than rank ", options.numbers.of(0),
                              ": start every rank with the same configuration and kind of device"));
   return cards;
 }
@@ -89,7 +89,7 @@ PeerWatch watch_of(const std::vector<RankCard>& cards, int rank, const CommOptio
   for (const RankCard& card : cards)
     processes.push_back(std::strcmp(card.host, cards[static_cast<size_t>(rank)].host) == 0 ? card.process
                                                                                            : ProcessId{});
-  return PeerWatch(std::move(processes), options.stall_timeout_ms, options.wait_listener, options.first_rank);
+  return PeerWatch(std::move(processes), options.stall_timeout_ms, options.wait_listener, options.numbers);
 }
 
 std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options) {
@@ -147,8 +147,7 @@ std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at
     options.processes = std::move(beside.processes);
   }
   if (!divergence)
-    divergence =
-        std::make_shared<Divergence>(group->getStore(), group->getRank(), group->getSize(), options.first_rank);
+    divergence = std::make_shared<Divergence>(group->getStore(), group->getRank(), group->getSize(), options.numbers);
   C10dBootstrap bootstrap(host_group, options);
   const std::vector<RankCard> cards = exchange_cards(bootstrap, device, options, divergence->generation());
   const auto by_generation = [](const RankCard& a, const RankCard& b) { return a.generation < b.generation; };

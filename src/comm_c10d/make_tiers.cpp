@@ -58,7 +58,7 @@ class HostBootstrap final : public Bootstrap {
 std::unique_ptr<DirectComm> connect_host(Bootstrap& bootstrap, int ranks, const CommOptions& options) {
   HostBootstrap own(bootstrap, ranks);
   CommOptions host_options = options;
-  host_options.first_rank += bootstrap.rank() - own.rank();
+  host_options.numbers.first = options.numbers.of(bootstrap.rank() - own.rank());
   // The caller of a collective watches the time and reports its wait.
   host_options.timeout_ms = std::numeric_limits<int64_t>::max() / 4;
   host_options.wait_listener.reset();
@@ -108,7 +108,7 @@ std::unique_ptr<Tiers> make_tiers(Bootstrap& bootstrap, int ranks_per_host, c10:
   std::future<Group> link = connect_gloo_group(store, concat(name, "/", rank % ranks_per_host), rank / ranks_per_host,
                                                hosts, options.timeout_ms + 2000);
   return std::make_unique<Tiers>(std::move(host),
-                                 connect_link(options.first_rank + rank, std::move(link), watch, options));
+                                 connect_link(options.numbers.of(rank), std::move(link), watch, options));
 }
 
 }  // namespace zeroshard

@@ -172,7 +172,8 @@ World::World(const Config& config, c10::Device device, const RankEnvironment& en
   if (!store) store = make_env_store(env.rank, env.world_size, config.timeout_ms);
   std::unique_ptr<Meeting> meeting;
   try {
-    const std::string purpose = concat("process groups with sequence_parallel_size ", config.sequence_parallel_size);
+    const std::string purpose = concat("process groups with sequence_parallel_size ", config.sequence_parallel_size,
+                                       " and ", config.shard_ranks(), " rank(s) for each replica of the states");
     meeting = meet(store, env, config.timeout_ms, purpose, observer_);
     const std::string prefix = concat(attempt_prefix(), meeting->number(), "/");
     struct Ranks {
@@ -237,8 +238,8 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
     // It fails with the others. It has no part in their wait graph, because it numbers the ranks of its group alone.
     CommOptions own = options;
     own.wait_graph.reset();
-    own.first_rank = rank() - sequence->getRank();
-    const auto first = options.processes.begin() + own.first_rank;
+    own.numbers.first = rank() - sequence->getRank();
+    const auto first = options.processes.begin() + own.numbers.first;
     if (!options.processes.empty()) own.processes.assign(first, first + sequence->getSize());
     sequence_ = make_comm(sequence, device_, own);
   }
@@ -267,6 +268,9 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
     throw ConfigError(
         "groups that shard among themselves (zeroshard.mesh.shard) need process groups that have a "
         "store, such as those of Gloo or NCCL");
+  // Gathers and reductions share what finds that ranks have called different collectives.
+  const auto graph = std::make_shared<WaitGraph>();
+  std::shared_ptr<Divergence> divergence;
   const auto connected = [&](const std::string& name, int first, int stride, int count) {
     if (count == 1) return make_comm(Group(), device_, options);
     const auto connect = [prefixed = c10::make_intrusive<c10d::PrefixStore>(concat("mesh/", name, "/", first), store),
@@ -279,12 +283,14 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
         meeting != nullptr ? while_all_live(*meeting, "process groups of replicas", connect) : connect();
     // It fails with the others. It has no part in their wait graph, because it numbers its own ranks alone.
     CommOptions own = options;
-    own.wait_graph.reset();
+    own.wait_graph = stride == 1 ? graph : nullptr;
     own.processes.clear();
     for (int i = 0; i < count && !options.processes.empty(); ++i)
       own.processes.push_back(options.processes.at(size_t(first + i * stride)));
-    own.first_rank = first;
-    return make_comm(group, device_, own);
+    own.numbers = {first, stride};
+    if (stride > 1) return make_comm(group, device_, own);
+    if (!divergence) divergence = std::make_shared<Divergence>(group->getStore(), group->getRank(), count, own.numbers);
+    return make_comm(group, device_, own, divergence);
   };
   const int first = rank / size * size;
   gather_ = connected("gather", first, 1, size);

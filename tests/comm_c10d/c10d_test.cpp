@@ -128,7 +128,7 @@ Victim strike(int signal, int first_rank = 0) {
   const StoreFile file;
   CommOptions options = with(Transport::kProcessGroup);
   options.stall_timeout_ms = 700;
-  options.first_rank = first_rank;
+  options.numbers.first = first_rank;
   testing::ForkedWorld world(3, [&](int rank, Bootstrap&) {
     const auto store = c10::make_intrusive<c10d::FileStore>(file.path(), 3);
     const auto group = make_gloo_group(store, rank, 3);
@@ -324,7 +324,7 @@ TEST(C10dComm, DivergenceIsNoticedAtTheNextAllReduce) {
 
 TEST(C10dComm, MessagesNumberRanksOfAPartOfTheWorldFromItsFirst) {
   CommOptions options = with(Transport::kProcessGroup);
-  options.first_rank = 4;
+  options.numbers.first = 4;
   const auto run = [&](const std::function<void(Comm&)>& body) { return run_gloo_threads(2, options, body); };
   for (const std::string& error : run([](Comm& comm) {
          gather(comm, 4, comm.rank() == 1 ? "model.layers.4" : "model.layers.3");
