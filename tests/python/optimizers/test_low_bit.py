@@ -103,7 +103,7 @@ def test_one_digest_at_all_stages(kind, settings):
 
 def beside_key(kind, value, settings):
     engine = start(1, kind, config={"zeroshard": {"moment_dtype": value}} if value else None, **settings)
-    train(engine)
+    train_embedding(engine)
     return [digest_of(engine), moment_bytes(engine)]
 
 
