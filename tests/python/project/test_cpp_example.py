@@ -47,7 +47,7 @@ def test_ranks_that_share_texts_train_as_ranks_with_whole_ones(tmp_path, ranks, 
         config = {"train_batch_size": 4, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0}
         config |= {"zero_optimization": zero, "optimizer": optimizer, "sequence_parallel_size": shared}
         path.write_text(json.dumps(config))
-        lines, _ = train(path, ranks)
+        lines, _ = run_cpp_example(path, ranks)
         losses.append([float(value) for line in lines for value in line.split()[3::2]])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[1] != losses[0]
