@@ -474,7 +474,7 @@ ENGINE = [
     (
         "engine-stage-0-loads-its-share",
         _SAVES,
-        "saves() ? group.mine() : state.positions",
+        "saves() ? saves_.ranks_.saved_part(group.mine()) : state.positions",
         "group.mine()",
         _GOES_ON,
     ),

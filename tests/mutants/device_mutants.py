@@ -83,8 +83,8 @@ _TABLE = [
     (
         "host-waits-for-the-pass",
         "src/engine/pass.cpp",
-        '  compare_histories(comms, "end of backward");\n',
-        '  compare_histories(comms, "end of backward");\n  reducer_.squares();\n',
+        '  ranks_.compare_histories("end of backward");\n',
+        '  ranks_.compare_histories("end of backward");\n  reducer_.squares();\n',
         _ONCE,
     ),
     (

@@ -105,7 +105,7 @@ _TABLE = [
     (
         "nobody-hears-of-an-interruption",
         "src/engine/ranks.cpp",
-        "  reduce.check();  // another rank may have failed\n",
+        "  all.check();  // another rank may have failed\n",
         "",
         "engine",
         "SwapSave.AnInterruptionEndsTheWaitOnEveryRank",

@@ -40,6 +40,7 @@ import offload_mutants
 import process_mutants
 import progress_mutants
 import python_mutants
+import replica_mutants
 import sequence_mutants
 import swap_mutants
 import tokenizer_mutants
@@ -343,6 +344,7 @@ MUTANTS = [
     *process_mutants.MUTANTS,
     *progress_mutants.MUTANTS,
     *python_mutants.MUTANTS,
+    *replica_mutants.MUTANTS,
     *sequence_mutants.MUTANTS,
     *swap_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,

@@ -30,7 +30,7 @@ _TABLE = [
     (
         "tiles-ignore-the-gradient-of-the-loss",
         _LOOP,
-        "      gradients.scale(grads[0]);\n",
+        "    sums.scale(grad);\n",
         "",
         "Tiles.GradientsAtOnceFollowThatOfTheResult",
     ),
