@@ -164,9 +164,8 @@ void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
                         .checkpoints = inputs.checkpoints,
                         .on_device = inputs.options.on_device,
                         .tiled = arguments.tile};
-  if (const int64_t size = inputs.activations->sequence_parallel; inputs.options.world_size % size != 0)
-    throw ValueError(
-        concat("--sequence-parallel ", size, " does not divide the ", inputs.options.world_size, " ranks"));
+  if (const int64_t size = inputs.activations->sequence_parallel; inputs.ranks() % size != 0)
+    throw ValueError(concat("--sequence-parallel ", size, " does not divide the ", inputs.ranks(), " ranks"));
 }
 
 PlanInputs read_inputs(const PlanArguments& arguments) {
@@ -186,7 +185,11 @@ PlanInputs read_inputs(const PlanArguments& arguments) {
   read_stages(arguments.stage, inputs);
   if (!arguments.config.path.empty()) read_config(arguments, inputs);
   if (inputs.stages.empty()) inputs.stages = {0, 1, 2, 3};
-  inputs.options.world_size = *arguments.world_size;
+  if (arguments.config.path.empty()) inputs.options.world_size = *arguments.world_size;
+  if (inputs.options.replicas > 1)
+    inputs.notes.push_back(concat("planned for ", inputs.options.replicas,
+                                  " replicas of the states, each sharded over ", inputs.options.world_size,
+                                  " rank(s) (zeroshard.mesh.shard)"));
   if (!arguments.dtype.empty()) inputs.options.compute_dtype = choose(kDTypes, arguments.dtype, "--dtype");
   if (!arguments.optimizer.empty()) {
     inputs.options.optimizer_slots = choose(kOptimizerSlots, arguments.optimizer, "--optimizer");
@@ -289,7 +292,8 @@ void run(const PlanArguments& arguments) {
   choose_offload(inputs);
   if (arguments.placement) return print_placements(inputs, arguments.json);
   const std::vector<StagePlan> plans = plan_stages(inputs);
-  const std::optional<Recommendation> recommended = recommend(inputs, plans);
+  const std::optional<Recommendation> recommended =
+      inputs.options.replicas > 1 ? std::nullopt : recommend(inputs, plans);
   const ConfigArguments& config = arguments.config;
   if (config.write != "-")  // with "-", standard output has only the configuration
     arguments.json ? print_plan_json(inputs, plans, recommended) : print_plan_table(inputs, plans, recommended);

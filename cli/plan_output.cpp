@@ -102,9 +102,10 @@ std::string describe_needs(const PlanInputs& inputs, const MemoryNeeds& needs) {
 
 std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
   const FitReport& fit = *plan.fit;
-  std::string line = format("stage %d, %d ranks: ", plan.stage, inputs.options.world_size);
+  std::string line = format("stage %d, %d ranks: ", plan.stage, inputs.ranks());
   line += fit.fits ? "fits: needs " : "does not fit: needs ";
   line += describe_needs(inputs, inputs.memory_needs(plan.bytes));
+  if (inputs.options.replicas > 1) return line;  // the sizes that fit are those of a replica
   if (fit.min_world_size) {
     line += format("; smallest world size that fits at this stage: %d", *fit.min_world_size);
   } else {
@@ -115,6 +116,8 @@ std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
 
 std::string describe_advice(const PlanInputs& inputs, const FitReport& fit,
                             const std::optional<Recommendation>& recommended) {
+  if (inputs.options.replicas > 1)
+    return fit.fits ? "" : "Larger replicas (zeroshard.mesh.shard), or one for all ranks, need less on each rank.";
   if (!recommended) return "No stage, offload or number of ranks fits: allow more memory, or train a smaller model.";
   const FitChange& change = recommended->change;
   if (change.keys.empty() && change.options.world_size == inputs.options.world_size)
@@ -166,8 +169,8 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   const int64_t numel = inputs.numel();
   std::cout << format("%s%lld parameters (%.4g B), %d ranks, %s, %s\n\n",
                       inputs.model ? (inputs.model->model_type + ": ").c_str() : "", static_cast<long long>(numel),
-                      double(numel) / 1e9, inputs.options.world_size,
-                      std::string(name_of(inputs.options.compute_dtype)).c_str(), inputs.optimizer_name.c_str());
+                      double(numel) / 1e9, inputs.ranks(), std::string(name_of(inputs.options.compute_dtype)).c_str(),
+                      inputs.optimizer_name.c_str());
   std::cout << format("%-20s", "GB (10^9) per rank");
   for (const StagePlan& plan : plans) std::cout << format("%12s", format("stage %d", plan.stage).c_str());
   std::cout << "\n";
@@ -298,7 +301,7 @@ Json to_json(const Recommendation& recommended) {
 void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
                      const std::optional<Recommendation>& recommended) {
   Json json{{"params", inputs.numel()},
-            {"world_size", inputs.options.world_size},
+            {"world_size", inputs.ranks()},
             {"dtype", std::string(name_of(inputs.options.compute_dtype))},
             {"optimizer", inputs.optimizer_name}};
   if (inputs.model) {
@@ -397,10 +400,10 @@ void print_placements(const PlanInputs& inputs, bool as_json) {
     const std::vector<PlannedUnit> units = plan_units(*inputs.model, inputs.at_stage(stage));
     stages.push_back({{"stage", stage}, {"units", placements_as_json(units, /*sizes=*/true)}});
     if (as_json) continue;
-    std::cout << format("stage %d, %d ranks\n", stage, inputs.options.world_size);
+    std::cout << format("stage %d, %d ranks\n", stage, inputs.ranks());
     print_placement_table(units, /*sizes=*/true);
   }
-  if (as_json) std::cout << json_text(Json{{"world_size", inputs.options.world_size}, {"stages", stages}});
+  if (as_json) std::cout << json_text(Json{{"world_size", inputs.ranks()}, {"stages", stages}});
 }
 
 }  // namespace zeroshard::cli

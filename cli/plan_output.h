@@ -31,6 +31,8 @@ struct PlanInputs {
   std::optional<Config> config;
   std::optional<MachineRates> rates;  // set if the user asks for the time of a step
 
+  // Ranks of all replicas.
+  int ranks() const { return options.world_size * options.replicas; }
   int64_t numel() const { return model ? model->numel() : *num_params; }
   PlannedBytes plan(const PlanOptions& options_of) const {
     const PlanOptions at = with_effect(options_of);

@@ -246,8 +246,8 @@ double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& opt
 
 double checkpoint_staging_bytes(double numel, const PlanOptions& options) {
   check_plan_options(options);
-  const double shard = numel / options.world_size;
-  const double weights = shard * double(element_size(DType::kFloat32));
+  const double saved = numel / options.world_size / options.replicas;  // replicas share the work
+  const double weights = saved * double(element_size(DType::kFloat32));
   if (options.state_tier != Tier::kFile) return weights * (1 + options.optimizer_slots);
   return options.compute_dtype == DType::kFloat32 && !shards_parameters(options) ? weights : 0;
 }

@@ -434,6 +434,22 @@ def test_config_sets_stage_dtype_and_optimizer(tmp_path):
     assert plan("--params", 8000, "--world-size", 8, "--config", config, "--stage", 3)["stage"] == 3
 
 
+def test_replicas_are_planned_by_the_ranks_that_shard_them(tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "AdamW"}, "zeroshard": {"mesh": {"shard": 2}},
+    }))  # fmt: skip
+    arguments = ["--params", 8000, "--world-size", 8, "--config", config]
+    planned = plan(*arguments)
+    assert planned["world_size"] == 8
+    assert planned["model_states_bytes_per_rank"] == (2 + 2 + 4 + 8) * 8000 / 2
+    assert planned["checkpoint_staging_host_bytes"] == (4 + 8) * 8000 / 8  # each replica saves a part
+    said = run(*arguments, "--device-memory", "60KB").stdout
+    assert "4 replicas of the states, each sharded over 2 rank(s)" in said
+    assert "Larger replicas (zeroshard.mesh.shard), or one for all ranks, need less" in said
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
