@@ -23,7 +23,7 @@ void broadcast(World& world, const at::Tensor& tensor, int root, const std::stri
   const int64_t total = static_cast<int64_t>(tensor.nbytes());
   for (int64_t begin = 0; begin < total; begin += kChunkBytes) {
     const Span chunk{bytes + begin, std::min(kChunkBytes, total - begin), DType::kOther1};
-    world.all().broadcast(chunk, root, tag)->wait();
+    world.gather().broadcast(chunk, root, tag)->wait();
   }
 }
 

@@ -76,7 +76,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       ranks.check_while_waiting("it waited for a checkpoint to be read");
     });
     make_units(units);
-    share_buffers(ranks.all, options.buffers);
+    share_buffers(ranks.values(), options.buffers);
     options.buffers.clear();  // the model owns them
     make_reducer();
     pass = std::make_unique<Pass>(options.config, ranks, *executor, *reducer);
@@ -104,7 +104,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
       };
     }
     units.push_back(std::make_unique<Unit>(plan.layouts[u], memory->groups->of_unit(u), plan.placements[u].parameters,
-                                           std::move(source), options.device, ranks.gather, ranks.all,
+                                           std::move(source), options.device, ranks.gather, ranks.values(),
                                            *memory->gather_ring, memory->gathers));
     parents.push_back(definitions[u].parent);
     freed_bytes += plan.layouts[u].full_bytes();
@@ -138,7 +138,7 @@ void Engine::Impl::make_reducer() {
   reduce.scratch = exchange_scratch(plan.layouts, plan.placements, plan.options);
   reduce.replica_buffers = replica_buffers(plan.layouts, plan.options);
   reduce.quantized = options.config.quantized_gradients;
-  reduce.all = &ranks.all;
+  if (ranks.replicas != nullptr) reduce.all = &ranks.all;
   reduce.replicas = ranks.replicas;
   reduce.files = memory->gradients_in_files.get();
   reducer = std::make_unique<Reducer>(plan.layouts, plan.placements, reduce, ranks.reduce, plan.ledger);

@@ -36,6 +36,9 @@ struct Ranks {
   // Returns whether this rank is in the first replica of the states.
   bool is_in_first_replica() const { return replicas == nullptr || replicas->rank() == 0; }
 
+  // Returns the communicator by which one rank gives its values of parameters to all ranks.
+  Comm& values() const { return replicas != nullptr ? all : gather; }
+
   // The ranks of this replica, which shard one copy of the states among themselves:
   Comm& gather;
   Comm& reduce;

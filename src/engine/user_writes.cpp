@@ -166,7 +166,7 @@ std::string UserWrites::take_moved(const std::vector<size_t>& units, int root) {
     }
   }
   if (ranks_.all.world_size() > 1)
-    refused = all_reduce(ranks_.all, {refused}, ReduceOp::kMax, "memory of parameters")[0];
+    refused = all_reduce(ranks_.values(), {refused}, ReduceOp::kMax, "memory of parameters")[0];
   for (const size_t u : units) executor_.unit(u).take_back(is_root && refused == 0);
   if (refused == 0) return "";
   const auto [unit, param] = params.at(size_t(refused - 1));

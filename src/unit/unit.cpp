@@ -315,6 +315,8 @@ void Unit::write_back(int root) {
     const at::Tensor whole = full(g);
     const Span span{whole.data_ptr(), whole.numel(), layout_.groups[g].dtype};
     all_.broadcast(span, root, layout_.name)->wait();
+    // Ranks may still read this rank's shard for a gather. A broadcast among them alone would have waited for that.
+    if (&all_ != &comm_) comm_.barrier(layout_.name);
     if (placement_ == Placement::kReplicated) continue;
     const Range mine = groups_[g].mine();
     groups_[g].write_parameters(mine, whole.slice(0, mine.begin, mine.end));
