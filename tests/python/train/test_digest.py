@@ -25,7 +25,8 @@ AXES = {
 VARIANTS_PER_WORLD = 24
 
 
-ON_DEVICES = AXES | {"transport": ["auto", "process_group"]}
+# The simulated device has no groups that the core could make for replicas.
+ON_DEVICES = AXES | {"transport": ["auto", "process_group"], "mesh_shard": [None]}
 
 
 def sampled_variants(count, seed, axes=AXES):
