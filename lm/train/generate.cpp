@@ -103,7 +103,8 @@ struct Generator::Impl {
     dtype = dtype_name == "BF16" ? at::kBFloat16 : at::kFloat;
     model->eval();
     const PartFinder parts = find_parts();
-    runner = std::make_unique<PipelineRunner>(world.gather(), world.device(), static_cast<int64_t>(parts.blocks.size()));
+    runner =
+        std::make_unique<PipelineRunner>(world.gather(), world.device(), static_cast<int64_t>(parts.blocks.size()));
     load(parts, stored_values(*model, directory));
   }
 

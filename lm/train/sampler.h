@@ -6,7 +6,8 @@
 
 namespace zeroshard {
 
-// Chooses tokens by their logits. The same sequence of calls with the same options and logits gives the same tokens.
+// Chooses tokens by their logits. Two samplers that get the same options, and the same logits in the same sequence of
+// calls, choose the same tokens.
 class Sampler {
  public:
   // Throws ValueError for an option outside of its range.

@@ -232,8 +232,8 @@ class Run {
     return pass % 4 == 0 && world_.mean(stop_ ? 1 : 0) > 0;
   }
 
-  // Evaluates. Returns false if a signal ended the evaluation. Its results are then dropped, and the continued run
-  // evaluates again.
+  // Evaluates. Returns false if a signal ended the evaluation. The trainer then drops the results, and the continued
+  // run evaluates again.
   bool evaluate() {
     const at::NoGradGuard no_grad;
     model_->eval();

@@ -14,7 +14,7 @@ _BLOCK = 256  # elements of a scale: in the core, and in both packages by defaul
 _LEAST_CODED = 4096  # smaller parameters keep fp32 moments in the core
 
 _PREFIXES, _SUFFIXES = ("", "Paged"), ("", "8bit", "32bit")
-# The core's types of bitsandbytes' optimizers. Its Adam decays weights in the same way as its AdamW.
+# The core's types of bitsandbytes' optimizers. Adam of bitsandbytes decays weights in the same way as AdamW.
 _BITSANDBYTES = {
     f"{prefix}{name}{suffix}": kind
     for name, kind in (

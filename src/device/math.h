@@ -42,7 +42,7 @@ void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 void decode(const at::Tensor& codes, const at::Tensor& scales, bool is_signed, const at::Tensor& to);
 void encode(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 
-// The same functions with LibTorch's operators. The functions above call them for devices without kernels.
+// LibTorch's operators do the same here. The functions above call these for devices without kernels.
 namespace aten {
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add);
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,

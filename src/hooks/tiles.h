@@ -28,7 +28,7 @@ struct TiledCall {
 };
 
 // Note [Tiles]
-// The loop over the tiles is one node of the graph. Its inputs are the inputs of the function and all parameters that
+// The loop over the tiles is one node of the graph. The node takes the inputs of the function and all parameters that
 // the function uses. So a parameter gets one gradient per backward pass: the sum over the tiles, which is fp32 for
 // 16-bit parameters. Code that watches gradients of parameters, like the engine, sees the same as without tiles. The
 // node's parameters are the tensors of `params` that require a gradient, and the leaves in the graph of the first tile.

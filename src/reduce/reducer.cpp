@@ -146,7 +146,6 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& ga
   for (size_t unit = 0; unit < num_units(); ++unit) append(unit);
   std::reverse(order.begin() + unused, order.end());
   take_order_of_rank_0(order, gather_comm, "order of forward");
-  if (options_.all != nullptr) take_order_of_rank_0(order_, *options_.all, "order of forward");
   basis_ = Basis::kForward;
 }
 
@@ -327,7 +326,6 @@ void Reducer::end_backward(bool sync) {
   for (GradBucket& bucket : buckets_) bucket.end_backward();
   if (basis_ != Basis::kBackward) {
     take_order_of_rank_0(completed_, comm_, "order of backward");
-    if (options_.all != nullptr) take_order_of_rank_0(order_, *options_.all, "order of backward");
     basis_ = Basis::kBackward;
   }
   for (size_t i = 0; i < buckets_.size(); ++i)
@@ -354,7 +352,10 @@ void Reducer::discard() {
 void Reducer::take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag) {
   std::vector<int64_t> order(own.begin(), own.end());
   ZS_ASSERT(order.size() == buckets_.size());
-  comm.host().broadcast({order.data(), std::ssize(order), DType::kOther8}, /*root=*/0, tag)->wait();
+  // The ranks of a replica compare their passes before the replicas agree.
+  for (Comm* const ranks : {&comm, options_.all})
+    if (ranks != nullptr)
+      ranks->host().broadcast({order.data(), std::ssize(order), DType::kOther8}, /*root=*/0, tag)->wait();
   set_order({order.begin(), order.end()});
 }
 

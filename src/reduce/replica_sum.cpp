@@ -33,6 +33,11 @@ Span ReplicaSum::sent() const {
           DType::kOther1};
 }
 
+std::byte* ReplicaSum::sent_piece(int piece) const {
+  const Span all = sent();
+  return static_cast<std::byte*>(all.data) + all.bytes() / replicas_.world_size() * piece;
+}
+
 namespace {
 
 // The codes of a piece, and their scales behind them.
@@ -47,10 +52,8 @@ struct CodedPiece {
 }  // namespace
 
 void ReplicaSum::encode(int piece) {
-  const Span all = sent();
   const at::Tensor from = values(piece), blocks = from.view({-1, kScaledNumel});
-  const CodedPiece to(static_cast<std::byte*>(all.data) + all.bytes() / replicas_.world_size() * piece, from.numel(),
-                      from.device());
+  const CodedPiece to(sent_piece(piece), from.numel(), from.device());
   math::encode(from, to.codes, to.scales, /*is_signed=*/true);
   // A block that is not finite gets a scale that is not, because all ranks must see it and skip the step.
   to.scales.add_(at::maximum(blocks.amax({1}), blocks.amin({1}).neg_()).mul_(0));
@@ -98,9 +101,7 @@ void ReplicaSum::gather() {
   exchange_->drain();  // the gather writes to memory that the other replicas have read
   exchange_.reset();
   if (is_coded_) encode(replicas_.rank());
-  const auto* const mine =
-      static_cast<std::byte*>(full.data) + full.bytes() / replicas_.world_size() * replicas_.rank();
-  gather_ = replicas_.all_gather(full, {mine, numel, full.dtype}, tag_);
+  gather_ = replicas_.all_gather(full, {sent_piece(replicas_.rank()), numel, full.dtype}, tag_);
 }
 
 void ReplicaSum::await() {
@@ -110,9 +111,7 @@ void ReplicaSum::await() {
 
 at::Tensor ReplicaSum::finish() {
   gather_->wait();
-  const Span full = sent();
-  for (int piece = 0; piece < replicas_.world_size() && is_coded_; ++piece)
-    decode(static_cast<std::byte*>(full.data) + full.bytes() / replicas_.world_size() * piece, piece);
+  for (int piece = 0; piece < replicas_.world_size() && is_coded_; ++piece) decode(sent_piece(piece), piece);
   return memory_.view(at::kFloat, 0, numel_);
 }
 

@@ -48,6 +48,7 @@ class ReplicaSum {
   int64_t piece_numel() const;
   at::Tensor values(int piece) const;
   Span sent() const;
+  std::byte* sent_piece(int piece) const;
   void encode(int piece);
   void decode(const void* codes, int piece);
 

@@ -66,7 +66,7 @@ class MemoryStorage final : public Storage {
  public:
   // `owned` is the memory of the columns. If `owned` is empty, the caller's memory outlives the storage.
   explicit MemoryStorage(std::vector<at::Tensor> columns, std::vector<FlatBuffer> owned = {});
-  // Makes a storage of one column. Its borrowers order their accesses themselves.
+  // Makes a storage of one column. Borrowers of the column order their accesses themselves.
   explicit MemoryStorage(at::Tensor values) : columns_{std::move(values)} {}
   void lend(Range range, std::optional<int> column, Access access, const Use& use) override;
   std::unique_ptr<ArrayReader> reader(int column) override;

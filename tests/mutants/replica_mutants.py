@@ -26,8 +26,8 @@ MUTANTS = [
         (
             "replicas-order-their-own-buckets",
             _REDUCER,
-            '    if (options_.all != nullptr) take_order_of_rank_0(order_, *options_.all, "order of backward");\n',
-            "",
+            "{&comm, options_.all}",
+            "{&comm}",
             _DIFFER,
         ),
         (
@@ -47,8 +47,8 @@ MUTANTS = [
         (
             "replicas-take-an-exact-piece-of-their-own",
             _SUM,
-            "&& is_coded_; ++piece)\n    decode(",
-            "&& is_coded_; ++piece)\n    if (piece != replicas_.rank()) decode(",
+            "++piece) decode(sent_piece(piece), piece);\n",
+            "++piece)\n    if (piece != replicas_.rank()) decode(sent_piece(piece), piece);\n",
             "Replicas.SumsInEightBitsAreTheSame*",
         ),
     ]

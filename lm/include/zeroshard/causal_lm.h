@@ -110,7 +110,7 @@ class CausalLM : public torch::nn::Module {
 // Returns the values of model_type that make_causal_lm() supports.
 std::vector<std::string> causal_lm_types();
 
-// Makes the model that the text of a config.json describes. Its parameters are fp32 and have no memory. A ModuleEngine
+// Makes the model that the text of a config.json describes, with fp32 parameters that have no memory. A ModuleEngine
 // gives them memory, with the values of initial_values() or stored_values(); allocate() gives them memory without an
 // engine. Errors name `source`. Throws ValueError for an unsupported architecture, field or value, and says what is
 // supported.

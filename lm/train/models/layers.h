@@ -26,7 +26,8 @@ class Linear final : public torch::nn::Module {
   int64_t out_features() const { return weight_.size(transposed_ ? 1 : 0); }
   bool transposed() const { return transposed_; }
 
-  // Adds an adapter, at most once. Its parameters are lora_A.weight [rank, in] and lora_B.weight [out, rank].
+  // Adds an adapter, at most once. The adapter has the parameters lora_A.weight [rank, in] and lora_B.weight [out,
+  // rank].
   void adapt(int64_t rank, double scale, double dropout);
   bool adapted() const { return lora_a_ != nullptr; }
   double adapter_scale() const { return scale_; }
