@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <random>
 #include <sstream>
 #include <string_view>
+#include <thread>
 
 #include "base/check.h"
 #include "base/host_name.h"
@@ -22,6 +24,7 @@
 #include "base/shown_text.h"
 #include "launch/job_hosts.h"
 #include "launch/program.h"
+#include "launch/restart_hosts.h"
 #include "numbers.h"
 #include "ssh_words.h"
 #include "zeroshard/launch.h"
@@ -32,9 +35,9 @@ namespace {
 
 // Options of the job as a whole, which are not passed on as they were given. Each host gets its own values of the first
 // ones.
-constexpr std::array kOfTheJob{"nproc",       "num_gpus",      "nnodes",   "node_rank", "master_addr",
-                               "master_port", "job",           "hostfile", "include",   "exclude",
-                               "launcher",    "launcher_args", "ssh_port", "from-stdin"};
+constexpr std::array kOfTheJob{"nproc",       "num_gpus",      "nnodes",   "node_rank",  "master_addr",
+                               "master_port", "job",           "hostfile", "include",    "exclude",
+                               "launcher",    "launcher_args", "ssh_port", "from-stdin", "restarts"};
 
 // Prefixes of the variables that each host gets besides those of .deepspeed_env: those that DeepSpeed hands over, and
 // those that zeroshard, torch and Python read.
@@ -204,6 +207,47 @@ void check_apart(const std::vector<JobHost>& hosts, const HostArguments& argumen
   }
 }
 
+std::vector<std::string> names_of(const std::vector<JobHost>& hosts) {
+  std::vector<std::string> names;
+  for (const JobHost& host : hosts) names.push_back(host.name);
+  return names;
+}
+
+// Returns what starts each host for one start of the job. `options.restarts` is set.
+std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>& hosts, const HostArguments& arguments,
+                                 const LaunchOptions& options) {
+  const std::string master = address_of(hosts[0], arguments), job = options.job.empty() ? random_name() : options.job;
+  const std::vector<std::string> common = common_options(run);
+  HostOrder order{.version = kVersion,
+                  .nonce = random_name(),
+                  .patience_s = patience_s(options),
+                  .folder = std::filesystem::current_path(),
+                  .arguments = {},
+                  .environment = variables_for_hosts()};
+  std::vector<HostStart> starts;
+  for (size_t node = 0; node < hosts.size(); ++node) {
+    order.arguments = common;
+    order.arguments.push_back(slots_option(hosts[node], arguments, options.nproc));
+    if (hosts.size() > 1)
+      for (const std::string& word :
+           {concat("--nnodes=", hosts.size()), concat("--node_rank=", node), "--master_addr=" + master, "--job=" + job})
+        order.arguments.push_back(word);
+    if (options.master_port != 0) order.arguments.push_back(concat("--master_port=", options.master_port));
+    if (options.max_restarts > 0) order.arguments.push_back(concat("--restarts=", *options.restarts));
+    order.arguments.insert(order.arguments.end(), options.argv.begin(), options.argv.end());
+    starts.push_back({hosts[node].name,
+                      is_here(hosts[node]) ? std::vector<std::string>{own_path(), "run", "--from-stdin"}
+                                           : reach_by_ssh(hosts[node], arguments, options),
+                      order});
+  }
+  return starts;
+}
+
+// Waits until ranks that may still run on a lost host have been killed there, because the next start uses that host.
+void await_end_of_lost(const JobEnd& end, const LaunchOptions& options) {
+  if (!end.lost.empty()) std::this_thread::sleep_for(std::chrono::duration<double>(patience_s(options)));
+}
+
 }  // namespace
 
 void add_host_options(CLI::App& run, HostArguments& arguments) {
@@ -238,38 +282,29 @@ std::vector<JobHost> other_hosts(const HostArguments& arguments) {
   return hosts;
 }
 
-int run_on_hosts(const CLI::App& run, const std::vector<JobHost>& hosts, const HostArguments& arguments,
+int run_on_hosts(const CLI::App& run, std::vector<JobHost> hosts, HostArguments arguments,
                  const LaunchOptions& options) {
-  const int ranks = ranks_per_host(hosts, arguments);
   LaunchOptions of_all = options;
-  of_all.nproc = ranks;
-  of_all.nnodes = static_cast<int>(hosts.size());
+  of_all.nproc = ranks_per_host(hosts, arguments);
   of_all.argv = run.remaining();
-  check_launch_options(of_all);  // reports an error once, instead of once on each host
-  const std::string master = address_of(hosts[0], arguments), job = options.job.empty() ? random_name() : options.job;
-  const std::vector<std::string> common = common_options(run), script = run.remaining();
-  HostOrder order{.version = kVersion,
-                  .nonce = random_name(),
-                  .patience_s = patience_s(options),
-                  .folder = std::filesystem::current_path(),
-                  .arguments = {},
-                  .environment = variables_for_hosts()};
-  std::vector<HostStart> starts;
-  for (size_t node = 0; node < hosts.size(); ++node) {
-    order.arguments = common;
-    order.arguments.push_back(slots_option(hosts[node], arguments, ranks));
-    if (hosts.size() > 1)
-      for (const std::string& word :
-           {concat("--nnodes=", hosts.size()), concat("--node_rank=", node), "--master_addr=" + master, "--job=" + job})
-        order.arguments.push_back(word);
-    if (options.master_port != 0) order.arguments.push_back(concat("--master_port=", options.master_port));
-    order.arguments.insert(order.arguments.end(), script.begin(), script.end());
-    starts.push_back({hosts[node].name,
-                      is_here(hosts[node]) ? std::vector<std::string>{own_path(), "run", "--from-stdin"}
-                                           : reach_by_ssh(hosts[node], arguments, options),
-                      order});
+  of_all.restarts = 0;
+  std::optional<JobEnd> last;
+  for (;;) {
+    of_all.nnodes = static_cast<int>(hosts.size());
+    check_launch_options(of_all);  // reports an error once, instead of once on each host
+    const JobEnd end = launch_on_hosts(starts_of(run, hosts, arguments, of_all), options.grace_period_s);
+    const HostsAttempt attempt{*of_all.restarts, names_of(hosts), of_all.nproc, last};
+    const HostsRestart restart = decide_restart(of_all, attempt, end);
+    if (!restart.text.empty()) log(LogLevel::kInfo, restart.text);
+    if (!restart.begins) return end.code;
+    if (restart.dropped.empty()) await_end_of_lost(end, options);
+    last = restart.dropped.empty() ? std::optional(end) : std::nullopt;
+    // The address that the user gave is that of the first host.
+    if (!restart.dropped.empty() && restart.dropped[0] == 0) arguments.master_addr.reset();
+    for (auto dropped = restart.dropped.rbegin(); dropped != restart.dropped.rend(); ++dropped)
+      hosts.erase(hosts.begin() + static_cast<std::ptrdiff_t>(*dropped));
+    ++*of_all.restarts;
   }
-  return launch_on_hosts(starts, options.grace_period_s);
 }
 
 }  // namespace zeroshard::cli

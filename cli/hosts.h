@@ -28,8 +28,9 @@ void add_host_options(CLI::App& run, HostArguments& arguments);
 // Returns the hosts on which a job is to be started; none if the job runs only on this host. Throws ValueError.
 std::vector<JobHost> other_hosts(const HostArguments& arguments);
 
-// Starts the job on `hosts`, with the options of `run` that do not concern hosts. Returns the job's exit code.
-int run_on_hosts(const CLI::App& run, const std::vector<JobHost>& hosts, const HostArguments& arguments,
+// Starts the job on `hosts`, with the options of `run` that do not concern hosts, and restarts it as --max-restarts and
+// --min-ranks say. Returns the job's exit code.
+int run_on_hosts(const CLI::App& run, std::vector<JobHost> hosts, HostArguments arguments,
                  const LaunchOptions& options);
 
 }  // namespace zeroshard::cli

@@ -167,6 +167,8 @@ void add_run_command(CLI::App& app) {
                   "The job's name, the same on all its hosts: launchers of others are sent away");
   run->add_option("--master_addr,--master-addr", a.hosts.master_addr, "Host of rank 0 (default: 127.0.0.1)");
   add_host_options(*run, a.hosts);
+  add_int(*run, "--restarts", {.min = 0}, a.launch.restarts,
+          "What --hostfile passes to each host: the restarts of the job so far");
   run->add_flag("--from-stdin", a.from_stdin,
                 "What --hostfile starts on each host: all else comes from standard input");
   run->callback([arguments, run] { throw Exit{start(*run, *arguments)}; });

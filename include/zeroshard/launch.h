@@ -15,9 +15,11 @@ struct LaunchOptions {
   double grace_period_s = 30;   // seconds from a signal to SIGKILL
   double stall_timeout_s = 10;  // seconds that a rank may be stopped; 0: no limit
   double hang_timeout_s = 0;    // seconds without progress of ranks that have reported a step; 0: no limit
-  int max_restarts = 0;         // how often a failed job is restarted; only on one host
+  int max_restarts = 0;         // how often a failed job is restarted
   int min_ranks = 0;            // smallest number of ranks of a restart; 0: as many as before
-  std::string log_dir;          // directory of rank-N.log with all output of rank N; empty: no files
+  // The restarts that the command for several hosts has made so far. Without it, several hosts cannot be restarted.
+  std::optional<int> restarts;
+  std::string log_dir;        // directory of rank-N.log with all output of rank N; empty: no files
   bool prefix_stdout = true;  // prefix lines with the rank if there are several ranks; false: pass output on unchanged
   std::vector<std::string> argv;  // argv of every rank; argv[0] is the path of the program
   int local_rank_at = 0;   // position in argv of "--local_rank=N", which DeepSpeed passes to each rank; 0: not passed

@@ -40,6 +40,8 @@ struct Failure {
   size_t host = 0;
   std::string own;          // the message of the launcher on this host; "" if the failed host has shown its own
   std::optional<int> code;  // exit code of the job; nothing after a signal
+  bool could_not_start = false;
+  double after_s = 0;
 };
 
 class JobOfHosts {
@@ -51,7 +53,7 @@ class JobOfHosts {
     console_.emplace(names_of(hosts));
   }
 
-  int run() {
+  JobEnd run() {
     while (!is_over()) {
       wait();
       handle_signals();
@@ -105,8 +107,10 @@ class JobOfHosts {
     if (failure.code) failure.own.clear();  // the failed host says why
     if (stop_signal_ == 0 && !failure.code) failure.code = 1;
     if (stop_signal_ != 0) failure.code.reset();
+    failure.could_not_start = !hosts_[failure.host].has_begun();
+    failure.after_s = s_since_begin(begin_);
+    ends_at_s_ = failure.after_s + kTellS;
     first_ = std::move(failure);
-    ends_at_s_ = s_since_begin(begin_) + kTellS;
   }
 
   void handle_signals() {
@@ -171,11 +175,20 @@ class JobOfHosts {
     return code;
   }
 
-  int conclude() {
+  JobEnd conclude() {
     const Failure first = first_.value_or(Failure{});
-    const int code = first.code ? *first.code : stop_signal_ != 0 ? code_after_stop() : 0;
-    console_->finish(first.host, first.own, code);
-    return code;
+    JobEnd end{.code = first.code          ? *first.code
+                       : stop_signal_ != 0 ? code_after_stop()
+                                           : 0,
+               .has_failed = first_ && stop_signal_ == 0,
+               .could_not_start = first.could_not_start,
+               .lost = {},
+               .after_s = first.after_s};
+    // A host on which zeroshard had not begun was told to end, unless it is the one that failed.
+    for (size_t host = 0; first_ && host < hosts_.size(); ++host)
+      if (!hosts_[host].code() && (hosts_[host].has_begun() || host == first.host)) end.lost.push_back(host);
+    console_->finish(first.host, first.own, end.code);
+    return end;
   }
 
   static std::string loss_of(const HostConnection& host) {
@@ -201,7 +214,7 @@ class JobOfHosts {
 
 }  // namespace
 
-int launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s) {
+JobEnd launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s) {
   ::signal(SIGPIPE, SIG_IGN);
   return JobOfHosts(hosts, grace_period_s).run();
 }

@@ -1,12 +1,22 @@
 #pragma once
+#include <string>
 #include <vector>
 
 #include "launch/host_connection.h"
 
 namespace zeroshard {
 
+// How a job on several hosts has ended.
+struct JobEnd {
+  int code = 0;                  // one exit code, like that of launch()
+  bool has_failed = false;       // false: all ranks ended with 0, or a signal to this process ended the job
+  bool could_not_start = false;  // the first failure: zeroshard has not begun to run on a host
+  std::vector<size_t> lost;      // hosts that have told no exit code: unreachable, cut off or killed as a whole
+  double after_s = 0;            // seconds from the start to the first failure
+};
+
 // Starts `zeroshard run` on every host, and returns when the job has ended on all of them; see Note [Started from
-// another host]. Returns one exit code, like launch(). The ranks have `grace_period_s` to end after a signal.
-int launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s);
+// another host]. The ranks have `grace_period_s` to end after a signal.
+JobEnd launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s);
 
 }  // namespace zeroshard

@@ -199,14 +199,12 @@ void check_launch_options(const LaunchOptions& options) {
   ZS_CHECK(options.grace_period_s >= 0, "grace period is ", options.grace_period_s, ", expected seconds >= 0");
   ZS_CHECK(options.hang_timeout_s >= 0, "hang timeout is ", options.hang_timeout_s, ", expected seconds >= 0");
   ZS_CHECK(options.max_restarts >= 0, "max_restarts is ", options.max_restarts, ", expected at least 0");
-  ZS_CHECK(options.max_restarts == 0 || options.nnodes == 1, "--max-restarts is ", options.max_restarts,
-           " but the job has ", options.nnodes,
-           " hosts, and restarts need a job of one host: leave --max-restarts out, and start the command on each host ",
-           "again if the job fails");
-  ZS_CHECK(options.min_ranks >= 0 && options.min_ranks <= options.nproc, "--min-ranks is ", options.min_ranks,
-           " but the job has ", options.nproc, " ranks (--nproc)");
-  ZS_CHECK(options.min_ranks == 0 || options.nnodes == 1, "--min-ranks is ", options.min_ranks, " but the job has ",
-           options.nnodes, " hosts, and restarts need a job of one host: leave --min-ranks out");
+  ZS_CHECK(options.max_restarts == 0 || options.nnodes == 1 || options.restarts, "--max-restarts is ",
+           options.max_restarts, " but this command starts one of the job's ", options.nnodes,
+           " hosts: start all hosts by one command with --hostfile, which restarts them, or leave --max-restarts and ",
+           "--min-ranks out");
+  ZS_CHECK(options.min_ranks >= 0 && options.min_ranks <= options.nproc * options.nnodes, "--min-ranks is ",
+           options.min_ranks, " but the job has ", options.nproc * options.nnodes, " ranks");
   ZS_CHECK(options.min_ranks == 0 || options.max_restarts > 0, "--min-ranks is ", options.min_ranks,
            ": give --max-restarts too, without which nothing is started again");
   ZS_CHECK(options.stall_timeout_s >= 0, "stall timeout is ", options.stall_timeout_s, ", expected seconds >= 0");
@@ -224,7 +222,7 @@ int launch(const LaunchOptions& options) {
     log(LogLevel::kInfo, numa + "; --numa-binding none leaves all CPUs to all ranks");
   const TakenSignals signals;
   LaunchOptions current = options;
-  Attempt attempt{.nproc = options.nproc, .last_failure = {}};
+  Attempt attempt{.restarts = options.restarts.value_or(0), .nproc = options.nproc, .last_failure = {}};
   for (;;) {
     current.nproc = attempt.nproc;
     int stop_signal = 0;

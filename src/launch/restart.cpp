@@ -7,12 +7,8 @@
 namespace zeroshard {
 namespace {
 
-// A start that ends within this time has failed at once. A model takes minutes to load, but an error in the script
-// shows within seconds.
-constexpr double kFirstMomentsS = 60;
-
 bool early(const JobFailure& failure) {
-  return !failure.any_step && failure.after_s < kFirstMomentsS;
+  return !failure.any_step && fails_at_once(failure.after_s);
 }
 
 // Returns whether the job may not fit its number of ranks, which is new: it can neither share the batch nor, with
@@ -43,8 +39,12 @@ std::string describe(const JobFailure& failure) {
 
 }  // namespace
 
+bool fails_at_once(double seconds) {
+  return seconds < 60;
+}
+
 RestartDecision decide_restart(const LaunchOptions& options, const Attempt& attempt, const JobFailure& failure) {
-  if (options.max_restarts == 0) return {};
+  if (options.max_restarts == 0 || options.nnodes > 1) return {};
   const std::string what = describe(failure);
   if (ended_by_request(failure))
     return {{}, concat("not started again: ", what, ", as ranks do that a signal has asked to stop")};

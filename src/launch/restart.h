@@ -30,6 +30,10 @@ struct RestartDecision {
   std::string text;             // one line for the user; empty if the user asked for no restarts
 };
 
+// Returns whether a start that failed after `seconds` has failed at once. A model takes minutes to load, but an error
+// in the script shows within seconds.
+bool fails_at_once(double seconds);
+
 // Decides whether to restart, and with how many ranks, by --max-restarts and --min-ranks.
 RestartDecision decide_restart(const LaunchOptions& options, const Attempt& attempt, const JobFailure& failure);
 

@@ -5,6 +5,7 @@
 
 #include <csignal>
 
+#include "launch/restart_hosts.h"
 #include "support/random.h"
 
 namespace zeroshard {
@@ -139,6 +140,73 @@ TEST(Restart, TheBudgetHolds) {
       attempt = *decision.next;
     }
   }
+}
+
+LaunchOptions of_hosts(int max_restarts, int min_ranks = 0) {
+  LaunchOptions result = options(max_restarts, min_ranks);
+  result.nnodes = 3;
+  result.restarts = 0;
+  return result;
+}
+
+HostsAttempt on_hosts(int restarts = 0, const std::optional<JobEnd>& last = {}) {
+  return {.restarts = restarts, .hosts = {"a", "b", "c"}, .ranks = 2, .last = last};
+}
+
+JobEnd end_of_job(int code, std::vector<size_t> lost = {}, double after_s = 100) {
+  return {.code = code, .has_failed = true, .lost = std::move(lost), .after_s = after_s};
+}
+
+TEST(RestartOfHosts, AllHostsStartAgainUnlessSomeAreLost) {
+  EXPECT_FALSE(decide_restart(of_hosts(0), on_hosts(), end_of_job(7)).begins);
+  EXPECT_FALSE(decide_restart(of_hosts(2), on_hosts(), JobEnd{}).begins);
+  const HostsRestart all = decide_restart(of_hosts(2), on_hosts(), end_of_job(7));
+  EXPECT_TRUE(all.begins);
+  EXPECT_TRUE(all.dropped.empty());
+  EXPECT_EQ(all.text, "the job ended with exit code 7: restart 1 of 2 begins, on 3 hosts with 6 ranks");
+  const HostsRestart left = decide_restart(of_hosts(2, /*min_ranks=*/2), on_hosts(), end_of_job(1, {0, 1}));
+  EXPECT_EQ(left.dropped, (std::vector<size_t>{0, 1}));
+  EXPECT_EQ(left.text, "hosts a, b are gone: restart 1 of 2 begins, on 1 host with 2 ranks");
+  EXPECT_TRUE(decide_restart(of_hosts(2), on_hosts(), end_of_job(1, {1})).begins);  // the host may be back
+}
+
+TEST(RestartOfHosts, StaysDownWithAReason) {
+  EXPECT_THAT(decide_restart(of_hosts(2), on_hosts(2), end_of_job(7)).text, HasSubstr("--max-restarts 2 is used up"));
+  EXPECT_FALSE(decide_restart(of_hosts(2), on_hosts(2), end_of_job(7)).begins);
+  EXPECT_THAT(decide_restart(of_hosts(2), on_hosts(), end_of_job(128 + SIGTERM)).text, HasSubstr("asked to stop"));
+  const JobEnd soon = end_of_job(7, {}, 1);
+  EXPECT_THAT(decide_restart(of_hosts(9), on_hosts(1, soon), soon).text, HasSubstr("twice in a row"));
+  EXPECT_FALSE(decide_restart(of_hosts(9), on_hosts(1, soon), soon).begins);
+  for (const JobEnd& other : {end_of_job(8, {}, 1), end_of_job(7)}) {
+    EXPECT_TRUE(decide_restart(of_hosts(9), on_hosts(1, soon), other).begins);
+    EXPECT_TRUE(decide_restart(of_hosts(9), on_hosts(1, other), soon).begins);
+  }
+  JobEnd absent = end_of_job(1, {2});
+  absent.could_not_start = true;
+  EXPECT_THAT(decide_restart(of_hosts(9), on_hosts(), absent).text,
+              HasSubstr("host c could not be started; --min-ranks allows"));
+  EXPECT_FALSE(decide_restart(of_hosts(9), on_hosts(), absent).begins);
+  EXPECT_EQ(decide_restart(of_hosts(9, 4), on_hosts(), absent).dropped, std::vector<size_t>{2});
+  EXPECT_FALSE(decide_restart(of_hosts(9, 6), on_hosts(), absent).begins);
+}
+
+TEST(RestartOfHosts, FewerHostsWhenTheJobFailsTwice) {
+  const JobEnd end = end_of_job(7);
+  EXPECT_EQ(decide_restart(of_hosts(9, 4), on_hosts(1, end), end).dropped, std::vector<size_t>{2});
+  EXPECT_TRUE(decide_restart(of_hosts(9, 6), on_hosts(1, end), end).dropped.empty());
+  const JobEnd soon = end_of_job(1, {}, 1);  // as many ranks may not share the batch
+  EXPECT_EQ(decide_restart(of_hosts(9, 2), on_hosts(1), soon).dropped, std::vector<size_t>{2});
+  EXPECT_TRUE(decide_restart(of_hosts(9, 2), on_hosts(0), soon).dropped.empty());
+}
+
+TEST(RestartOfHosts, OneHostIsLeftToItsLauncher) {
+  HostsAttempt alone = on_hosts();
+  alone.hosts = {"a"};
+  EXPECT_FALSE(decide_restart(of_hosts(9, 1), alone, end_of_job(7)).begins);
+  LaunchOptions each = of_hosts(9);
+  EXPECT_FALSE(decide_restart(each, first(), exit_of(1, 7)).next);  // and several hosts to the command
+  each.nnodes = 1;
+  EXPECT_TRUE(decide_restart(each, first(), exit_of(1, 7)).next);
 }
 
 }  // namespace
