@@ -7,7 +7,6 @@
 #include <array>
 #include <cctype>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -26,7 +25,6 @@
 #include "launch/program.h"
 #include "launch/restart_hosts.h"
 #include "numbers.h"
-#include "ssh_words.h"
 #include "zeroshard/launch.h"
 #include "zeroshard/version.h"
 
@@ -57,13 +55,6 @@ void check_filters(const HostArguments& arguments) {
   const bool filtered = !arguments.include.empty() || !arguments.exclude.empty();
   ZS_CHECK(!filtered || !(arguments.nproc || arguments.num_gpus || arguments.num_nodes),
            "--include and --exclude choose hosts and slots: give them without --nproc, --num_gpus and --num_nodes");
-}
-
-void check_launcher(const std::string& launcher) {
-  if (launcher == "ssh" || launcher == "pdsh") return;
-  throw ValueError(
-      concat("--launcher is ", shown_text(launcher), ", expected ssh, or pdsh, which means the same here. ",
-             "Under mpirun or srun leave --hostfile out, and let these start the script once for each rank"));
 }
 
 // All hosts need the same number of ranks.
@@ -111,25 +102,6 @@ std::string own_path() {
 // hosts would stay.
 double patience_s(const LaunchOptions& options) {
   return options.stall_timeout_s == 0 ? 60 : std::clamp(options.stall_timeout_s, 5.0, 3600.0);
-}
-
-// The user's own arguments come first, because ssh takes the first value of an option.
-std::vector<std::string> reach_by_ssh(const JobHost& host, const HostArguments& arguments,
-                                      const LaunchOptions& options) {
-  std::vector<std::string> argv{find_in_path("ssh")};
-  ZS_CHECK(!argv[0].empty(), "there is no ssh in PATH, by which the hosts of '", arguments.hostfile, "' are started");
-  for (const std::string& word : ssh_words(arguments.launcher_args)) argv.push_back(word);
-  const int interval_s = static_cast<int>(std::ceil(patience_s(options) / 5));  // five without an answer end ssh
-  for (const std::string& option : {std::string("BatchMode=yes"), std::string("ConnectTimeout=10"),
-                                    std::string("ControlMaster=no"), std::string("ControlPath=none"),
-                                    concat("ServerAliveInterval=", interval_s), std::string("ServerAliveCountMax=4")}) {
-    argv.emplace_back("-o");
-    argv.push_back(option);
-  }
-  argv.emplace_back("-T");
-  if (arguments.ssh_port) argv.insert(argv.end(), {"-p", std::to_string(*arguments.ssh_port)});
-  argv.insert(argv.end(), {"--", host.name, own_path(), "run", "--from-stdin"});
-  return argv;
 }
 
 // Returns the options as they were given, by their long names.
@@ -224,6 +196,7 @@ std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>
                   .folder = std::filesystem::current_path(),
                   .arguments = {},
                   .environment = variables_for_hosts()};
+  const std::vector<std::string> program{own_path(), "run", "--from-stdin"};
   std::vector<HostStart> starts;
   for (size_t node = 0; node < hosts.size(); ++node) {
     order.arguments = common;
@@ -235,10 +208,9 @@ std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>
     if (options.master_port != 0) order.arguments.push_back(concat("--master_port=", options.master_port));
     if (options.max_restarts > 0) order.arguments.push_back(concat("--restarts=", *options.restarts));
     order.arguments.insert(order.arguments.end(), options.argv.begin(), options.argv.end());
-    starts.push_back({hosts[node].name,
-                      is_here(hosts[node]) ? std::vector<std::string>{own_path(), "run", "--from-stdin"}
-                                           : reach_by_ssh(hosts[node], arguments, options),
-                      order});
+    starts.push_back(
+        {hosts[node].name,
+         is_here(hosts[node]) ? program : command_on(hosts[node], arguments.reach, order.patience_s, program), order});
   }
   return starts;
 }
@@ -251,10 +223,12 @@ void await_end_of_lost(const JobEnd& end, const LaunchOptions& options) {
 }  // namespace
 
 void add_host_options(CLI::App& run, HostArguments& arguments) {
-  run.add_option("--launcher", arguments.launcher,
-                 "How other hosts are reached: ssh (default), or pdsh, the same here");
-  run.add_option("--launcher_args,--launcher-args", arguments.launcher_args, "More words for the command line of ssh");
-  add_int(run, "--ssh_port,--ssh-port", {.min = 1, .max = 65535}, arguments.ssh_port, "Port of sshd on the hosts");
+  Reach& reach = arguments.reach;
+  run.add_option("--launcher", reach.launcher,
+                 "How other hosts are reached: ssh (default; pdsh means the same), slurm, openmpi, mpich or impi");
+  run.add_option("--launcher_args,--launcher-args", reach.launcher_args,
+                 "More words for the command line of ssh, srun or mpirun");
+  add_int(run, "--ssh_port,--ssh-port", {.min = 1, .max = 65535}, reach.ssh_port, "Port of sshd on the hosts");
 }
 
 std::vector<JobHost> other_hosts(const HostArguments& arguments) {
@@ -276,8 +250,7 @@ std::vector<JobHost> other_hosts(const HostArguments& arguments) {
              arguments.hostfile, "' has ", hosts.size(), " hosts");
     hosts.resize(size_t(*arguments.num_nodes));
   }
-  check_launcher(arguments.launcher);
-  ssh_words(arguments.launcher_args);  // refuses wrong words before anything starts
+  check_reach(arguments.reach);
   check_apart(hosts, arguments);
   return hosts;
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "launch/hostfile.h"
+#include "reach.h"
 
 namespace CLI {
 class App;
@@ -17,8 +18,9 @@ namespace zeroshard::cli {
 
 // Options that say which hosts run the job and how they are reached. They have DeepSpeed's names.
 struct HostArguments {
-  std::string hostfile, include, exclude, launcher = "ssh", launcher_args;
-  std::optional<int> num_nodes, node_rank, num_gpus, nproc, ssh_port;
+  std::string hostfile, include, exclude;
+  Reach reach;
+  std::optional<int> num_nodes, node_rank, num_gpus, nproc;
   std::optional<std::string> master_addr;
 };
 

@@ -10,7 +10,22 @@ namespace {
 
 constexpr std::string_view kWithValue = "BbcDEeFIiJLlmopPRSw", kWithout = "46AaCgKkMqTvXxYy";
 
-std::vector<std::string> words_of(std::string_view text) {
+// Returns whether the next word is the value of this one.
+bool takes_next(const std::string& word) {
+  const bool is_option = word.size() > 1 && word[0] == '-';
+  for (size_t i = 1; is_option && i < word.size(); ++i) {
+    if (kWithValue.find(word[i]) != kWithValue.npos) return i + 1 == word.size();
+    ZS_CHECK(kWithout.find(word[i]) != kWithout.npos, "--launcher_args has ", shown_text(word), ", and ssh's -",
+             word[i], " would keep zeroshard from starting on the hosts: leave it out");
+  }
+  ZS_CHECK(is_option, "--launcher_args has the word ", shown_text(word),
+           ", expected options of ssh and their values; the hosts are those of --hostfile");
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::string> launcher_words(const std::string& text) {
   std::vector<std::string> words;
   bool in_word = false;
   char quote = 0;
@@ -39,23 +54,8 @@ std::vector<std::string> words_of(std::string_view text) {
   return words;
 }
 
-// Returns whether the next word is the value of this one.
-bool takes_next(const std::string& word) {
-  const bool is_option = word.size() > 1 && word[0] == '-';
-  for (size_t i = 1; is_option && i < word.size(); ++i) {
-    if (kWithValue.find(word[i]) != kWithValue.npos) return i + 1 == word.size();
-    ZS_CHECK(kWithout.find(word[i]) != kWithout.npos, "--launcher_args has ", shown_text(word), ", and ssh's -",
-             word[i], " would keep zeroshard from starting on the hosts: leave it out");
-  }
-  ZS_CHECK(is_option, "--launcher_args has the word ", shown_text(word),
-           ", expected options of ssh and their values; the hosts are those of --hostfile");
-  return false;
-}
-
-}  // namespace
-
 std::vector<std::string> ssh_words(const std::string& text) {
-  std::vector<std::string> words = words_of(text);
+  std::vector<std::string> words = launcher_words(text);
   for (size_t i = 0; i < words.size(); ++i) {
     if (!takes_next(words[i])) continue;
     ZS_CHECK(++i < words.size(), "--launcher_args ends with ", shown_text(words.back()), ", whose value is missing");

@@ -27,6 +27,8 @@ Json read_json(const fs::path& path) {
 // Returns the file for a path that the user gave.
 fs::path file_of(const fs::path& path) {
   std::error_code error;
+  if (!fs::exists(path, error))
+    throw IoError(concat("there is no '", path.string(), "', expected a tokenizer, or a directory that has one"));
   if (!fs::is_directory(path, error)) return path;
   for (const char* name : {"tokenizer.json", "tokenizer.model"})
     if (fs::exists(path / name, error)) return path / name;

@@ -21,15 +21,16 @@ void check(const ResolvedBatch& batch, int world_size) {
     return;
   }
   std::string derived;
+  const auto multiple_of = [&](int64_t one) { return concat(". It has to be a multiple of ", one, " x ", world_size); };
   if (batch.micro_origin.starts_with("derived"))
-    derived = "; train_micro_batch_size_per_gpu was derived, rounding down";
+    derived = concat("; train_micro_batch_size_per_gpu was derived, rounding down", multiple_of(batch.accumulation));
   if (batch.accumulation_origin.starts_with("derived"))
-    derived = "; gradient_accumulation_steps was derived, rounding down";
+    derived = concat("; gradient_accumulation_steps was derived, rounding down", multiple_of(batch.micro));
   throw ConfigError(concat("train_batch_size = ", batch.train,
                            ": Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
                            "gradient_acc_step * world_size ",
-                           batch.train, " != ", batch.micro, " * ", batch.accumulation, " * ", world_size, derived,
-                           ". Two of the three keys are enough: the third follows"));
+                           batch.train, " != ", batch.micro, " * ", batch.accumulation, " * ", world_size,
+                           derived.empty() ? ". Two of the three keys are enough: the third follows" : derived));
 }
 
 }  // namespace

@@ -87,7 +87,8 @@ std::string suggest_path(const std::string& path, const std::vector<std::string>
 }
 
 std::string suggest_word(const std::string& word, const std::vector<std::string>& known) {
-  const std::string nearest = suggest_path(word, known);
+  const bool is_number = word.find_first_not_of("-.0123456789") == word.npos;
+  const std::string nearest = is_number ? "" : suggest_path(word, known);
   return nearest.empty() ? "" : ";" + nearest;
 }
 

@@ -129,7 +129,8 @@ std::vector<JobHost> read_hostfile(const std::string& path) {
              "', expected a host or USER@HOST of letters, digits, '-', '.', '_' and ':'");
     const auto same = [&](const JobHost& other) { return other.name == host->name; };
     const auto other = std::find_if(hosts.begin(), hosts.end(), same);
-    ZS_CHECK(other == hosts.end(), place, " names '", host->name, "' again, after line ", other->line);
+    ZS_CHECK(other == hosts.end(), place, " names '", host->name, "' again, after line ", other->line,
+             ": name each host once, with all its slots");
     host->line = line_number;
     hosts.push_back(*std::move(host));
   }

@@ -46,7 +46,8 @@ UniqueFd open_log(const std::string& folder, int rank, bool append) {
 OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream) {
   const bool single = options.nproc == 1 && options.nnodes == 1;
   const bool unchanged = single || (stream == STDOUT_FILENO && !options.prefix_stdout);
-  const bool terminal = ::isatty(stream) == 1;
+  // Open MPI gives the launcher of each host a terminal of its own.
+  const bool terminal = options.nnodes == 1 && ::isatty(stream) == 1;
   if (!unchanged && !(terminal && local_rank == 0)) return OutputMode::kPrefixed;
   // stderr goes through a pipe for the failure report, unless it is a terminal.
   return options.log_dir.empty() && (terminal || stream == STDOUT_FILENO) ? OutputMode::kDirect : OutputMode::kRaw;

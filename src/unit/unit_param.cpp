@@ -23,9 +23,10 @@ c10::Storage make_storage(const std::string& name, int64_t bytes, at::Device dev
   return make_swapped_storage(
       bytes, device,
       concat("parameter '", name,
-             "' is sharded: outside of forward, read it inside zeroshard.gathered(...). What a forward leaves behind, "
-             "clone() there. Where the forward of another module reads it, name in zeroshard.unit_classes a class of "
-             "module that contains both"));
+             "' is sharded: outside of forward, read it inside `with zeroshard.gathered(...)`, and clone() what shall "
+             "last "
+             "longer. If the forward of another module reads it, name in zeroshard.unit_classes a class whose modules "
+             "contain both"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -48,19 +49,12 @@ class Cluster:
         self.folder = folder
         self.ssh = serve(made, folder)
 
-    def start(self, lines, *command, options=(), variables=None, where=None, name="job", program=(ZEROSHARD, "run")):
+    def start(self, lines, *command, options=(), variables=None, where=None, name="job", **other):
+        """`program`: what starts the job. `reach`: the options by which it reaches the hosts."""
         hostfile = self.folder / f"{name}.hosts"
         hostfile.write_text("".join(f"{line}\n" for line in lines))
-        words = [
-            "env",
-            "-C",
-            where or self.folder,
-            *program,
-            "--hostfile",
-            hostfile,
-            "--launcher_args",
-            self.ssh,
-        ]
+        program, reach = other.get("program", (ZEROSHARD, "run")), other.get("reach", ("--launcher_args", self.ssh))
+        words = ["env", "-C", where or self.folder, *program, "--hostfile", hostfile, *reach]
         return Job(self, self.folder / f"{name}.log", [*words, *options, *command], environment(**variables or {}))
 
     def check_nothing_left(self, within_s=NAMED_WITHIN_S, hosts=None, but_sessions=False):
@@ -279,102 +273,6 @@ def test_a_job_may_be_suspended(cluster, script):
     assert job.code() == 0, job.log()
 
 
-RESTARTED = (
-    TRAIN.replace(
-        "data = torch.Generator().manual_seed(rank)\n",
-        """
-saved, restart = f"{folder}/saved", int(os.environ["ZEROSHARD_RESTART_COUNT"])
-begin = 0
-if os.path.isdir(saved):
-    begin = engine.load_checkpoint(saved)[1]["step"]
-assert (begin > 0) == (restart > 0)
-""",
-    )
-    .replace(
-        "for step in range(steps):", "for step in range(begin, steps):\n    data = torch.Generator().manual_seed(step)"
-    )
-    .replace(
-        "    if step == 2:\n",
-        """    if step == 1:
-        engine.save_checkpoint(saved, client_state={"step": 2})
-    if step == 2 and restart == 0:
-        engine.wait_for_checkpoint()
-        print("waits", flush=True)
-        while not os.path.exists(f"{folder}/fail"): time.sleep(0.05)
-        if rank == 1: sys.exit(7)
-        time.sleep(1000)
-    if step == 2:
-""",
-    )
-)
-
-
-def trains_on(job, folder, ranks):
-    assert job.code() == 0, job.log()
-    assert len(digests(folder, ranks)) == 1 and len(list(folder.glob("digest.*"))) == ranks
-    return digests(folder, ranks)
-
-
-@needs_sshd
-@pytest.mark.idle_ranks("what is compared is a job with another")
-@pytest.mark.row("H5")
-def test_a_job_that_fails_goes_on_from_its_checkpoint_on_all_hosts(cluster, script):
-    made = cluster(2)
-    (made.folder / "fail").touch()
-    job = made.start(all_of(2), script(RESTARTED), made.folder, 5, options=["--max-restarts", 2])
-    after_a_failure = trains_on(job, made.folder, 2)
-    told = "the job ended with exit code 7: restart 1 of 2 begins, on 2 hosts with 2 ranks"
-    assert job.log().count(told) == 1 and len(job.reports()) == 1, job.log()
-    undisturbed = made.folder / "one"
-    undisturbed.mkdir()
-    job = made.start(all_of(2), script(RESTARTED.replace("restart == 0:", "False:")), undisturbed, 5)
-    assert trains_on(job, undisturbed, 2) == after_a_failure
-    made.check_nothing_left()
-
-
-@needs_sshd
-@pytest.mark.idle_ranks("two ranks are left of three")
-@pytest.mark.row("H5")
-@pytest.mark.parametrize("gone", [0, 2])
-@pytest.mark.parametrize("how", ["all its processes are killed", "it is cut off"])
-def test_a_job_goes_on_with_the_hosts_that_are_left(cluster, script, gone, how):
-    """Also without its first host, at which the others met. The command runs on a host that takes no part."""
-    made = cluster(4)
-    names = [f"host{number} slots=1" for number in (1, 2, 3)]
-    options = ["--max-restarts", 1, "--min-ranks", 2, "--stall-timeout", 3, "--grace-period", 3]
-    job = made.start(names, script(RESTARTED), made.folder, 5, options=options)
-    job.wait_for(lambda: job.log().count("] waits") == 3, "a checkpoint")
-    host = made.hosts[1 + gone]
-    host.kill() if "killed" in how else host.cut_off()
-    trains_on(job, made.folder, 2)
-    assert f"host {host.name} is gone: restart 1 of 1 begins, on 2 hosts with 2 ranks" in job.log(), job.log()
-    made.check_nothing_left(hosts=[other for other in made.hosts if other is not host], but_sessions=True)
-
-
-@needs_sshd
-@pytest.mark.row("H5")
-def test_a_job_does_not_start_again_without_a_host_that_it_needs(cluster, script):
-    made = cluster(3)
-    job = running(made, script, 2, first=1)
-    made.hosts[1].kill()
-    assert job.code() == 1 and "restart" not in job.log(), job.log()
-    job = made.start(all_of(3), script(WAIT), options=["--max-restarts", 5])
-    assert job.code() == 1, job.log()
-    assert "not started again: host host1 could not be started; --min-ranks allows" in job.log(), job.log()
-    made.check_nothing_left(hosts=[made.hosts[0], made.hosts[2]], but_sessions=True)
-
-
-@needs_sshd
-@pytest.mark.row("H5")
-def test_a_signal_is_the_end_of_a_job_with_restarts(cluster, script):
-    made = cluster(2)
-    job = made.start(all_of(2), script(WAIT), options=["--max-restarts", 5])
-    job.wait_for(lambda: job.log().count("] here") == 2, "ranks")
-    os.kill(process(made.hosts[0], COMMAND), signal.SIGTERM)
-    assert job.code() == 128 + signal.SIGTERM and "restart" not in job.log(), job.log()
-    made.check_nothing_left()
-
-
 @needs_sshd
 @pytest.mark.row("H4")
 def test_two_jobs_at_once(cluster, script):
@@ -457,6 +355,53 @@ def test_deepspeed_starts_the_hosts(cluster, script):
     assert said == [(str(rank), f"['--local_rank={rank % 2}', 'x'] 4") for rank in range(4)]
 
 
+SRUN = """#!/bin/sh
+# As srun does: runs the words after its own options on the node of --nodelist.
+echo "srun $*" >>{folder}/srun.said
+while :; do
+  case "$1" in
+    --nodelist) node=$2; shift 2 ;;
+    --*) shift ;;
+    *) break ;;
+  esac
+done
+exec ssh {ssh} "$node" env SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 "$@"
+"""
+PROGRAMS = {"slurm": "srun", "openmpi": "mpirun", "mpich": "mpiexec.hydra", "impi": "mpiexec.hydra"}
+
+
+@needs_sshd
+@pytest.mark.row("H4")
+@pytest.mark.parametrize("launcher", PROGRAMS)
+def test_other_launchers_start_the_hosts(cluster, script, launcher):
+    """Open MPI's and MPICH's own programs, which start their daemons by ssh, and a script in place of srun."""
+    made = cluster(3)
+    folder = made.folder / "bin"
+    folder.mkdir()
+    programs = {"ssh": f'#!/bin/sh\nexec /usr/bin/ssh {made.ssh} "$@"\n'}
+    if launcher == "slurm":
+        programs["srun"] = SRUN.format(folder=folder, ssh=made.ssh)
+    elif not shutil.which(PROGRAMS[launcher]):
+        pytest.skip(f"{PROGRAMS[launcher]} is missing: apt-get install openmpi-bin mpich")
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    variables = {"PATH": path, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    variables |= {"HYDRA_LAUNCHER_EXEC": str(folder / "ssh"), "OMPI_MCA_plm_rsh_agent": str(folder / "ssh")}
+    body = "print('said', sys.argv[1:], os.environ['WORLD_SIZE'], flush=True)\n"
+    lines = [f"host{number} slots=2" for number in (1, 2)]
+    reach = ["--launcher", launcher]
+    said = script(body + "import zeroshard; zeroshard.init_distributed()\nif rank == 3: sys.exit(9)\n" + WAIT)
+    job = made.start(lines, said, *HOSTILE[:5], reach=reach, variables=variables)
+    assert job.code() == 9, job.log()
+    assert sorted(re.findall(r"\[rank (\d)\] said (.*)", job.log())) == [
+        (str(rank), f"{HOSTILE[:5]} 4") for rank in range(4)
+    ]
+    assert len(job.reports()) == 1 and "rank 3 (pid " in job.reports()[0], job.log()
+    made.check_nothing_left()
+
+
 def order_of(folder, *arguments):
     values = ["0.1.0", "4f", "5000", str(folder), str(len(arguments)), *map(str, arguments)]
     text = "".join(f"{len(value.encode())}:{value}," for value in values)
@@ -519,7 +464,15 @@ TWO = "one slots=4\ntwo slots=4\n"
         (TWO, ["--num_gpus", "5"], "--num_gpus is 5 but hostfile '"),
         (TWO, ["--num_gpus", "2", "--nproc", "2"], "give --nproc or --num_gpus, not both"),
         (TWO, ["--node_rank", "1"], "--node_rank is 1 but hostfile '"),
-        (TWO, ["--launcher", "slurm"], "--launcher is slurm, expected ssh, or pdsh, which means the same here"),
+        (
+            TWO,
+            ["--launcher", "mvapich"],
+            "--launcher is mvapich, expected ssh, pdsh (which means ssh here), slurm, ope",
+        ),
+        (TWO, ["--launcher", "mpich", "--ssh_port", "1"], "--ssh_port is 1, and --launcher mpich does not connect by"),
+        (TWO, ["--launcher", "slurm", "--launcher_args", "'x"], "--launcher_args is 'x, whose quote ' does not end"),
+        ("me@one slots=4\ntwo slots=4\n", ["--launcher", "openmpi"], "hostfile names me@one in line 1: leave the user"),
+        (TWO, ["--launcher", "slurm"], "there is no srun in PATH, by which --launcher slurm starts the hosts"),
         (TWO, ["--ssh_port", "0"], "--ssh_port is '0', expected a whole number >= 1 and <= 65535"),
         (TWO, ["--launcher_args", "-v host9"], "--launcher_args has the word host9, expected options of ssh"),
         (TWO, ["--launcher_args", "-o 'a b' -- host9"], "--launcher_args has --, and ssh's -- would keep"),

@@ -428,8 +428,8 @@ def error_of_reading():
 
 def test_reading_a_parameter_without_its_module_says_what_to_do():
     for message in world.run(2, error_of_reading):
-        assert "'head.weight' is sharded: outside of forward, read it inside zeroshard.gathered(...)" in message
-        assert "name in zeroshard.unit_classes a class of module that contains both" in message
+        assert "'head.weight' is sharded: outside of forward, read it inside `with zeroshard.gathered(...)`" in message
+        assert "name in zeroshard.unit_classes a class whose modules contain both" in message
 
 
 class Aside(models.Residual):

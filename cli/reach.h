@@ -1,0 +1,26 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/hostfile.h"
+
+namespace zeroshard::cli {
+
+// How the command for several hosts starts a program on another host. The members are options with DeepSpeed's names.
+struct Reach {
+  std::string launcher = "ssh", launcher_args;
+  std::optional<int> ssh_port;
+};
+
+// Throws ValueError for an unknown launcher, words of --launcher_args that it does not take, and a --ssh_port that it
+// does not use.
+void check_reach(const Reach& reach);
+
+// Returns the command that runs `program` on `host`, with standard input, output and error connected. A connection of
+// ssh ends when it has been silent for `patience_s`. Throws ValueError if the launcher is not in PATH, or takes no name
+// USER@HOST.
+std::vector<std::string> command_on(const JobHost& host, const Reach& reach, double patience_s,
+                                    const std::vector<std::string>& program);
+
+}  // namespace zeroshard::cli
