@@ -7,9 +7,9 @@
 
 namespace zeroshard {
 
-// Encodes by RFC 4648, with padding.
+// Encodes `bytes` as base64 (RFC 4648), with padding.
 std::string to_base64(std::span<const std::byte> bytes);
-// Throws ValueError for text that is not base64.
+// Decodes base64. Throws ValueError if `text` is not base64.
 std::vector<std::byte> from_base64(std::string_view text);
 
 }  // namespace zeroshard

@@ -15,7 +15,7 @@ namespace zeroshard {
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kCapacityBytes = size_t{4} << 20;
-constexpr size_t kPieceBytes = size_t{64} << 10;  // bytes of one write(2); small, so that progress is visible
+constexpr size_t kPieceBytes = size_t{64} << 10;  // bytes of one write(2), few enough that progress is visible
 }  // namespace
 
 struct ConsoleWriter::State {

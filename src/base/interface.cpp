@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint16_t kAnyPort = 9;  // nothing is sent to it
 constexpr const char *kWayOut = "; set GLOO_SOCKET_IFNAME to the interface that leads to the other hosts",
-                     // A reserved address (RFC 5737) that no host has, so the default route leads to it.
+                     // A reserved address (RFC 5737) that no host has, so only the default route leads to it.
     *kElsewhere = "192.0.2.1";
 
 sockaddr_storage stored(const sockaddr* address, size_t size) {
@@ -124,7 +124,8 @@ sockaddr_storage elsewhere() {
   return stored(reinterpret_cast<const sockaddr*>(&address), sizeof address);
 }
 
-// Returns the interface by which other hosts reach this host. `host` is a name of this host, and has `address` here.
+// Returns the interface by which other hosts reach this host. `host` is a name of this host, and resolves to `address`
+// on this host.
 std::string interface_to_others(const std::string& host, const sockaddr_storage& address) {
   const std::vector<Interface> all = interfaces();
   if (const auto source = source_towards(elsewhere())) {
@@ -163,7 +164,7 @@ std::string interface_with(const sockaddr_storage& address) {
   for (const Interface& one : all)
     if (same_address(one.address, wanted)) return one.name;
   if (!is_loopback_address(wanted)) return {};
-  // 127.0.1.1 is not an interface's own address, but loopback answers for the whole block.
+  // 127.0.1.1 is not the address of any interface, but the loopback interface answers for all of 127.0.0.0/8.
   for (const Interface& one : all)
     if (one.loopback) return one.name;
   return {};
@@ -175,7 +176,7 @@ bool is_this_host(const std::string& host) {
   try {
     for (const sockaddr_storage& address : resolve_host(host))
       if (!interface_with(address).empty()) return true;
-  } catch (const CommError&) {  // ssh may know it by its configuration
+  } catch (const CommError&) {  // the name cannot be resolved, but ssh might know it from its configuration
   }
   return false;
 }

@@ -2,18 +2,21 @@
 
 namespace zeroshard {
 
-// A function by which the program interrupts a wait inside the library. Long waits call it about ten times a second,
-// and an exception from it ends the wait. Any thread may call it. There is one check per process, as there is one set
-// of signal handlers, because Python runs signal handlers only when it is asked to.
+// A function by which the program interrupts a wait inside the library. A long wait calls it about ten times a second,
+// on the thread that waits, and an exception from it ends the wait. Python needs such calls, because it runs signal
+// handlers only when it is asked to. A process has one check, as it has one set of signal handlers.
 using InterruptCheck = void (*)();
 
 void set_interrupt_check(InterruptCheck check) noexcept;
 void check_interrupt();
-// Returns whether this thread is inside the check. If so, a wait must not call the check again.
+// Returns whether check_interrupt() does nothing on this thread, because the check runs or an UninterruptedThread
+// lives.
 bool in_interrupt_check() noexcept;
 
-// While an object lives, waits of its thread do not call the check. Threads that the library starts use it, because the
-// program interrupts only its own thread, which waits for the library's thread.
+// While an UninterruptedThread lives, check_interrupt() does nothing on the thread that made it. The thread of Tiers
+// makes one, because the program's own thread waits for that thread and calls the check meanwhile. check_interrupt()
+// makes one while the check runs, so that a wait inside the check does not call the check again. They must not be
+// nested on a thread.
 class UninterruptedThread {
  public:
   UninterruptedThread() noexcept;

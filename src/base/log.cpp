@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-std::atomic<int> log_rank{-1};  // only shown in messages
+std::atomic<int> log_rank{-1};  // used only in messages
 
 LogLevel threshold() {
   const char* text = std::getenv("ZEROSHARD_LOG_LEVEL");
@@ -37,7 +37,7 @@ void log(LogLevel level, std::string_view message) {
   std::string line = "[zeroshard";
   if (log_rank >= 0) line += " rank " + std::to_string(log_rank);
   line.append("] ").append(prefix(level)).append(message).append("\n");
-  // A single write, so that lines of several ranks do not mix.
+  // The line is written by a single write, so that lines of several ranks do not mix.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

@@ -6,14 +6,15 @@
 namespace zeroshard {
 
 // Remembers which process made an object that no forked child may use. The child has a copy of the object, but the
-// connections and the shared memory behind it belong to its parent.
+// connections and the shared memory that the object uses belong to the parent.
 class ProcessMark {
  public:
   ProcessMark();
-  // Returns whether this process made the object. It takes two loads and no system call, so every collective can afford
-  // it.
+  // Returns whether this process made the object. The call takes two loads and no system call, so every collective can
+  // afford it.
   bool is_own() const noexcept { return forks_ == forks_before_this_process; }
-  // Returns "process 12 is a fork of rank 1 (process 10), whose <what> this is". Call it only if is_own() is false.
+  // Returns the start of an error, "process 12 is a fork of rank 1 (process 10), whose <what> this is", and the way
+  // out. Must be called only if is_own() is false.
   std::string refusal(int rank, std::string_view what) const;
 
  private:

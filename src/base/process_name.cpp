@@ -27,7 +27,7 @@ std::string host_part() {
 
 constexpr size_t kRandomDigits = 16;
 
-// Returns the random part of the name. A forked child inherits its parent's value, but has another process number.
+// Returns the RANDOM part of the name. A forked child inherits its parent's value, but has another process number.
 const std::string& random_part() {
   static const std::string kPart = [] {
     constexpr char kDigits[] = "0123456789abcdef";
@@ -39,7 +39,8 @@ const std::string& random_part() {
   return kPart;
 }
 
-// Returns eight hexadecimal digits for the boot (which also identifies the host) and the namespace of process numbers.
+// Returns PLACE: eight hexadecimal digits for the boot (which also identifies the host) and the namespace of process
+// numbers.
 std::string place() {
   std::string boot = boot_id();
   struct stat numbers {};
@@ -51,7 +52,7 @@ std::string place() {
   return text;
 }
 
-// The parts PID and PLACE of a name from this host. PLACE is empty in names of earlier versions.
+// The parts PID and PLACE of a name from this host. PLACE is empty in names that earlier versions made.
 struct Parts {
   std::string_view pid, place;
 };

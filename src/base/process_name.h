@@ -6,24 +6,25 @@
 
 namespace zeroshard {
 
-// Returns "HOST.PID-PLACE-RANDOM", a name of this process that no other process has or had, among all that share a file
-// system. RANDOM is needed because a process in a restarted container has the host name and the number of its
-// predecessor. HOST has no dots. PLACE identifies the boot of the host and the namespace of process numbers, because
-// different containers of one host may have the same name.
+// Returns "HOST.PID-PLACE-RANDOM", a name that no other process has or had, among all processes that share a file
+// system. HOST has no dots. PLACE identifies the boot of the host and the namespace of process numbers, because
+// containers of one host can have the same host name. RANDOM is needed because a process in a restarted container has
+// the host name and the process number of its predecessor.
 std::string process_name();
 
 // Returns whether `text` ends like a name from process_name(): with "-RANDOM".
 bool ends_as_process_name(std::string_view text);
 
-// Returns whether `name`, from process_name(), names a process of this host that has ended. Returns false for other
-// names, and for names of another boot or namespace, because this process cannot see such processes.
+// Returns whether `name`, from process_name(), names a process of this host that has ended. Returns false for processes
+// of other hosts, and of another boot or namespace, because this process cannot see them.
 bool has_ended(std::string_view name);
 // Returns whether `name`, from process_name(), has this host's name as HOST.
 bool is_of_this_host(std::string_view name);
-// Returns whether `name` has this host's name as HOST, but PLACE of another boot or namespace.
+// Returns whether `name` has this host's name as HOST, but the PLACE of another boot or namespace.
 bool is_of_another_place(std::string_view name);
 
-// Returns whether a process exists that has not been waited for. A negative number means a process group.
+// Returns whether the process `pid` exists. A process that has ended exists until its parent has waited for it. A
+// negative number means a process group.
 bool process_exists(pid_t pid);
 
 }  // namespace zeroshard

@@ -5,9 +5,10 @@
 // Reads numbers with units, as people write them.
 namespace zeroshard {
 
-// Returns the bytes of a text like "24GB", "24e9" or "22.5 GiB"; nothing for other text or less than 1 byte.
+// Returns the bytes of a text like "24GB", "24e9" or "22.5 GiB". Returns nothing for another text, or for less than 1
+// byte.
 std::optional<double> bytes_in(std::string_view text);
-// Returns the number in a text like "7.5e9", "7.5B" or "350M"; nothing for other text.
+// Returns the number in a text like "7.5e9", "7.5B" or "350M". Returns nothing for another text.
 std::optional<double> count_in(std::string_view text);
 
 }  // namespace zeroshard

@@ -17,7 +17,6 @@ namespace {
 
 constexpr size_t kMostPathBytes = 4096;
 
-// Closes the file on destruction.
 struct Descriptor {
   explicit Descriptor(int opened) : fd(opened) {}
   ~Descriptor() {
@@ -42,7 +41,7 @@ std::string read_text(const std::string& path, std::string_view hint, int64_t mo
     throw IoError(concat("cannot read '", shown_text(path, kMostPathBytes), "' (", reason, ")", hint));
   };
   if (path.find('\0') != path.npos) fail("its name has a zero byte");
-  // O_NONBLOCK is set because opening a FIFO would otherwise wait for a writer forever.
+  // O_NONBLOCK is set because otherwise the opening of a FIFO would wait for a writer forever.
   const Descriptor file(retried([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); }));
   struct stat found {};
   if (file.fd < 0 || ::fstat(file.fd, &found) != 0) fail(std::strerror(errno));
@@ -51,7 +50,8 @@ std::string read_text(const std::string& path, std::string_view hint, int64_t mo
     if (bytes > most_bytes) fail(concat("it has ", bytes, " bytes; at most ", most_bytes, " are read"));
   };
   check_size(found.st_size);
-  // The loop reads until the end, because files of /proc report no size, and other files may grow.
+  // The loop reads until the end and does not trust the size, because files of /proc report none, and other files can
+  // grow.
   std::string text(static_cast<size_t>(found.st_size), '\0');
   for (size_t end = 0;;) {
     if (end == text.size()) text.resize(std::max<size_t>(text.size() + 1, 4096));

@@ -12,8 +12,8 @@ bool continues_character(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
-// Returns the length of the control character at `at`; 0 if there is none. U+0080 to U+009F count, because some
-// terminals take them as the start of a command.
+// Returns the number of bytes of the control character at `at`, or 0 if another character is there. U+0080 to U+009F
+// are control characters, too, because some terminals take them as the start of a command.
 size_t control_bytes(std::string_view text, size_t at) {
   const auto byte = static_cast<unsigned char>(text[at]);
   if (byte < 0x20 || byte == 0x7F) return 1;

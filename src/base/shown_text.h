@@ -5,10 +5,10 @@
 
 namespace zeroshard {
 
-// Returns a user's text for a message. Control characters are shown as "\x1b". If the text is longer than `most_bytes`
-// (at least 3), its middle is left out. UTF-8 characters stay whole.
+// Returns `text`, which a user gave, as a message shows it. Control characters are shown as "\x1b". If the text is
+// longer than `most_bytes` (at least 3), its middle is replaced by "...". UTF-8 characters stay whole.
 std::string shown_text(std::string_view text, size_t most_bytes = 80);
-// Returns the first five names: "'a', 'b', 'c', 'd', 'e' and 7 more".
+// Returns the first five names and the number of the rest: "'a', 'b', 'c', 'd', 'e' and 7 more".
 std::string some_of(const std::vector<std::string>& names);
 
 }  // namespace zeroshard

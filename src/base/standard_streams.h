@@ -3,8 +3,8 @@
 namespace zeroshard {
 
 // Opens /dev/null on each of the descriptors 0 to 2 that is closed, as in a daemon or after `>&-`. Otherwise the next
-// files, pipes or sockets would get these numbers, and printed or logged text would be written into them. Call it
-// before the first file is opened.
+// files, pipes or sockets would get these numbers, and printed or logged text would be written into them. Must be
+// called before the first file is opened.
 void open_standard_streams();
 
 }  // namespace zeroshard

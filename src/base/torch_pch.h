@@ -1,4 +1,4 @@
-// Precompiled header of the modules that use LibTorch. Nothing includes it by name.
+// The precompiled header of the modules that use LibTorch. The build includes it, so no source names it.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>

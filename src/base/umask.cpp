@@ -9,7 +9,8 @@ namespace zeroshard {
 
 std::string advice_on_umask() {
   constexpr long kOwn = 0700;
-  std::ifstream status("/proc/self/status");  // umask(2) would change the umask for other threads
+  // The umask is not read by umask(2), because that call would change it for all threads.
+  std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
     if (!line.starts_with("Umask:\t")) continue;
     const std::string umask = line.substr(line.find('\t') + 1);

@@ -32,13 +32,13 @@ class UniqueFd {
 };
 
 struct Pipe {
-  UniqueFd read_end, write_end;  // both close on exec
+  UniqueFd read_end, write_end;  // both are closed by exec()
 };
 
-// Throws Error if the process has no descriptors left.
+// Creates a pipe. Throws Error if the process has no descriptors left.
 Pipe make_pipe();
 
-// Makes reads and writes of the descriptor return EAGAIN where they would wait.
+// Makes read() and write() return EAGAIN when they would otherwise wait.
 void set_nonblocking(int fd);
 
 // Throws Error with the text "<what>: <reason>", where the reason comes from errno.

@@ -7,8 +7,8 @@
 
 namespace zeroshard {
 
-// Makes writers wait while another thread reads. A writer waits until nobody reads. Readers may only begin while no
-// writer is active, so this is not a lock.
+// Makes writers wait while other threads read. It is not a lock, because nothing makes readers wait. A reader must
+// begin only while no writer is active.
 class WriteHold {
  public:
   struct End {
@@ -24,7 +24,7 @@ class WriteHold {
   WriteHold& operator=(const WriteHold&) = delete;
 
   Reading read();
-  // A writer calls it before writing. It returns when nobody reads. Throws the exceptions of WhileWaiting.
+  // A writer calls it before it writes. Returns when nobody reads. Throws the exceptions of WhileWaiting.
   void await_readers();
 
  private:
