@@ -5,7 +5,8 @@
 #include "comm/comm.h"
 #include "comm/op.h"
 
-// Checks the arguments of collectives for every Comm. Each function throws ValueError that names `tag`.
+// Checks the arguments of collectives for every implementation of Comm. Each function throws ValueError if an argument
+// is wrong. The message names `tag`.
 namespace zeroshard {
 
 void check_all_gather(const Span& full, const ConstSpan& shard, int world_size, std::string_view tag);
@@ -20,11 +21,11 @@ void check_exchange(const ConstSpan& full, const Span& scratch, bool needs_scrat
                     std::string_view tag);
 void check_allocate(int64_t bytes, std::string_view tag);
 
-// Positions in an all_to_all_v with these `counts`. sent_before() returns how many elements `from` sends to ranks
-// before `to`. received_before() returns how many elements ranks before `from` send to `to`.
+// Positions in the buffers of an all_to_all_v with these `counts`. sent_before() returns how many elements `from` sends
+// to ranks before `to`. received_before() returns how many elements `to` receives from ranks before `from`.
 int64_t sent_before(std::span<const int64_t> counts, int world_size, int from, int to);
 int64_t received_before(std::span<const int64_t> counts, int world_size, int from, int to);
-// Returns the Op by which ranks compare an all_to_all_v. It differs if the counts differ.
+// Returns the Op by which ranks compare an all_to_all_v. Ops with different counts differ.
 Op all_to_all_v_op(std::span<const int64_t> counts, DType dtype, std::string_view tag);
 
 }  // namespace zeroshard

@@ -16,8 +16,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxMessage = 1000;
 
-// A rank's messages to its peers. There are two buffers, used in turn: a rank writes round k + 2 only after it has read
-// round k + 1, which every rank writes after it has read round k.
+// The messages of a rank to its peers. There are two buffers, used in turn. A rank writes round k + 2 only after it has
+// read round k + 1, and every rank writes round k + 1 only after it has read round k.
 struct Mailbox {
   std::atomic<uint64_t> rounds{0};  // number of rounds that this rank has written
   uint32_t sizes[2] = {0, 0};

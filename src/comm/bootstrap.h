@@ -6,20 +6,21 @@
 
 namespace zeroshard {
 
-// Lets ranks exchange data before a transport exists. Every rank makes the same sequence of calls.
+// Lets ranks exchange data before a transport exists. Every rank must make the same sequence of calls.
 class Bootstrap {
  public:
   virtual ~Bootstrap() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // Returns the bytes of every rank, in rank order. Throws CommError if a rank does not arrive.
+  // Returns what each rank passed as `mine`, in rank order. Throws CommError if a rank does not arrive.
   virtual std::vector<std::string> all_gather(std::string_view mine) = 0;
 };
 
-// For ranks that are threads of this process. Element r belongs to rank r.
+// Creates bootstraps for ranks that are threads of this process. Element r belongs to rank r.
 std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world_size, int64_t timeout_ms = 30'000);
 
-// For ranks that this process will fork(). Rank r uses element r of its copy. A message has at most 1,000 bytes.
+// Creates bootstraps for ranks that this process will fork(). Rank r uses element r of its copy. A message has at most
+// 1,000 bytes.
 std::vector<std::unique_ptr<Bootstrap>> make_fork_bootstraps(int world_size, int64_t timeout_ms = 30'000);
 
 }  // namespace zeroshard

@@ -15,18 +15,18 @@ class WaitGraph;
 
 struct CommOptions {
   enum class Transport : uint8_t { kAuto, kShm, kProcessGroup };
-  Transport transport = Transport::kAuto;  // read only by make_comm
+  Transport transport = Transport::kAuto;  // used only by make_comm()
   int64_t timeout_ms = 600'000;            // a collective without progress for this long fails
   int64_t stall_timeout_ms = 10'000;  // a peer that is stopped (SIGSTOP, a debugger) for this long counts as failed
   int64_t staging_bytes = int64_t{16} << 30;    // shm: address space (not memory) for inputs outside of allocate()
   std::shared_ptr<WaitListener> wait_listener;  // null: no listener
   std::shared_ptr<WaitGraph> wait_graph;        // shared by all communicators of a thread; null: only this one
   // Shared by all communicators of a thread; null: only this one. Ranks that share memory fail together through
-  // wait_graph, and use this member to make the communicators of a device fail, too.
+  // wait_graph. They use `failure` to make the communicators of a device fail, too.
   std::shared_ptr<SharedFailure> failure;
   std::shared_ptr<DeviceWatch> device_watch;  // shared by all device communicators of a thread; null: only this one
-  std::vector<ProcessId> processes;           // processes of the ranks, watched while they connect; empty: not known
-  RankNumbers numbers;                        // of the ranks in messages
+  std::vector<ProcessId> processes;           // processes of the ranks, watched while the ranks connect; empty: unknown
+  RankNumbers numbers;                        // the numbers by which messages name the ranks
 };
 
 }  // namespace zeroshard

@@ -48,8 +48,8 @@ std::optional<Awaited> AwaitedRecord::load() const {
 }
 
 void RankControl::notify() noexcept {
-  // These accesses are sequentially consistent with the waiter, which registers first and then reads `events`. So at
-  // least one of the two sees the other.
+  // The waiter first registers in `waiters` and then reads `events`. These accesses and its own are sequentially
+  // consistent, so this rank sees the registration, or the waiter sees the new `events`, or both.
   events.fetch_add(1);
   if (waiters.load() != 0) futex_wake_all(events);
 }
@@ -62,7 +62,7 @@ std::string RankControl::progress() const {
 std::string RankControl::text_of(uint64_t seq) const {
   Op op = ops[seq % kRing].load();
   op.tag[Op::kTagSize - 1] = 0;
-  // The record was overwritten meanwhile, or another process's memory was damaged. Only the number is known then.
+  // The record was overwritten meanwhile, or the memory of another process was damaged. Then only the number is known.
   if (op.seq != seq || static_cast<int>(op.kind) >= kOpKinds) return concat("collective #", seq);
   return concat("collective #", seq, " ", op.text());
 }
@@ -75,7 +75,7 @@ void ControlBlock::create(void* memory, int world_size) {
 void ControlBlock::abort(int rank, std::string_view reason) noexcept {
   uint32_t expected = kRunning;
   if (!header_->state.compare_exchange_strong(expected, kWriting)) {
-    // Another rank is writing its reason, or was killed while writing it.
+    // Another rank is writing its reason, or was killed while it wrote the reason.
     const auto end = std::chrono::steady_clock::now() + kTelling;
     while (header_->state.load(std::memory_order_acquire) != kAborted && std::chrono::steady_clock::now() < end)
       ::sched_yield();
@@ -96,8 +96,9 @@ std::optional<std::string> ControlBlock::aborted() const {
 
 void ControlBlock::tell_waiters(int rank) noexcept {
   RankControl& own = this->rank(rank);
-  // These accesses are sequentially consistent with the waiter, which publishes its Awaited, then reads `events`, then
-  // checks the awaited state. If this rank does not see the waiter's Awaited, the waiter sees what `rank` has done.
+  // The waiter first publishes its Awaited, then reads `events`, then checks the awaited state. These accesses and its
+  // own are sequentially consistent. So if this rank does not see the waiter's Awaited, the waiter sees what `rank` has
+  // done.
   own.events.fetch_add(1);
   if (own.waiters.load() == 0) return;
   for (int peer = 0; peer < world_size_; ++peer) {

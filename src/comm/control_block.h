@@ -11,16 +11,17 @@
 
 namespace zeroshard {
 
-// The shared memory through which ranks of one host synchronise. It holds each rank's last collectives and its progress
-// in them. A rank writes only its own part (and once the abort reason), and reads all parts.
+// The shared memory through which ranks of one host synchronise. It holds each rank's last collectives and the rank's
+// progress in them. A rank writes only its own part (and at most once the abort reason), and reads all parts.
 //
-// A rank first posts collective `seq`, so that peers can read its descriptor and input. Later it finishes the
-// collective, when it does not need any peer's input any more. Both states are stored in slot seq % kRing. The slot is
-// reused only after all ranks have finished `seq`.
+// A rank first posts collective `seq`, so that peers can read the descriptor and the input of the collective. Later,
+// when the rank needs no peer's input any more, it finishes the collective. Both states are stored in slot seq % kRing.
+// The slot is reused only after all ranks have finished `seq`.
 constexpr uint64_t kRing = 128;
 constexpr uint64_t kMaxSegments = 4096;
 
-// An Op stored in atomic words, because a peer may read it while its owner overwrites it. The reader checks afterwards.
+// An Op stored in atomic words, because a peer can read it while its owner overwrites it. The reader must check the Op
+// after reading it.
 class OpRecord {
  public:
   void store(const Op& op);
@@ -31,7 +32,7 @@ class OpRecord {
   std::array<std::atomic<uint64_t>, kWords> words_{};
 };
 
-// The progress that another rank must reach in collective `seq` before a wait ends.
+// The progress that rank `peer` must make in collective `seq` before a wait ends.
 struct Awaited {
   enum class Progress : uint8_t { kPosted, kFinished };
   int peer = 0;
@@ -40,7 +41,7 @@ struct Awaited {
   bool operator==(const Awaited&) const = default;
 };
 
-// An optional Awaited in one atomic word, so that peers never read half of it.
+// An optional Awaited, stored in one atomic word so that a peer never reads half of it.
 class AwaitedRecord {
  public:
   void store(const std::optional<Awaited>& awaited);
@@ -64,15 +65,15 @@ struct RankControl {
   std::atomic<uint64_t>& finished_at(uint64_t seq) { return finished[seq % kRing]; }
   bool has_finished(uint64_t seq) const { return finished[seq % kRing].load(std::memory_order_acquire) >= seq; }
   bool has_posted(uint64_t seq) const { return posted.load(std::memory_order_acquire) >= seq; }
-  // `awaited` belongs to this rank.
+  // Returns whether this rank has made the progress that another rank awaits. `awaited.peer` is this rank.
   bool has_reached(const Awaited& awaited) const {
     return awaited.progress == Awaited::Progress::kPosted ? has_posted(awaited.seq) : has_finished(awaited.seq);
   }
   // Wakes every rank that waits for this one.
   void notify() noexcept;
-  // "collective #17 all_gather(...)", or "no collective".
+  // Returns the last collective that this rank posted, as text_of() does, or "no collective".
   std::string progress() const;
-  // Returns the text of one of the last kRing collectives that this rank posted: "collective #17 all_gather(...)".
+  // Returns "collective #17 all_gather(...)" for one of the last kRing collectives that this rank posted.
   std::string text_of(uint64_t seq) const;
 };
 
@@ -91,8 +92,8 @@ class ControlBlock {
   void abort(int rank, std::string_view reason) noexcept;
   std::optional<std::string> aborted() const;
   bool finished_by_all(uint64_t seq);
-  // `rank` has posted or finished something. Wakes only the ranks that wait for exactly this, because a rank that is
-  // woken for nothing takes the core and its caches from a rank that works.
+  // Must be called after `rank` has posted or finished a collective. Wakes only the ranks that wait for exactly this,
+  // because a rank that is woken for nothing takes the core and its caches from a rank that works.
   void tell_waiters(int rank) noexcept;
 
  private:

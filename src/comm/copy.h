@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// Copies bytes between non-overlapping memory. Large copies bypass the caches of the destination.
+// Copies `bytes` bytes. The source and the destination must not overlap. The stores of a large copy bypass the caches.
 void copy_bytes(void* to, const void* from, int64_t bytes);
 
 }  // namespace zeroshard

@@ -17,7 +17,7 @@ class DirectAllocation final : public Allocation {
   int64_t bytes() const override { return bytes_; }
 
  private:
-  std::shared_ptr<DirectMemory> memory_;  // an allocation may outlive its communicator
+  std::shared_ptr<DirectMemory> memory_;  // shared, because an allocation can outlive its communicator
   uint64_t segment_;
   void* data_;
   int64_t bytes_;
@@ -118,7 +118,7 @@ std::unique_ptr<Allocation> DirectComm::allocate(int64_t bytes, std::string_view
     core_->synchronise(op);
   } catch (const std::exception& error) {
     memory.attached(grant);
-    core_->fail(error.what());  // throws the text of the first failure on any rank
+    core_->fail(error.what());  // throws the text of the failure that came first on any rank
   }
   memory.attached(grant);
   return allocation;

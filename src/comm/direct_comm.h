@@ -8,7 +8,7 @@
 namespace zeroshard {
 
 // A Comm for ranks that can read each other's memory. A gather is one copy per byte, and a reduction reads the pieces
-// in place. An output must not overlap an input that peers still read.
+// in place. An output must not overlap an input that peers have not read yet.
 class DirectComm : public Comm {
  public:
   DirectComm(std::shared_ptr<DirectCore> core, std::string transport);
@@ -30,11 +30,12 @@ class DirectComm : public Comm {
   void barrier(std::string_view tag) override;
   std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override;
   bool exchange_needs_scratch() const override { return false; }
-  // Like exchange(), but pieces() are the whole inputs of all ranks.
+  // Like exchange(), but pieces() returns the whole inputs of all ranks.
   std::unique_ptr<Exchange> share(ConstSpan mine, std::string_view tag);
   std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
   void check() override { core_->throw_if_failed(); }
-  // Returns why the communicator is broken; "" if this rank knows of no failure. Any thread may call it, and abort().
+  // Returns why the communicator is broken, or "" if this rank knows of no failure. Any thread may call why_broken()
+  // and abort().
   std::string why_broken() const { return core_->memory()->control().aborted().value_or(""); }
   void abort(std::string_view reason) noexcept override { core_->abort(reason); }
 

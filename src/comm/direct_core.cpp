@@ -14,15 +14,15 @@ namespace zeroshard {
 namespace {
 
 constexpr int64_t kPollMs = 100;
-// If there is a core for each rank, a rank that waits first spins shortly, then yields (a peer may wait for this core),
-// and only then sleeps. The time is long, because waking a sleeper takes longest on machines where ranks meet most
-// often. On a virtual machine whose idle cores halt, a model of 64 small layers trained in 137 to 145 ms a step with 1
-// ms, in 143 to 167 ms with 0.1 ms, and in 231 to 255 ms without spinning (two ranks, one core each; one plain process
-// 177 ms).
+// A rank that waits goes to sleep late. If there is a core for each rank, it first spins kSpins times, and then yields
+// for kSpinTime, because the peer might need this core. The time is long, because waking a sleeper takes longest on the
+// machines on which ranks meet most often. A model of 64 small layers was trained by two ranks, one core each, on a
+// virtual machine whose idle cores halt. A step took 137 to 145 ms with 1 ms, 143 to 167 ms with 0.1 ms, and 231 to 255
+// ms without spinning. One process without zeroshard took 177 ms.
 constexpr int kSpins = 200;
 constexpr std::chrono::microseconds kSpinTime(1000);
 
-// Marks for its lifetime that `own` waits for `peer`. The peer wakes it, and all ranks can see the wait.
+// While it lives, all ranks can see that `own` waits for `peer`, and `peer` wakes `own`.
 class Waiting {
  public:
   Waiting(RankControl& own, RankControl& peer, const Awaited& awaited) : own_(own), peer_(peer) {
@@ -81,7 +81,7 @@ void DirectCore::await_slot(const Op& mine) {
   if (mine.seq <= kRing) return;
   const uint64_t previous = mine.seq - kRing;
   RankControl& own = control_.rank(rank_);
-  // Reads half of the outstanding collectives at once, so that ranks wait for one another here, and not at each of many
+  // Reads half of the outstanding collectives at once, so that ranks wait for one another now, and not at each of many
   // later collectives.
   if (!own.has_finished(previous)) read_until(previous + kRing / 2);
   if (!own.has_finished(previous)) {
@@ -124,7 +124,7 @@ void DirectCore::synchronise(const Op& mine) {
 }
 
 void DirectCore::read_until(uint64_t seq) {
-  // Removes itself from readers_.
+  // read_all() removes the reader from readers_.
   while (!readers_.empty() && readers_.front()->seq() < seq) readers_.front()->read_all();
 }
 
@@ -145,8 +145,8 @@ bool DirectCore::spin(const RankControl& peer, const Awaited& awaited) const {
 
 void DirectCore::await(const Op& mine, const Awaited& awaited) {
   if (spin(control_.rank(awaited.peer), awaited)) return;
-  // Every collective needs all ranks. If ranks share cores, it is best to wake only when the last rank has arrived,
-  // because each rank that wakes earlier fills the caches.
+  // The wait needs `awaited.peer` alone, but the whole collective needs all ranks. If ranks share cores, it is best to
+  // sleep until the last rank has arrived, because each rank that wakes earlier fills the caches.
   while (!spins_) {
     const int last = find_last(awaited);
     if (last == awaited.peer) break;
@@ -156,8 +156,8 @@ void DirectCore::await(const Op& mine, const Awaited& awaited) {
   sleep_until(mine, awaited);
 }
 
-// Returns the rank that has posted least, among the ranks that have not reached the state that `awaited.peer` must
-// reach.
+// Among the ranks that have not made the progress of `awaited`, returns the rank that has posted least. Returns
+// `awaited.peer` if no rank has posted less.
 int DirectCore::find_last(const Awaited& awaited) {
   int last = awaited.peer;
   uint64_t least = control_.rank(last).posted.load(std::memory_order_relaxed);
@@ -186,7 +186,7 @@ void DirectCore::sleep_until(const Op& mine, const Awaited& awaited) {
     const bool left = other.left.load(std::memory_order_acquire) != 0;
     const std::optional<std::string> trouble = left ? std::nullopt : watch_.check(peer);
     if (left || trouble) {
-      if (other.has_reached(awaited)) return;  // posting this was the peer's last action
+      if (other.has_reached(awaited)) return;  // this progress was the peer's last action
       fail((left ? watch_.name(peer) + " left the group" : *trouble) + waiting_text(mine, peer));
     }
     if (waited_ms >= options_.timeout_ms)
@@ -198,7 +198,7 @@ void DirectCore::sleep_until(const Op& mine, const Awaited& awaited) {
     }
     futex_wait(other.events, events, std::min(kPollMs, options_.timeout_ms));
     const auto now = std::chrono::steady_clock::now();
-    // A longer gap means that this process itself was stopped, so the peer is not at fault.
+    // A longer gap means that this process itself was stopped, so the gap does not count against the peer.
     waited_ms +=
         std::min<int64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now - last).count(), 2 * kPollMs);
     last = now;
@@ -238,7 +238,7 @@ void DirectCore::throw_if_failed() {
 
 void DirectCore::fail(const std::string& message) {
   abort_all(message);
-  // Another rank may have failed first. All ranks throw the same text.
+  // Another rank might have failed first. All ranks throw the same text.
   failure_ = control_.aborted().value_or(message);
   throw_failure();
 }
@@ -248,7 +248,8 @@ void DirectCore::throw_failure() {
   throw CommError(failure_);
 }
 
-// Aborts all communicators, because a rank that finds a peer gone in one communicator must not wait for it in another.
+// Aborts all communicators of this thread, because a peer that is gone in one communicator must not be waited for in
+// another.
 void DirectCore::abort_all(std::string_view reason) noexcept {
   abort(reason);
   if (options_.wait_graph) options_.wait_graph->abort(rank_, reason);

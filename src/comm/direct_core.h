@@ -11,11 +11,12 @@
 
 namespace zeroshard {
 
-// Orders the collectives of ranks that can read each other's memory, and spreads errors among them. direct_ops.cpp
-// builds the collectives on it. The communicator and its Works share it, because a Work may be destroyed last.
+// Orders the collectives of ranks that can read each other's memory, and tells all ranks about errors. direct_ops.cpp
+// builds the collectives on it. The communicator and its Works share it, because a Work can be destroyed after the
+// communicator.
 class DirectCore {
  public:
-  // A collective that still has to read the inputs of peers.
+  // A collective that has not yet read the inputs of its peers.
   class Reader {
    public:
     virtual ~Reader() = default;
@@ -29,50 +30,51 @@ class DirectCore {
   int world_size() const { return world_size_; }
   const std::shared_ptr<DirectMemory>& memory() const { return memory_; }
 
-  // Announces this rank's next collective. Peers may read its input of `input_bytes` from now on. Fills in the sequence
-  // number and address of `op`.
+  // Announces this rank's next collective, and sets the sequence number and the input's address in `op`. From now on
+  // peers can read `input`, which has `input_bytes` bytes.
   void post(Op& op, const void* input, int64_t input_bytes);
-  // Waits until `peer` has posted the same collective, and returns its descriptor. If the peer posted another
-  // collective, fails on all ranks.
+  // Waits until `peer` has posted the collective `mine`, and returns the peer's descriptor of it. If the peer posted
+  // another collective instead, fails on all ranks.
   Op await_posted(int peer, const Op& mine);
   const void* read(int peer, const Op& theirs) { return memory_->read(peer, theirs.input); }
-  // This rank has read everything that it needs for `seq`.
+  // Says that this rank has read everything that it needs for collective `seq`.
   void finish(uint64_t seq);
-  // Waits until no peer reads this rank's input of `mine` any more.
+  // Waits until no peer reads the input of this rank's collective `mine` any more.
   void await_finished_by_all(const Op& mine);
-  // Completes this rank's earlier reads, announces that, and waits until every rank has done the same. Afterwards no
-  // peer reads the input of a collective before `mine`.
+  // Completes this rank's reads for collectives before `mine`, announces that, and waits until every rank has done the
+  // same. Afterwards no peer reads an input of these collectives any more.
   void synchronise(const Op& mine);
 
   void add_reader(Reader& reader) { readers_.push_back(&reader); }
   void remove_reader(Reader& reader) { std::erase(readers_, &reader); }
 
-  // Throws after a failure, and in a forked child of the rank, where the communicator must not be used.
+  // Throws CommError after a failure, and in a forked child of the rank, which must not use the communicator.
   void throw_if_failed();
-  // Makes every rank fail with `message`, and throws it.
+  // Makes every rank fail with `message`, and throws CommError with the message of the first failure.
   [[noreturn]] void fail(const std::string& message);
   void abort(std::string_view reason) noexcept;
-  // This rank will not start another collective.
+  // Announces that this rank will not start another collective.
   void leave() noexcept;
 
  private:
   [[noreturn]] void throw_failure();
-  // Completes this rank's reads of collectives before `seq`.
+  // Completes this rank's reads for collectives before `seq`.
   void read_until(uint64_t seq);
   void await(const Op& mine, const Awaited& awaited);
   void sleep_until(const Op& mine, const Awaited& awaited);
   int find_last(const Awaited& awaited);
   bool spin(const RankControl& peer, const Awaited& awaited) const;
-  // Waits until the slot of `mine` is free on all ranks. If too many collectives are outstanding, reads the oldest
-  // first.
+  // Waits until the slot of `mine` is free on all ranks. If too many collectives are outstanding, completes the reads
+  // of the oldest ones first.
   void await_slot(const Op& mine);
-  // Lets the program interrupt this rank's wait. The other ranks then learn the reason.
+  // Lets the program interrupt this rank's wait. After an interrupt the other ranks fail with that reason.
   void heed_interrupt(const Op& mine);
-  // Throws if ranks wait for one another in several communicators in a cycle, because none of them can ever continue.
+  // Throws CommError if ranks wait for one another in a cycle over several communicators, because none of them could
+  // ever continue.
   void fail_in_a_cycle();
   void abort_all(std::string_view reason) noexcept;
   std::string waiting_text(const Op& mine, int peer);
-  // Returns the number of a rank in messages.
+  // Returns the number by which messages name `rank`.
   int number_of(int rank) const { return options_.numbers.of(rank); }
 
   std::shared_ptr<DirectMemory> memory_;
@@ -80,10 +82,10 @@ class DirectCore {
   PeerWatch watch_;
   CommOptions options_;
   int rank_, world_size_;
-  bool spins_;  // busy-wait before sleeping; true if there is a core for each rank
+  bool spins_;  // whether this rank busy-waits before it sleeps; true if there is a core for each rank
   ProcessMark process_;
   uint64_t seq_ = 0;
-  std::string failure_;           // empty: none
+  std::string failure_;           // empty: no failure
   std::vector<Reader*> readers_;  // sorted by seq
 };
 

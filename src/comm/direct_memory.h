@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// The description of a new segment that a rank sends to its peers.
+// A new segment, as its owner describes it to its peers.
 struct SegmentGrant {
   uint64_t segment = 0;
   uint64_t inode = 0;
@@ -14,21 +14,22 @@ struct SegmentGrant {
   void* data = nullptr;  // the segment in the owner's address space
 };
 
-// Gives ranks access to each other's memory. Its implementations are the only difference between threads and processes.
-// Any thread may call free(). Only the communicator's thread calls the other functions.
+// Gives ranks access to each other's memory. Ranks that are threads and ranks that are processes differ only in the
+// implementation of this class. Any thread may call free(). Only the communicator's thread may call the other
+// functions.
 class DirectMemory {
  public:
   virtual ~DirectMemory() = default;
   virtual ControlBlock& control() = 0;
 
-  // Makes `bytes` at `data` readable by peers until all have finished `seq`. Data outside of a segment is copied.
-  // Returns nothing if there is no room for the copy until all ranks have finished oldest_staged().
+  // Makes `bytes` at `data` readable by peers until all ranks have finished `seq`. Data outside of a segment is copied.
+  // Returns nothing if there is no room for the copy before all ranks have finished oldest_staged().
   virtual std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) = 0;
   virtual uint64_t oldest_staged() const { return 0; }
   virtual const void* read(int peer, const PeerAddress& address) = 0;
 
-  // The calls in a segment's life: create() by its owner, attach() by every peer, attached() by its owner, free() by
-  // its owner, and sweep() by the peers.
+  // The calls for a segment, in this order: its owner calls create(), every peer attach(), the owner attached() and
+  // finally free(), and the peers sweep().
   virtual SegmentGrant create(int64_t bytes) = 0;
   virtual void attach(int peer, const SegmentGrant& grant, int64_t bytes) = 0;
   virtual void attached(const SegmentGrant& grant) = 0;

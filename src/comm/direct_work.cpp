@@ -58,7 +58,7 @@ void GatherWork::read_peers() {
   const int world_size = core().world_size();
   std::byte* own = bytes_at(full_.data, core().rank() * bytes);
   if (own != shard_.data) copy_bytes(own, shard_.data, bytes);
-  // Each rank starts with its successor, so that ranks do not all read the same memory at the same time.
+  // Each rank starts with its successor, so that ranks do not all read the same rank's memory at the same time.
   for (int i = 1; i < world_size; ++i) {
     const int peer = (core().rank() + i) % world_size;
     const std::byte* shard = input_of(peer, nullptr);
@@ -112,7 +112,7 @@ void AllReduceWork::wait() {
     const Op theirs = core_->await_posted(rank, op_);
     inputs.push_back(op_.numel == 0 ? nullptr : core_->read(rank, theirs));
   }
-  std::vector<std::byte> sum(static_cast<size_t>(data_.bytes()));  // peers still read data_
+  std::vector<std::byte> sum(static_cast<size_t>(data_.bytes()));  // separate, because peers still read data_
   reduce_in_rank_order(inputs, data_.dtype, static_cast<ReduceOp>(op_.argument), sum.data(), data_.numel);
   core_->synchronise(op_);
   copy_bytes(data_.data, sum.data(), data_.bytes());

@@ -4,11 +4,11 @@
 
 #include "comm/direct_core.h"
 
-// The Works of DirectComm: collectives after they were posted.
+// The Works of DirectComm. Each completes a collective that was posted before.
 namespace zeroshard {
 
-// A collective that only reads the inputs of peers. No rank waits until others have read. A later barrier, all_reduce
-// or broadcast completes this collective first.
+// A collective in which a rank only reads the inputs of its peers, and does not wait until they have read its own. If
+// nobody waits for it, a later barrier, all_reduce or broadcast completes it first.
 class ReadingWork : public Work, private DirectCore::Reader {
  public:
   ReadingWork(std::shared_ptr<DirectCore> core, const Op& op);
@@ -22,7 +22,8 @@ class ReadingWork : public Work, private DirectCore::Reader {
   virtual void read_peers() = 0;
   DirectCore& core() { return *core_; }
   const Op& op() const { return op_; }
-  // Returns the input of `rank` after that rank has posted it; for this rank returns `own`. Null if it is empty.
+  // Returns the input of `rank` after that rank has posted it, and `own` for this rank. Returns null if the input is
+  // empty.
   const std::byte* input_of(int rank, const void* own);
   const std::byte* input_of(int rank, const void* own, bool is_empty);
 
@@ -80,7 +81,7 @@ class AllToAllVWork final : public ReadingWork {
   std::vector<int64_t> counts_;
 };
 
-// The following Works synchronise all ranks.
+// This Work and the next one synchronise all ranks.
 class AllReduceWork final : public Work {
  public:
   AllReduceWork(std::shared_ptr<DirectCore> core, const Op& op, Span data)

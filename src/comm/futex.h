@@ -4,12 +4,13 @@
 
 namespace zeroshard {
 
-// Sleeps until woken, for at most `timeout_ms`. Returns at once if `word` is not `expected`. May return early.
+// Sleeps until another thread or process wakes the sleepers of `word`, for at most `timeout_ms`. Returns at once if
+// `word` is not `expected`. It might return early.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ms) noexcept;
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept;
 
-// Returns the number of processors of the host. This process may have fewer, because a launcher may bind each rank to
-// its own.
+// Returns the number of online processors of the host, even if this process can use fewer because a launcher has bound
+// each rank to its own processors.
 int online_cores() noexcept;
 
 // Executes one pause of a busy-wait loop.

@@ -26,8 +26,8 @@ Buffer zeroed(size_t bytes) {
   return buffer;
 }
 
-// State that outlives a rank, because its peers may still read memory of a thread that has ended, like that of a
-// process.
+// State that outlives a rank. Like the memory of a process, the memory of a thread that has ended can still be read by
+// peers.
 struct LocalWorld {
   explicit LocalWorld(int world_size) : control(zeroed(ControlBlock::bytes(world_size))) {
     ControlBlock::create(control.get(), world_size);
@@ -37,8 +37,8 @@ struct LocalWorld {
   std::vector<Buffer> left_behind;
 };
 
-// Memory of threads. Addresses are the same for every thread, so nothing is attached. Data outside of segments is
-// copied, as between processes, because after an error its owner may free it while peers still read.
+// Memory of ranks that are threads. An address is the same for every thread, so nothing is attached. Data outside of
+// segments is copied, as between processes, because after an error its owner can free it while peers still read.
 class LocalMemory final : public DirectMemory {
  public:
   LocalMemory(std::shared_ptr<LocalWorld> world, int world_size)
@@ -77,7 +77,7 @@ class LocalMemory final : public DirectMemory {
     retired_.push_back({std::move(it->second.buffer), 0});
     segments_.erase(it);
   }
-  // After a synchronisation, no peer reads memory that was freed or copied before it.
+  // After a synchronisation, no peer reads memory that was freed or copied before the synchronisation.
   void sweep() noexcept override {
     const std::scoped_lock lock(mutex_);
     std::erase_if(retired_, [&](const Retired& retired) {
@@ -95,7 +95,7 @@ class LocalMemory final : public DirectMemory {
 
   struct Retired {
     Buffer buffer;
-    // Number of the collective that uses it as input; 0: a segment, which is freed after its last collective.
+    // The collective that has the memory as its input; 0: a segment, which is freed after its last collective.
     uint64_t seq;
   };
 

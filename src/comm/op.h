@@ -28,14 +28,14 @@ constexpr std::string_view name_of(OpKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// The place of an input in a peer's memory.
+// Says where an input lies in a peer's memory.
 struct PeerAddress {
   uint64_t segment = 0;
   uint64_t offset = 0;
 };
 
-// One collective as a rank called it. The fields that ranks must agree on come first. Trivially copyable, because other
-// processes read it from shared memory.
+// One collective as a rank called it. The fields on which ranks must agree come first. It is trivially copyable,
+// because other processes read it from shared memory.
 struct Op {
   static constexpr size_t kTagSize = 64;
 
@@ -62,7 +62,7 @@ struct Op {
            dtype == other.dtype && std::memcmp(tag, other.tag, kTagSize) == 0;
   }
 
-  // "all_gather('model.layers.3', 4096 bytes fp32)"
+  // Returns a text like "all_gather('model.layers.3', 4096 bytes fp32)".
   std::string text() const {
     std::string result = concat(name_of(kind), "('", std::string_view(tag, ::strnlen(tag, kTagSize)), "'");
     if (kind != OpKind::kBarrier) result += concat(", ", numel * element_size(dtype), " bytes ", name_of(dtype));

@@ -23,8 +23,8 @@ struct Stat {
 
 enum class Look : uint8_t { kSeen, kGone, kUnknown };
 
-// Reads fields 3 and 22 of /proc/<pid>/stat. It searches from the end, because the name in field 2 may contain spaces
-// and parentheses.
+// Reads fields 3 and 22 of /proc/<pid>/stat. Looks for field 3 from the end of the line, because the name in field 2
+// can contain spaces and parentheses.
 Look read_stat(int32_t pid, Stat& stat) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -68,7 +68,8 @@ ProcessState state_of(const ProcessId& process) {
     case Look::kGone:
       return ProcessState::kDead;
     case Look::kUnknown:
-      return ProcessState::kRunning;  // for example if there are no descriptors: not a reason to accuse a peer
+      // This happens for example if this process has no descriptors left, which is no fault of the peer.
+      return ProcessState::kRunning;
     case Look::kSeen:
       break;
   }
@@ -101,7 +102,7 @@ std::optional<std::string> PeerWatch::check(int rank) {
   if (since_ms < kLookEveryMs) return std::nullopt;
   peer.last_look = now;
   const ProcessState state = state_of(peer.process);
-  // Each check adds at most two intervals. So time in which this process was stopped together with its peer (Ctrl-Z)
+  // Each check adds at most two intervals. So a time in which this process and its peer were both stopped (Ctrl-Z)
   // hardly counts against the peer.
   peer.stopped_ms = state == ProcessState::kStopped ? peer.stopped_ms + std::min(since_ms, 2 * kLookEveryMs) : 0;
   if (state == ProcessState::kRunning) return std::nullopt;

@@ -21,27 +21,27 @@ struct ProcessId {
 enum class ProcessState : uint8_t { kRunning, kStopped, kDead };
 
 ProcessId this_process();
-// Returns a name of this host: its boot id and pid namespace. It is equal in two processes if a pid means the same in
-// both. "": not known.
+// Returns a name of this host, made of its boot id and this process's pid namespace. Two processes have the same name
+// only if a pid means the same process for both. Returns "" if the name is unknown.
 std::string this_host();
 ProcessState state_of(const ProcessId& process);
 
-// Distinguishes a peer that died or was stopped from a peer that is merely slow. A transport calls it while it waits
-// for a peer.
+// Distinguishes a peer that has died or was stopped from a peer that is merely slow. A transport calls it while the
+// transport waits for a peer.
 class PeerWatch {
  public:
-  // processes[r] is the process of rank r. A rank without a pid, or with the caller's own pid, is not watched.
-  // `listener`, which may be null, knows about failures on other hosts; check_all() reports these first. Messages
-  // give the ranks these `numbers`.
+  // `processes[r]` is the process of rank r. A rank without a pid, or with the caller's own pid, is not watched.
+  // `listener` can be null. It knows about failures on other hosts, and check_all() reports these first. Messages give
+  // the ranks the numbers that `numbers` says.
   PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms,
             std::shared_ptr<WaitListener> listener = nullptr, RankNumbers numbers = {});
 
-  // Returns what is wrong with `rank` ("rank 1 (pid 123) died"); nothing if it is fine. Cheap: it looks at most every
-  // 100 ms.
+  // Returns what is wrong with `rank`, such as "rank 1 (pid 123) died", or nothing if the rank is fine. The call is
+  // cheap, because it looks at a process at most every 100 ms, and returns nothing in between.
   std::optional<std::string> check(int rank);
 
-  // If anything is wrong with any rank, returns the state of all ranks, because a rank may have ended after another one
-  // failed, or may have been stopped too briefly to count alone. Otherwise returns "".
+  // If check() reports any rank, returns what is wrong with all ranks, because a rank might have ended only after
+  // another one failed, or might not have been stopped for long enough to be reported alone. Otherwise returns "".
   std::string check_all();
 
   // Returns "rank 1 (pid 123)", or "rank 1" if its process is unknown.

@@ -28,7 +28,8 @@ void combine_block(std::span<const void* const> pieces, int64_t begin, int64_t c
 
 template <typename T, typename Combine>
 void reduce(std::span<const void* const> pieces, void* out, int64_t numel, Combine combine) {
-  T sums[kSummedBlock];  // `out` may be a piece, so it is written after all pieces of the block were read
+  // `out` can be one of the pieces, so it is written only after the block was read from all pieces.
+  T sums[kSummedBlock];
   for (int64_t begin = 0; begin < numel; begin += kSummedBlock) {
     const int64_t count = std::min(kSummedBlock, numel - begin);
     combine_block(pieces, begin, count, sums, combine);
@@ -41,7 +42,7 @@ void reduce(std::span<const void* const> pieces, ReduceOp op, void* out, int64_t
   if (op == ReduceOp::kSum) {
     reduce<T>(pieces, out, numel, [](T a, T b) { return a + b; });
   } else {
-    // A NaN wins, like in a sum, because `b <= a` is false for it.
+    // If any element is NaN, the result is NaN, as in a sum, because `b <= a` is false for NaN.
     reduce<T>(pieces, out, numel, [](T a, T b) { return a != a || b <= a ? a : b; });
   }
 }
@@ -55,7 +56,7 @@ void reduce_in_rank_order(std::span<const void* const> pieces, DType dtype, Redu
       return reduce<float>(pieces, op, out, numel);
     case DType::kFloat64:
       return reduce<double>(pieces, op, out, numel);
-    case DType::kOther8:  // in two's complement, unsigned sums have the same bits and may wrap
+    case DType::kOther8:  // unsigned sums have the bits of two's complement, and they are allowed to wrap
       if (op == ReduceOp::kSum) return reduce<uint64_t>(pieces, op, out, numel);
       return reduce<int64_t>(pieces, op, out, numel);
     case DType::kBFloat16:

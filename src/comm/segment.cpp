@@ -57,12 +57,12 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 
 Fd create_shared(size_t bytes) {
   Fd fd(::memfd_create("zeroshard", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL));
-  // Kernel before 6.3.
+  // Kernels before 6.3 do not know MFD_NOEXEC_SEAL.
   if (fd.get() < 0 && errno == EINVAL) fd = Fd(::memfd_create("zeroshard", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0) fail("memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
     fail(concat("cannot size shared memory to ", bytes, " bytes"));
-  // Sealed, because a file that shrank would kill its readers by SIGBUS.
+  // The size is sealed, because SIGBUS would kill the readers of a file that shrinks.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail("cannot seal shared memory");
   return fd;
 }
@@ -86,7 +86,8 @@ Mapping map_shared(const Fd& fd, size_t bytes, bool writable) {
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (data == MAP_FAILED) fail(concat("cannot map ", bytes, " bytes of shared memory"));
-  if (bytes >= kHugePageBytes) ::madvise(data, bytes, MADV_HUGEPAGE);  // only advice, so a refusal does no harm
+  // The kernel may refuse this advice, which does no harm.
+  if (bytes >= kHugePageBytes) ::madvise(data, bytes, MADV_HUGEPAGE);
   return {data, bytes};
 }
 

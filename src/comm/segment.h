@@ -19,7 +19,7 @@ class Fd {
   int fd_ = -1;
 };
 
-// An owned mapping.
+// An owned mapping of memory.
 class Mapping {
  public:
   Mapping() = default;
@@ -35,15 +35,15 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-// Memory that other processes of this user can map by a pair (pid, descriptor). It has no name, so nothing is left
-// behind however the processes end. All functions throw CommError with the reason.
+// Memory that other processes of this user can map, if they know a pair (pid, descriptor). The memory has no name, so
+// nothing is left behind, however the processes end. All functions throw CommError with the reason if they fail.
 
-// Creates a sealed anonymous file of `bytes` zeros. A page takes memory only after it was touched.
+// Creates a sealed anonymous file of `bytes` zeros. A page takes no memory before it is touched.
 Fd create_shared(size_t bytes);
 uint64_t inode_of(const Fd& fd);
-// Opens descriptor `fd` of process `pid`. Throws if it is not the file `inode`.
+// Opens descriptor `fd` of process `pid`. Throws CommError if the descriptor is not the file `inode`.
 Fd open_peer(int32_t pid, int fd, uint64_t inode);
-// Maps the file. If `bytes` is 0, returns an empty mapping.
+// Maps the first `bytes` of the file. If `bytes` is 0, returns an empty mapping.
 Mapping map_shared(const Fd& fd, size_t bytes, bool writable);
 
 }  // namespace zeroshard

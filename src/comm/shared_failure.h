@@ -9,24 +9,25 @@
 
 namespace zeroshard {
 
-// The reason why the communicators of a thread failed. If one fails, all fail, so that none waits for a rank that is
-// gone. Thread-safe, because a thread that watches the device may detect the failure first.
+// The reason why the communicators of a thread failed. If one of them fails, all fail, so that none waits for a rank
+// that is gone. Thread-safe, because a thread that watches the device might detect the failure first.
 class SharedFailure {
  public:
   bool happened() const { return happened_.load(std::memory_order_acquire); }
-  // Returns the reason; "" before a failure.
+  // Returns the reason, or "" before a failure.
   std::string text() const { return happened() ? text_ : std::string(); }
 
-  // Sets the reason. The first reason wins. Calls every listener once, before any of them can leave.
+  // Sets the reason and calls every listener once, before any listener can leave. If a reason is already set, does
+  // nothing.
   void set(const std::string& text) noexcept {
-    if (happened() || text.empty()) return;  // includes a listener that fails and calls set() itself
+    if (happened() || text.empty()) return;  // a listener can also fail, and call set() itself
     const std::scoped_lock lock(mutex_);
     if (happened()) return;
     text_ = text;
     happened_.store(true, std::memory_order_release);
     for (const auto& [who, tell] : std::exchange(listeners_, {})) tell(text_);
   }
-  // Registers a listener. Any thread may call `tell`, which must not throw.
+  // Registers a listener. Any thread may then call `tell`, which must not throw.
   void listen(const void* who, std::function<void(const std::string&)> tell) {
     const std::scoped_lock lock(mutex_);
     listeners_.emplace_back(who, std::move(tell));

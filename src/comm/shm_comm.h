@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// A communicator for processes of one host and one pid namespace, through anonymous shared memory. It needs /proc and
-// permission to open the other ranks' descriptors. Otherwise the constructor throws CommError on every rank.
+// A communicator for processes of one host and one pid namespace, through anonymous shared memory. The ranks need /proc
+// and the permission to open each other's descriptors. Without these the constructor throws CommError on every rank.
 class ShmComm final : public DirectComm {
  public:
   ShmComm(Bootstrap& bootstrap, const CommOptions& options = {});

@@ -5,7 +5,7 @@
 namespace zeroshard {
 namespace {
 
-// Segment ids consist of a counter and the slot in RankControl::live_segments. The staging ring has its own id.
+// A segment id consists of a counter and a slot in RankControl::live_segments. The staging ring has an id of its own.
 constexpr uint64_t kStagingId = ~uint64_t{0};
 constexpr size_t slot_of(uint64_t id) {
   return id % kMaxSegments;
@@ -108,7 +108,7 @@ SegmentGrant ShmMemory::create(int64_t bytes) {
 }
 
 void ShmMemory::attach(int peer, const SegmentGrant& grant, int64_t bytes) {
-  sweep();  // frees memory that its owners have freed before mapping more
+  sweep();  // unmaps what the owners have freed, before it maps more
   const Fd fd = open_peer(hellos_.at(static_cast<size_t>(peer)).process.pid, grant.fd, grant.inode);
   Mapping memory = map_shared(fd, static_cast<size_t>(bytes > 0 ? bytes : 1), /*writable=*/false);
   peers_[static_cast<size_t>(peer)].insert_or_assign(grant.segment, std::move(memory));
@@ -120,7 +120,7 @@ void ShmMemory::attached(const SegmentGrant& grant) {
 }
 
 void ShmMemory::free(uint64_t segment) noexcept {
-  if (!process_.is_own()) return;  // peers still read the rank's memory; its child must not unmap it
+  if (!process_.is_own()) return;  // peers still read the memory, so a forked child must not free it
   const std::scoped_lock lock(mutex_);
   for (auto at = own_.begin(); at != own_.end(); ++at) {
     if (at->second.first != segment) continue;

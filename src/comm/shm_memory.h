@@ -12,20 +12,21 @@
 
 namespace zeroshard {
 
-// The message that a rank sends to the others when the communicator is created.
+// What a rank sends to the others when the communicator is created.
 struct ShmHello {
   ProcessId process;
   uint64_t control_inode = 0, staging_inode = 0, staging_bytes = 0;
   int32_t control_fd = -1, staging_fd = -1;  // only rank 0 has a control_fd
 };
 
-// Anonymous shared memory that peers open through /proc/<pid>/fd. Descriptors are open only while peers attach.
+// Anonymous shared memory that peers open through /proc/<pid>/fd. A descriptor is open only while peers attach its
+// memory.
 class ShmMemory final : public DirectMemory {
  public:
-  // Creates this rank's part. Rank 0 also creates the control block. Messages use `numbers`.
+  // Creates this rank's part of the memory. Rank 0 also creates the control block. Messages name ranks by `numbers`.
   ShmMemory(int rank, int world_size, int64_t staging_bytes, RankNumbers numbers = {});
   const ShmHello& hello() const { return hello_; }
-  // Maps the parts of the other ranks. The peers may still be mapping; call connected() when all have finished.
+  // Maps the parts of the other ranks. connected() must be called when all ranks have returned from connect().
   void connect(std::vector<ShmHello> hellos);
   void connected();
 
@@ -55,7 +56,7 @@ class ShmMemory final : public DirectMemory {
   uint64_t ids_ = 0;
   ProcessMark process_;
 
-  std::mutex mutex_;  // protects own segments, because any thread may free them
+  std::mutex mutex_;  // protects the own segments, because any thread may free them
   std::map<const std::byte*, std::pair<uint64_t, Mapping>> own_;  // own segments by address: id and memory
   std::unordered_map<uint64_t, Fd> open_;  // descriptors of segments that some rank has not attached yet
 };

@@ -34,7 +34,7 @@ class SingleAllocation final : public Allocation {
  public:
   explicit SingleAllocation(int64_t bytes) : bytes_(bytes) {
     const size_t size = static_cast<size_t>(bytes > 0 ? bytes : 1);
-    // For large sizes, calloc returns pages that the kernel has zeroed, without touching them.
+    // For large sizes, calloc() returns pages that the kernel has zeroed, and does not touch them.
     memory_ = std::calloc(size + kAlignment, 1);
     if (memory_ == nullptr) throw std::bad_alloc();
   }

@@ -8,14 +8,14 @@
 
 namespace zeroshard {
 
-// A ring in shared memory for inputs outside of any segment. It reserves address space, not memory: it returns unused
-// pages to the system, except for a small reserve.
+// A ring in shared memory for inputs outside of any segment. The ring reserves address space, but takes little memory,
+// because it returns unused pages to the system, except for a small reserve.
 class StagingRing {
  public:
   explicit StagingRing(Mapping memory) : memory_(std::move(memory)) {}
 
-  // Copies the input of collective `seq`. Returns its offset, or nothing while earlier copies are still in use.
-  // `is_finished(seq)` returns whether all ranks have finished a collective.
+  // Copies the input of collective `seq`. Returns the copy's offset, or nothing if there is no room before earlier
+  // copies are released. `is_finished(seq)` must return whether all ranks have finished collective `seq`.
   std::optional<uint64_t> put(const void* data, int64_t bytes, uint64_t seq,
                               const std::function<bool(uint64_t)>& is_finished);
   // Returns the collective whose copy will be released next; 0 if there is none.

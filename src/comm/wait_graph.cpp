@@ -29,10 +29,10 @@ std::optional<std::string> WaitGraph::find_cycle(int rank) const {
     chain.push_back(*wait);
     rank = wait->awaited.peer;
   }
-  chain.erase(chain.begin(), place(rank));  // drops ranks that wait for the cycle, but are not part of it
-  // A rank leaves a wait only when the wait is over, and never returns to the same wait. Everything that the ranks did
-  // before the waits that were read above is visible now. So if all of them still wait and no wait is over, none of
-  // them can have been the first to leave.
+  chain.erase(chain.begin(), place(rank));  // drops ranks that wait for a rank of the cycle without being part of it
+  // A rank leaves a wait only when the wait is over, and never returns to the same wait. This thread now sees
+  // everything that the ranks did before they began the waits in `chain`. So if all of them still wait and no wait is
+  // over, none of them can have been the first to leave.
   std::string text = "ranks disagree: ";
   for (const Wait& wait : chain) {
     ControlBlock& block = wait.communicator->control();

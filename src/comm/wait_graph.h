@@ -10,15 +10,15 @@
 namespace zeroshard {
 
 // Detects cycles of ranks that wait for one another over several communicators. If ranks call collectives in different
-// orders, each may wait in another communicator. They wait forever, and no single communicator can see it. Each rank
-// uses all communicators of a graph from one thread, so a rank that waits in one communicator does nothing in the
-// others. Not thread-safe.
+// orders, each of them can end up waiting in a different communicator, forever, and no communicator alone can see that.
+// Each rank uses all communicators of a graph from one thread, so a rank that waits in one communicator does nothing in
+// the others. Not thread-safe.
 class WaitGraph {
  public:
   void add(const std::shared_ptr<DirectMemory>& memory) { communicators_.push_back(memory); }
 
-  // If `rank` waits, directly or through others, for a cycle of ranks that wait for one another, returns what each rank
-  // of the cycle called. A cycle is never reported while one of its ranks can continue.
+  // If `rank` waits for a cycle of ranks that wait for one another, directly or through other ranks, returns what each
+  // rank of the cycle called. Never reports a cycle while one of its ranks can continue.
   std::optional<std::string> find_cycle(int rank) const;
   // Aborts all communicators on behalf of `rank`, with `reason`.
   void abort(int rank, std::string_view reason) const noexcept;

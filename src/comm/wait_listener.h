@@ -5,18 +5,19 @@
 
 namespace zeroshard {
 
-// Is told about long waits, for a supervisor that detects hung ranks. The waiting thread calls it.
+// Hears of long waits, for a supervisor that detects hung ranks. The waiting thread calls it.
 class WaitListener {
  public:
   virtual ~WaitListener() = default;
-  // `where` names the collective, its tag and the awaited rank.
+  // Says that a long wait has begun. `where` names the collective, its tag and the awaited rank.
   virtual void waiting(std::string_view where) noexcept = 0;
   virtual void done_waiting() noexcept = 0;
-  // Returns a failure on another host that no rank of this host can see; "" if none is known. Any thread may call it.
+  // Returns a failure on another host that no rank of this host can see, or "" if none is known. Any thread may call
+  // it.
   virtual std::string failure_elsewhere() { return {}; }
 };
 
-// One wait. The first call of lasts() tells the listener about it. The wait ends with the object.
+// One wait. The first call of lasts() tells the listener that the wait is long. The wait ends with the object.
 class LongWait {
  public:
   explicit LongWait(const std::shared_ptr<WaitListener>& listener) : listener_(listener.get()) {}
@@ -26,7 +27,7 @@ class LongWait {
   LongWait(const LongWait&) = delete;
   LongWait& operator=(const LongWait&) = delete;
 
-  // `where()` returns the text for the listener.
+  // Must be called whenever the wait has lasted for some time. `where()` returns the text for the listener.
   template <typename Where>
   void lasts(const Where& where) {
     if (told_ || listener_ == nullptr) return;

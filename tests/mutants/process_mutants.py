@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant(
         "fork-frees-memory-of-the-rank",
         "src/comm/shm_memory.cpp",
-        "  if (!process_.is_own()) return;  // peers still read the rank's memory; its child must not unmap it\n",
+        "  if (!process_.is_own()) return;  // peers still read the memory, so a forked child must not free it\n",
         "",
         "comm",
         "ForkedChild.IsRefusedByTheCommunicatorOfItsParent",
