@@ -59,7 +59,7 @@ void C10dBootstrap::await(c10d::Work& work) {
   }
 }
 
-// Returns a tensor of world_size rows.
+// Gathers the tensor `mine` of every rank. Returns them one after another, in rank order, in one flat tensor.
 at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
   const at::Tensor out = at::empty({world_size() * mine.numel()}, mine.options());
   try {
@@ -76,8 +76,8 @@ at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
   return out;
 }
 
-// Throws `error` together with a peer's death, if there is one. The connections of a dying process break before the
-// process is gone, so it looks repeatedly.
+// Throws `error`, together with the death of a peer if one has died. Looks repeatedly, because the connections of a
+// dying process break before the process is gone.
 void C10dBootstrap::fail(const std::string& error) {
   for (int attempt = 0; attempt < 10 && watch_.world_size() > 0; ++attempt) {
     if (const std::string trouble = watch_.check_all(); !trouble.empty())

@@ -8,11 +8,11 @@
 
 namespace zeroshard {
 
-// A Bootstrap that uses only the all-gather of a process group. If a rank dies meanwhile, the error names it, provided
-// that options.processes contains it.
+// A Bootstrap that uses only the all-gather of a process group. If a rank dies meanwhile, the error names that rank,
+// provided that options.processes contains it.
 class C10dBootstrap final : public Bootstrap {
  public:
-  // `group` must move host memory.
+  // `group` must be able to move host memory.
   C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options);
   int rank() const override { return group_->getRank(); }
   int world_size() const override { return group_->getSize(); }
@@ -25,7 +25,7 @@ class C10dBootstrap final : public Bootstrap {
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   int64_t timeout_ms_;
-  int number_;  // of this rank in messages
+  int number_;  // this rank's number in messages
   PeerWatch watch_;
 };
 

@@ -20,8 +20,8 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kGatherLimitBytes = 64 << 10;  // the backend does larger all_reduces itself
-constexpr int64_t kCopyBytes = 4 << 20;          // bytes of a broadcast on the host that are copied at a time
+constexpr int64_t kGatherLimitBytes = 64 << 10;  // the backend itself does larger all_reduces
+constexpr int64_t kCopyBytes = 4 << 20;          // the bytes that a broadcast on the host copies at a time
 
 at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::Device device) {
   return at::for_blob(const_cast<void*>(data), {numel})
@@ -40,13 +40,15 @@ at::Tensor combine_rows(const at::Tensor& rows, ReduceOp op) {
   return op == ReduceOp::kSum ? a.add(b) : a.maximum(b);
 }
 
-// Every rank adds it to a small all_reduce, so that ranks that called different collectives notice it.
+// Every rank adds this header to a small all_reduce, so that ranks that called different collectives notice the
+// difference.
 struct GatherHeader {
   uint64_t seq, hash;
 };
 
-// Returns a function that says why the host communicator is broken. Any thread may call it. A host communicator over a
-// process group shares the failure of the device's.
+// Returns a function that says why the communicator `host` is broken. Any thread may call it. The function says nothing
+// if `host` runs over a process group, because such a communicator shares the SharedFailure of the device's
+// communicator.
 std::function<std::string()> question_to(const Comm& host) {
   const auto* const direct = dynamic_cast<const DirectComm*>(&host);
   if (direct == nullptr) return [] { return std::string(); };
@@ -62,7 +64,8 @@ C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       host_(std::move(host)) {
   ZS_ASSERT(device.is_cpu() || host_, "a communicator of a device needs one for the host");
   if (device.is_cpu()) return;
-  // Otherwise the device would wait forever. Ranks that wait on the host learn the failure, too.
+  // After a failure, the listener ends the device's work, which would otherwise wait forever, and tells the ranks that
+  // wait in host_.
   core_->failure().listen(this, [this](const std::string& text) {
     core_->end();
     host_->abort(text);
@@ -73,7 +76,7 @@ C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
 C10dComm::~C10dComm() {
   if (core_->is_forked()) {
     core_->abandon_watch();
-    new std::shared_ptr<C10dCore>(core_);  // never destroyed
+    new std::shared_ptr<C10dCore>(core_);  // the core is never destroyed
     return;
   }
   core_->unwatch();
@@ -109,7 +112,7 @@ void C10dComm::await_device(std::string_view tag) {
 
 void C10dComm::check() {
   core_->throw_if_failed();
-  if (host_) host_->check();  // ranks that share memory learn failures there at once
+  if (host_) host_->check();  // ranks that share memory see failures in host_ at once
 }
 
 void C10dComm::abort(std::string_view reason) noexcept {
@@ -117,7 +120,7 @@ void C10dComm::abort(std::string_view reason) noexcept {
   if (host_) host_->abort(reason);
 }
 
-// Tensors are moved as bytes, because backends support few element types for some operations.
+// Returns the memory as a tensor of bytes, because backends support few element types for some operations.
 at::Tensor C10dComm::bytes_of(const ConstSpan& span) const {
   return tensor_of(span.data, span.bytes(), at::kByte, core_->device());
 }
@@ -155,8 +158,8 @@ std::unique_ptr<Work> C10dComm::reduce_scatter(Span out, ConstSpan full, std::st
   return std::make_unique<C10dWork>(core_, op, std::move(work));
 }
 
-// Does the same as Gloo's own reduce_scatter, which has no special algorithm. It is needed because the Work that Gloo
-// returns never reports that it is complete, so a dead peer could not be distinguished from a slow one.
+// Does the same as Gloo's own reduce_scatter, which has no special algorithm. The code is needed because the Work that
+// Gloo returns never reports that it is complete, so a dead peer could not be distinguished from a slow one.
 std::unique_ptr<Work> C10dComm::reduce_scatter_by_all_reduce(Span out, const ConstSpan& full, Op op) {
   const at::Tensor sum = values_of(full).clone();
   auto work = core_->issue(op, [&] {
@@ -183,7 +186,7 @@ std::unique_ptr<Work> C10dComm::all_to_all_v(Span out, ConstSpan in, std::span<c
   core_->throw_if_failed();
   Op op = all_to_all_v_op(counts, in.dtype, tag);
   if (world_size() == 1 || op.numel == 0) return local_copy(out, in);
-  std::vector<int64_t> sent, received;  // bytes by peer
+  std::vector<int64_t> sent, received;  // bytes for each peer
   for (int peer = 0; peer < world_size(); ++peer) {
     sent.push_back(counts[size_t(rank() * world_size() + peer)] * element_size(in.dtype));
     received.push_back(counts[size_t(peer * world_size() + rank())] * element_size(in.dtype));
@@ -212,10 +215,10 @@ std::unique_ptr<Work> C10dComm::all_reduce(Span data, ReduceOp reduce_op, std::s
   });
 }
 
-// Sums in the canonical order, which no backend guarantees.
+// Sums in the canonical order. No backend guarantees this order.
 std::unique_ptr<Work> C10dComm::all_reduce_by_gather(Span data, ReduceOp reduce_op, std::string_view tag) {
   Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));
-  const bool host = core_->device().is_cpu();  // on a device, reading the headers would block the host
+  const bool host = core_->device().is_cpu();  // on a device, the host would have to wait to read the headers
   const int64_t header = host ? int64_t{sizeof(GatherHeader)} : 0, bytes = data.bytes() + header;
   const auto options = at::TensorOptions().dtype(at::kByte).device(core_->device());
   if (bytes == 0) {
@@ -270,7 +273,7 @@ c10::intrusive_ptr<c10d::Work> C10dComm::start_broadcast(const at::Tensor& bytes
   return core_->group().broadcast(tensors, options);
 }
 
-// After an error the backend may still write when the caller's memory is gone, so it gets its own memory.
+// Broadcasts through memory of its own. After an error the backend might still write when the caller's memory is gone.
 std::unique_ptr<Work> C10dComm::broadcast_by_copy(Span data, Op op) {
   const at::Tensor all = bytes_of(data), copy = at::empty({std::min(kCopyBytes, data.bytes())}, all.options());
   for (int64_t begin = 0; begin < all.numel(); begin += kCopyBytes) {

@@ -15,15 +15,15 @@ namespace zeroshard {
 class C10dCore;
 class Divergence;
 
-// A Comm over any c10d process group. On CUDA, wait() orders the current stream after the collective; only barrier()
-// and await_device() block the host. An all_reduce of more than 64 KiB sums in the backend's order. If ranks call
-// different collectives, the next small all_reduce on the CPU detects it, or on a device the comparison of history().
-// Before that, the backend may fail with its own message or time out. With NCCL, abort() reaches peers at once; with
-// other backends, peers notice when this process ends.
+// A Comm over any c10d process group. On CUDA, wait() makes the current stream wait for the collective, and only
+// barrier() and await_device() block the host. An all_reduce of more than 64 KiB sums in the backend's order. If ranks
+// call different collectives, the difference is found by the next small all_reduce on the CPU, and by the comparison of
+// history() on a device. Before that, the backend might fail with its own message, or time out. With NCCL, abort()
+// makes peers fail at once. With other backends, peers notice the abort when this process ends.
 class C10dComm : public Comm {
  public:
-  // A null `group` means a world of one. `watch` knows the peers on this host. `divergence`: see C10dCore. `host`: see
-  // Comm::host(); a device needs it.
+  // A null `group` means a world of one rank. `watch` knows the peers on this host. `divergence` is passed to C10dCore.
+  // `host` becomes Comm::host(), and must not be null for a device.
   C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
            const CommOptions& options = {}, std::shared_ptr<Divergence> divergence = nullptr,
            std::unique_ptr<Comm> host = nullptr);
@@ -69,7 +69,7 @@ class C10dComm : public Comm {
 
   std::shared_ptr<C10dCore> core_;
   std::string transport_;
-  std::unique_ptr<Comm> host_;  // null: this communicator itself
+  std::unique_ptr<Comm> host_;  // null: this communicator is its own host()
 };
 
 }  // namespace zeroshard

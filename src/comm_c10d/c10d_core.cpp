@@ -23,14 +23,14 @@ constexpr int64_t kPollMs = 100;
 constexpr int64_t kLookMs = 1000;  // time between comparisons with the calls of other ranks
 
 uint64_t extend(uint64_t hash, const Op& op) {
-  // The fields that must agree come first in Op.
+  // The fields of Op on which ranks must agree come before `input`.
   const auto* bytes = reinterpret_cast<const unsigned char*>(&op);
   for (size_t i = 0; i < offsetof(Op, input); ++i) hash = (hash ^ bytes[i]) * 1099511628211ULL;
   return hash;
 }
 
-// Returns the text of an error without Gloo's advice to look for the error elsewhere. The caller adds who failed, if
-// anybody knows.
+// Returns the text of an error, without Gloo's advice to look for the cause in another process. The caller adds which
+// rank failed, if any rank is known to have failed.
 std::string text_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
   const std::string text = c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
@@ -41,9 +41,10 @@ int64_t ms_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
 }
 
-// A process forked after at::set_num_threads() gets a new thread pool when a thread first computes. If two threads do
-// so at the same time, such as those of a Gloo group, one of them finds no pool. So one thread creates the pool before
-// them. It is not the calling thread, because that would set the calling thread's number of threads.
+// Creates torch's thread pool. A process that was forked after at::set_num_threads() gets a new pool when a thread
+// first computes. If two threads, such as those of a Gloo group, first compute at the same time, one of them finds no
+// pool. So the pool is created before them. The calling thread does not create it, because that would set the number of
+// threads of the calling thread.
 void renew_thread_pool() {
   std::thread([] {
     try {
@@ -72,7 +73,7 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
 }
 
 C10dCore::~C10dCore() {
-  // The destructor of a Gloo group joins threads that may wait half an hour for a silent peer, so it must not run.
+  // The destructor of a Gloo group joins threads that can wait half an hour for a silent peer, so it must not run.
   if (still_writes() && group_) c10::raw::intrusive_ptr::incref(group_.get());
 }
 
@@ -105,14 +106,15 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   const DeviceWatch::Watching::Attended attended(watching_.get());
   poll([&work] { return work.isCompleted(); }, op);
   try {
-    work.wait();  // it is complete, so this only throws its error
+    work.wait();  // the work is complete, so wait() only throws its error
   } catch (const std::exception& error) {
     fail_explained(op, text_of(error), /*waits=*/true);
   }
 }
 
-// Throws with an explanation. A rank that waits for this one publishes its calls within a second. If a rank dies, its
-// connection breaks before the process is gone. So it looks repeatedly.
+// Throws `message` with an explanation, if one is found within a second or so. It looks repeatedly, because a rank that
+// waits for this one publishes its calls only within a second, and because the connection of a dying rank breaks before
+// its process is gone.
 void C10dCore::fail_explained(const Op& op, const std::string& message, bool waits) {
   for (int attempt = 0; attempt < 12; ++attempt) {
     const auto difference = divergence_->look(number_, waits ? &op : nullptr);
@@ -123,8 +125,9 @@ void C10dCore::fail_explained(const Op& op, const std::string& message, bool wai
   fail(op, message);
 }
 
-// Polls, because neither Work::wait() nor its version with a time-out works here. The first notices a stopped peer
-// after half an hour. The second throws at each time-out, after which some backends give up the operation.
+// Polls, because neither version of Work::wait() is suitable. The one without a time-out notices a stopped peer only
+// after half an hour. The one with a time-out throws when the time is over, and some backends then give up the
+// operation.
 void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
   for (int i = 0; i < 50; ++i) {
     if (is_done()) return;
@@ -135,23 +138,24 @@ void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
   LongWait wait(options_.wait_listener);
   int64_t waited_ms = 0, looks = 0;
   while (!is_done()) {
-    // Sleeps for a sixteenth of the time waited so far. That is short compared with the wait, and causes few wake-ups
-    // in a long one.
+    // Each nap is a sixteenth of the time waited so far. That is short compared with the wait, and causes few wake-ups
+    // in a long wait.
     const auto nap = (Clock::now() - start) / 16;
     std::this_thread::sleep_for(
         std::clamp<Clock::duration>(nap, std::chrono::microseconds(10), std::chrono::microseconds(500)));
     if (ms_since(looked) < kPollMs) continue;
     looked = Clock::now();
-    // A longer gap means that this process was stopped, so the peers are not at fault.
+    // A longer gap means that this process was stopped, so it does not count against the peers.
     waited_ms += std::min<int64_t>(ms_since(last), 2 * kPollMs);
     last = looked;
     wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
-    throw_if_failed();  // the thread that watches the device may have detected a failure
+    throw_if_failed();  // the thread that watches the device might have detected a failure
     heed_interrupt(op);
     if (const std::string trouble = watch_.check_all(); !trouble.empty() && !is_done()) fail(op, trouble);
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
-      // Compares even if the work has ended meanwhile, because a rank that also found the difference has left.
+      // Compares even if the work has ended meanwhile, because the work also ends when another rank finds the
+      // difference and leaves.
       if (const auto difference = divergence_->look(number_, &op)) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
@@ -194,7 +198,7 @@ void C10dCore::leave(c10d::Work& work) noexcept {
 }
 
 void C10dCore::complete_all() {
-  const std::vector<Pending*> pending = pending_;  // copied, because waiting removes elements
+  const std::vector<Pending*> pending = pending_;  // copied, because a wait removes elements
   for (Pending* each : pending) each->wait_pending();
 }
 
@@ -233,15 +237,16 @@ void C10dCore::end() noexcept {
     }
   };
   if (device_.is_cpu()) return abort();
-  // NCCL's abort may wait for the whole device. So it may wait for collectives of another communicator of this rank,
-  // which end only when that one is aborted later. Therefore this waits only as long as an abort usually takes.
+  // NCCL's abort can wait for the whole device, and so for collectives of another communicator of this rank. These end
+  // only when that communicator is aborted, which happens later on this thread. So this thread waits only as long as an
+  // abort usually takes.
   constexpr auto kPatience = std::chrono::milliseconds(500);
   try {
     std::packaged_task<void()> task(abort);
     const std::future<void> ended = task.get_future();
     std::thread(std::move(task)).detach();
     ended.wait_for(kPatience);
-  } catch (const std::exception&) {  // the process may be unable to start threads
+  } catch (const std::exception&) {  // this process might be unable to start threads
     abort();
   }
 }

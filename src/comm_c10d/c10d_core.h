@@ -19,17 +19,17 @@
 namespace zeroshard {
 
 // Orders the collectives of a C10dComm, waits for them and handles errors. The communicator shares it with its Works
-// and allocations, which may be destroyed later.
+// and allocations, which can be destroyed after the communicator.
 class C10dCore {
  public:
-  // A running operation whose input may be in use.
+  // A running operation that might still read its input.
   class Pending {
    public:
     virtual ~Pending() = default;
     virtual void wait_pending() = 0;
   };
 
-  // All communicators of a thread share a `divergence`; null: it is only for this one.
+  // All communicators of a thread should share a `divergence`. If it is null, this communicator has its own.
   C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch, const CommOptions& options,
            std::shared_ptr<Divergence> divergence = nullptr);
   ~C10dCore();
@@ -40,42 +40,45 @@ class C10dCore {
   at::Device device() const { return device_; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  // Returns the number of a rank in messages.
+  // Returns the number by which messages name `rank`.
   int number_of(int rank) const { return options_.numbers.of(rank); }
-  // Returns whether this is a forked child of the rank. There, destroying objects would end the parent's connections
-  // and join threads that the child does not have.
+  // Returns whether this process is a forked child of the rank. A child must not destroy the objects, because their
+  // destructors end the parent's connections and join threads that the child does not have.
   bool is_forked() const { return !process_.is_own(); }
-  // Returns whether this communicator or another one of CommOptions::failure has failed.
+  // Returns whether this communicator has failed, or another one that shares its CommOptions::failure.
   bool failed() const { return failure_->happened(); }
   SharedFailure& failure() { return *failure_; }
-  // Starts a thread that watches the work of the device until unwatch(). `why_host`: see WatchedComm.
+  // Starts a thread that watches the device's work until unwatch(). `why_host` becomes WatchedComm::why_host.
   void watch(std::function<std::string()> why_host);
   void unwatch() { watching_.reset(); }
-  // Leaks the watch in a forked child, because it must not be destroyed there.
+  // Never destroys the watch. A forked child calls it.
   void abandon_watch() { static_cast<void>(watching_.release()); }
 
   // See Comm::still_writes.
   bool still_writes() const { return failed() || was_left_; }
-  // Notes that nobody will wait for `work` any more. If it is still running, still_writes() returns true from now on.
+  // Says that nobody will wait for `work` any more. If `work` is still running, still_writes() returns true from now
+  // on.
   void leave(c10d::Work& work) noexcept;
 
-  // Gives `op` its number and calls `start`, which starts the collective.
+  // Sets the sequence number of `op` and calls `start`, which starts the collective.
   c10::intrusive_ptr<c10d::Work> issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
-  // On the host: returns when `work` is done. On a device: makes the current stream wait for it. `work` must report
+  // On the host, returns when `work` is done. On a device, makes the current stream wait for `work`. `work` must report
   // correctly whether it is complete, which some wrappers of backends do not.
   void complete(c10d::Work& work, const Op& op);
-  // Waits on the host until `work` is done, for any device.
+  // Blocks the host until `work` is done, also on a device.
   void complete_on_host(c10d::Work& work, const Op& op);
   void complete_all();
-  // Returns when the device's current stream has done its work, or throws what `check` throws.
+  // Returns when the device's current stream has done its work. While it waits, it calls `check`, and throws what
+  // `check` throws.
   void await_stream(const Op& op, const std::function<void()>& check);
-  // Called when every rank knows that ranks have called different collectives on a device. Throws CommError.
+  // Must be called when every rank knows that ranks have called different collectives on a device. Throws CommError.
   [[noreturn]] void report_difference(const Op& op);
 
   void add(Pending& pending) { pending_.push_back(&pending); }
   void remove(Pending& pending) { std::erase(pending_, &pending); }
 
-  // The number and rolling hash of all collectives so far. They are equal on ranks that called the same collectives.
+  // The number and the rolling hash of all collectives so far. They are equal on ranks that called the same
+  // collectives.
   struct History {
     uint64_t seq = 0, hash = 14695981039346656037ULL;
   };
@@ -84,14 +87,16 @@ class C10dCore {
   void throw_if_failed() const;
   [[noreturn]] void fail(const Op& op, const std::string& what);
   void abort(std::string_view reason) noexcept;
-  // Aborts running collectives. NCCL: peers fail at once. Gloo has no such call: peers notice when this process ends.
+  // Aborts running collectives. With NCCL, peers then fail at once. Gloo cannot do that, so peers notice it when this
+  // process ends.
   void end() noexcept;
 
  private:
   void poll(const std::function<bool()>& is_done, const Op& op);
   // Lets the program interrupt the wait.
   void heed_interrupt(const Op& op);
-  // Throws with what the other ranks called, because the backend's own message rarely explains the failure.
+  // Throws `message` together with what the other ranks called, because the backend's own message rarely explains a
+  // failure.
   [[noreturn]] void fail_explained(const Op& op, const std::string& message, bool waits);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
@@ -100,14 +105,14 @@ class C10dCore {
   CommOptions options_;
   int rank_, world_size_;
   History history_;
-  std::shared_ptr<Divergence> divergence_;  // may be shared by several communicators
+  std::shared_ptr<Divergence> divergence_;  // several communicators can share it
   size_t number_;                           // index of this communicator in divergence_
   std::shared_ptr<SharedFailure> failure_;
-  std::atomic<bool> ended_ = false;  // end() was called
-  bool was_left_ = false;            // a collective was abandoned before it was complete
+  std::atomic<bool> ended_ = false;  // whether end() was called
+  bool was_left_ = false;            // whether a collective was abandoned before it was complete
   ProcessMark process_;
   std::vector<Pending*> pending_;
-  std::unique_ptr<DeviceWatch::Watching> watching_;  // null on the host, and in a world of one
+  std::unique_ptr<DeviceWatch::Watching> watching_;  // null on the host, and in a world of one rank
 };
 
 }  // namespace zeroshard

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-// The only file that knows the names of c10d's collectives. LibTorch 2.13 renamed them and deprecates the old names;
-// 2.11 has only the old ones. Tensors are flat and contiguous.
+// The only file that contains the names of c10d's collectives. LibTorch 2.13 renamed them and deprecates the old names,
+// but 2.11 has only the old ones. All tensors must be flat and contiguous.
 namespace zeroshard::c10d_names {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -27,7 +27,7 @@ WorkPtr reduce_scatter(Group& group, at::Tensor out, at::Tensor in) {
   }
 }
 
-// Without sizes, all pieces are equally large.
+// Without `out_splits` and `in_splits`, all pieces are equally large.
 template <typename Group>
 WorkPtr all_to_all(Group& group, at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits = {},
                    std::vector<int64_t> in_splits = {}) {

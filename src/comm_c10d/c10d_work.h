@@ -11,7 +11,7 @@
 
 namespace zeroshard {
 
-// The Work of an operation that is done at once: zero elements, or a world of one.
+// The Work of an operation that is done at once, because it has no elements or the world has one rank.
 class DoneWork final : public Work {
  public:
   void wait() override {}
@@ -32,7 +32,7 @@ class StreamWork final : public Work {
 
 class C10dWork final : public Work, private C10dCore::Pending {
  public:
-  // `then` runs once in wait(), when the result is available.
+  // wait() calls `then` once, when the result is available.
   C10dWork(std::shared_ptr<C10dCore> core, const Op& op, c10::intrusive_ptr<c10d::Work> work,
            std::function<void()> then = {})
       : core_(std::move(core)), op_(op), work_(std::move(work)), then_(std::move(then)) {
@@ -58,11 +58,11 @@ class C10dWork final : public Work, private C10dCore::Pending {
 
   std::shared_ptr<C10dCore> core_;
   Op op_;
-  c10::intrusive_ptr<c10d::Work> work_;  // null: already waited for
+  c10::intrusive_ptr<c10d::Work> work_;  // null: somebody has waited for it
   std::function<void()> then_;
 };
 
-// An exchange by an all-to-all into scratch. When it is done on this rank, no rank reads this rank's input any more.
+// An exchange by an all-to-all into scratch. When this rank's part is done, no rank reads this rank's input any more.
 class C10dExchange final : public Exchange {
  public:
   C10dExchange(std::unique_ptr<Work> work, std::vector<const void*> pieces, DType dtype)

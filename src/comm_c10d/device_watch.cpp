@@ -12,20 +12,21 @@ namespace zeroshard {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int64_t kTickMs = 200;         // five looks per second take some microseconds each
-constexpr int64_t kHearMs = 1000;        // time between questions to the store
-constexpr int64_t kSuspiciousMs = 1000;  // shorter collectives are not investigated
-constexpr int64_t kLongestMs = 8000;     // longest time between comparisons; the time doubles after each
+constexpr int64_t kTickMs = 200;         // a look takes some microseconds, so five looks per second cost little
+constexpr int64_t kHearMs = 1000;        // time between two calls of Divergence::hear()
+constexpr int64_t kSuspiciousMs = 1000;  // collectives that take less time are not investigated
+constexpr int64_t kLongestMs = 8000;     // longest time between two comparisons; the time doubles after each
 
 }  // namespace
 
-// One communicator: the work that its device has, and the time without progress.
+// One communicator: the work that its device has got, and the time without progress.
 class DeviceWatch::Subject {
  public:
   explicit Subject(WatchedComm comm) : comm_(std::move(comm)) {}
 
   void note(const Op& op, const c10::intrusive_ptr<c10d::Work>& work) {
-    c10::intrusive_ptr<c10d::Work> before = work;  // destroyed without the lock
+    // `before` is declared before the lock, so that the old Work is destroyed without the lock.
+    c10::intrusive_ptr<c10d::Work> before = work;
     const std::scoped_lock lock(mutex_);
     Given& given = given_[op.seq % given_.size()];
     given.op = op;
@@ -35,17 +36,18 @@ class DeviceWatch::Subject {
   void attend(int change) { attended_ += change; }
 
   const WatchedComm& comm() const { return comm_; }
-  // Returns why the communicators must fail, or "". Only the watching thread uses this and the following functions.
+  // Returns why the communicators must fail, or "" if they need not. Only the watching thread may call this function
+  // and the next two.
   std::string look(int64_t elapsed_ms);
-  // Handles messages of other ranks.
+  // Acts on messages from other ranks.
   void take(const Divergence::News& news);
-  // Tells other ranks, after the communicators have failed.
+  // Tells the other ranks that the communicators have failed.
   void tell_failure();
 
  private:
   struct Given {
     Op op;
-    c10::intrusive_ptr<c10d::Work> work;  // null: it is complete
+    c10::intrusive_ptr<c10d::Work> work;  // null: complete
   };
 
   std::optional<Op> oldest_incomplete();
@@ -59,7 +61,8 @@ class DeviceWatch::Subject {
   std::atomic<int> attended_ = 0;
   uint64_t done_ = 0;  // all collectives up to this one are complete
   uint64_t stuck_ = 0;
-  int64_t stuck_ms_ = 0, next_comparison_ms_ = 0;  // times for collective stuck_
+  // The time without progress of collective stuck_, and what this time will be at the next comparison.
+  int64_t stuck_ms_ = 0, next_comparison_ms_ = 0;
   bool told_ = false;
 };
 
@@ -68,7 +71,7 @@ std::optional<Op> DeviceWatch::Subject::oldest_incomplete() {
     Given given;
     {
       const std::scoped_lock lock(mutex_);
-      // The ring only has the newest collectives. They run after all earlier ones, so checking them is enough.
+      // The ring has only the newest collectives. Because they run after all earlier ones, it is enough to check them.
       if (last_ - done_ > given_.size()) done_ = last_ - given_.size();
       if (done_ == last_) return std::nullopt;
       given = given_[(done_ + 1) % given_.size()];
@@ -76,13 +79,13 @@ std::optional<Op> DeviceWatch::Subject::oldest_incomplete() {
     if (given.op.seq == done_ + 1 && given.work) {
       try {
         if (!given.work->isCompleted()) return given.op;
-      } catch (const std::exception&) {  // it has failed: the rank's own call reports how
+      } catch (const std::exception&) {  // the collective has failed; the rank's own call reports how
       }
     }
     ++done_;
     const std::scoped_lock lock(mutex_);
     Given& old = given_[done_ % given_.size()];
-    if (old.op.seq == done_) old.work.reset();  // `given` is the last owner, and is destroyed without the lock
+    if (old.op.seq == done_) old.work.reset();  // `given` owns the Work now, and destroys it without the lock
   }
 }
 
@@ -94,7 +97,7 @@ std::string DeviceWatch::Subject::look(int64_t elapsed_ms) {
     next_comparison_ms_ = kSuspiciousMs;
     return {};
   }
-  // A longer gap means that this process was stopped, so the peers are not at fault.
+  // A longer gap means that this process was stopped, so it does not count against the peers.
   stuck_ms_ += std::min(elapsed_ms, 2 * kTickMs);
   if (stuck_ms_ < kSuspiciousMs && stuck_ms_ < comm_.timeout_ms) return {};
   const std::string trouble = trouble_with(*op);
@@ -129,7 +132,7 @@ void DeviceWatch::Subject::take(const Divergence::News& news) {
   if (!news.failure.empty()) {
     if (!comm_.failure->happened()) log(LogLevel::kError, news.failure);
     comm_.failure->set(news.failure);
-    told_ = true;  // the other ranks know it already from the rank that told it
+    told_ = true;  // the rank that sent the message has told all ranks
   } else if (news.asked && !comm_.failure->happened()) {
     if (const auto difference = comm_.divergence->look(comm_.number, nullptr, /*asks=*/false))
       comm_.failure->set(concat("rank ", comm_.rank, ": ", *difference));
@@ -140,7 +143,7 @@ void DeviceWatch::Subject::tell_failure() {
   if (std::exchange(told_, true)) return;
   try {
     comm_.divergence->tell_failure(comm_.failure->text());
-  } catch (const std::exception&) {  // for example no memory: the other ranks will detect the failure themselves
+  } catch (const std::exception&) {  // for example no memory; then the other ranks detect the failure themselves
   }
 }
 
@@ -150,7 +153,7 @@ void DeviceWatch::add(std::shared_ptr<Subject> subject) {
   if (thread_.joinable()) return;
   try {
     thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error& error) {  // the process may be unable to start threads
+  } catch (const std::system_error& error) {  // this process might be unable to start threads
     log(LogLevel::kWarning, concat("nobody watches the device while the script waits for it: ", error.what()));
   }
 }
@@ -208,7 +211,7 @@ void DeviceWatch::look_at_all(const std::vector<std::shared_ptr<Subject>>& subje
       const Divergence::News news = divergence->hear();
       for (const auto& other : subjects)
         if (has_same(other)) other->take(news);
-    } catch (const std::exception&) {  // for example no memory: the next look comes soon
+    } catch (const std::exception&) {  // for example no memory; the next look follows soon
     }
   }
 }

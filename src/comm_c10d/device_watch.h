@@ -29,19 +29,20 @@ struct WatchedComm {
   std::shared_ptr<SharedFailure> failure;
   std::shared_ptr<Divergence> divergence;
   size_t number = 0;                      // index of this communicator in `divergence`
-  std::function<std::string()> why_host;  // returns why the host communicator is broken, or ""
+  std::function<std::string()> why_host;  // returns why the host communicator is broken, or "" if it is not
 };
 
-// A thread that watches the work that a rank has given to its device. It is needed because a script that waits for the
-// device itself does not notice a failed peer. If a collective makes no progress and a peer is gone, has called another
-// collective, or the time-out is over, the thread logs it and sets SharedFailure. This aborts the running work of the
-// device, so the script's wait returns and the rank's next call throws.
+// A thread that watches the work that a rank has given to its device. It is needed because a script that itself waits
+// for the device does not notice a failed peer. If a collective makes no progress, and a peer is gone, a peer has
+// called another collective, or the time-out is over, the thread logs the reason and sets SharedFailure. This aborts
+// the running work of the device. The script's wait then returns, and the rank's next call throws.
 //
 // Note [What a thread that watches may do]
 // The thread takes part in no collective and uses no communicator. It asks Works whether they are complete, looks at
-// processes, and reads and writes keys of the store. A rank whose device waits is not blocked itself. So two ranks
-// differ only if both have called; a rank that has not called yet may still do so until the time-out. While the rank's
-// own thread waits in a call of the engine, that call watches the device instead.
+// processes, and reads and writes keys of the store. A rank whose device waits is not blocked itself, so it can still
+// call the collective that another rank waits for. Therefore two ranks count as different only if both have called. A
+// rank that has not called yet may do so until the time-out. While the rank's own thread waits in a call of the engine,
+// that call watches the device instead.
 class DeviceWatch {
  public:
   DeviceWatch() = default;
@@ -49,7 +50,7 @@ class DeviceWatch {
   DeviceWatch& operator=(const DeviceWatch&) = delete;
 
   class Subject;
-  // Watches a communicator as long as it lives. It must not be destroyed in a forked child.
+  // Watches a communicator for its lifetime. It must not be destroyed in a forked child.
   class Watching {
    public:
     Watching(std::shared_ptr<DeviceWatch> watch, WatchedComm comm);
@@ -57,9 +58,10 @@ class DeviceWatch {
     Watching(const Watching&) = delete;
     Watching& operator=(const Watching&) = delete;
 
-    // The rank's thread has given `op` to the device. The numbers of ops grow by one.
+    // Must be called when the rank's thread has given `op` to the device. The numbers of ops must grow by one.
     void note(const Op& op, const c10::intrusive_ptr<c10d::Work>& work);
-    // While it lives, the rank's own thread watches the device. With null it does nothing.
+    // While it lives, the watching thread leaves the device to the rank's own thread. If `watching` is null, it does
+    // nothing.
     class Attended {
      public:
       explicit Attended(const Watching* watching);
@@ -85,8 +87,8 @@ class DeviceWatch {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::shared_ptr<Subject>> subjects_;
-  bool is_looking_ = false;  // the thread is using subjects without the lock
-  int64_t idle_ms_ = 0;      // used by the thread: time since it last read the other ranks' news
+  bool is_looking_ = false;  // whether the thread is using subjects without the lock
+  int64_t idle_ms_ = 0;      // time since the thread last read the other ranks' news; only the thread uses it
   std::thread thread_;       // runs while there are subjects
 };
 

@@ -43,7 +43,7 @@ void Divergence::note(size_t communicator, const Op& op, uint64_t hash) {
   own.calls[own.last % own.calls.size()] = {op.seq, hash, op};
 }
 
-// Returns one line per call, oldest first: number, hash, text.
+// Returns one line for each call, oldest first, with its number, hash and text.
 std::string Divergence::table(const Communicator& communicator) const {
   const auto& [calls, last, told] = communicator;
   std::ostringstream text;
@@ -55,8 +55,9 @@ std::string Divergence::table(const Communicator& communicator) const {
   return text.str();
 }
 
-// Returns the first call that both ranks know and in which their histories differ. If the histories already differ
-// before these calls, all known calls differ, and the first known one is returned.
+// Compares this rank's calls with the table `theirs` of `peer`. Returns both texts of the first known call in which the
+// histories differ, or nothing if they agree. If the histories differ already before the calls that both ranks still
+// know, that is the first of these calls.
 std::optional<std::string> Divergence::compare(size_t number, int peer, const std::string& theirs) {
   const std::scoped_lock lock(mutex_);
   const Communicator& communicator = communicators_[number];
@@ -95,11 +96,12 @@ std::optional<Divergence::Place> Divergence::parse_place(int rank, const std::st
   return place;
 }
 
-// If ranks wait forever in two communicators, there are two ranks of which each has not made the call that the other
-// waits for. Among the ranks that wait in the first communicator, there is one whose call the earliest rank of the
-// second lacks, and vice versa. A rank's published place is valid while it waits, and it waits as long as the other
-// does. (A collective that not every rank must call before others can continue may end the wait; an example is a leaf
-// of a broadcast. The engine never calls such collectives on ranks that take different paths.)
+// Finds two ranks of which each waits for a call that the other has not made. Such ranks exist whenever ranks wait
+// forever in two communicators. Among the ranks that wait in the first communicator, there is one whose call is missing
+// on the rank of the second communicator that has called least, and vice versa. A rank's published place is valid while
+// the rank waits, and the rank waits as long as the other does. (This would not hold for a collective that some ranks
+// complete without the others, such as a broadcast at its receivers. The engine never calls such collectives on ranks
+// that take different paths.)
 std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& own, const Talk& talk) const {
   std::vector<Place> places;
   if (own) places.push_back(*own);
@@ -115,13 +117,14 @@ std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& 
   return std::nullopt;
 }
 
-// Runs on its own thread, which is abandoned if the store does not answer, because the store's host may be stopped.
+// Calls `body` on a thread of its own. The thread is abandoned if the store does not answer, because the store's host
+// might be stopped.
 std::shared_ptr<Divergence::Talk> Divergence::Talk::start(std::function<void(Talk&)> body) {
   auto talk = std::make_shared<Talk>();
   const auto run = [talk, body = std::move(body)] {
     try {
       body(*talk);
-    } catch (const std::exception&) {  // the store's host is gone, which other checks report better
+    } catch (const std::exception&) {  // the store's host is gone; other checks report that better
       talk->broken = true;
     }
     const std::scoped_lock lock(talk->mutex_);
@@ -131,7 +134,7 @@ std::shared_ptr<Divergence::Talk> Divergence::Talk::start(std::function<void(Tal
   try {
     std::thread(run).detach();
   } catch (const std::system_error&) {
-    return nullptr;  // the process may be unable to start threads
+    return nullptr;  // this process might be unable to start threads
   }
   return talk;
 }
@@ -143,8 +146,8 @@ bool Divergence::Talk::wait_for(std::chrono::milliseconds patience) {
 
 void Divergence::start_exchange(size_t number, const std::optional<Place>& place, bool asks) {
   const std::string calls = concat("calls/", number);
-  std::map<std::string, std::string> own;                   // key -> text
-  std::vector<std::pair<std::string, std::string>> theirs;  // keys of the tables and places of other ranks
+  std::map<std::string, std::string> own;                   // texts by key
+  std::vector<std::pair<std::string, std::string>> theirs;  // keys of the tables and of the places of other ranks
   uint64_t last = 0;
   {
     const std::scoped_lock lock(mutex_);
@@ -220,7 +223,7 @@ Divergence::News Divergence::hear() {
     inquiry_ = Talk::start(body);
   }
   const std::shared_ptr<Talk> inquiry = inquiry_;
-  // A store that is gone is not asked again, because its client may log each try.
+  // A store that is gone is not asked a second time, because its client can log each try.
   if (!inquiry || !inquiry->wait_for(kPatience) || inquiry->broken) return {};
   inquiry_.reset();
   if (inquiry->news.asked) heard_ = inquiry->asked;

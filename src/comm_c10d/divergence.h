@@ -21,42 +21,43 @@
 namespace zeroshard {
 
 // Detects whether ranks that wait for one another have called different collectives, in one communicator or in several
-// communicators of the same ranks. Each rank writes its latest calls to a store, and the ranks compare them. It costs
-// nothing unless a rank waits for long. One thread of a rank calls all collectives of its communicators. Another
-// thread, which watches the rank's device, may call look() at the same time.
+// communicators of the same ranks. Each rank writes its latest calls to a store, and the ranks compare these calls.
+// This costs nothing as long as no rank waits for long. One thread of a rank calls all collectives of its
+// communicators. Another thread, which watches the rank's device, may call look() at the same time.
 class Divergence {
  public:
-  // `store` may be null; then no difference is ever found. Messages give the ranks these `numbers`.
+  // If `store` is null, no difference is ever found. Messages name ranks by `numbers`.
   Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers = {});
 
-  // Counts the Divergences that this rank has created over the store. Ranks that failed to connect alone have other
-  // counts than the other ranks. All ranks therefore agree on the largest count, for which the store has no entries
-  // yet.
+  // Returns how many Divergences this rank has created over the store. A rank that failed alone to connect has another
+  // count than the other ranks. Therefore all ranks agree on the largest count, for which the store has no entries yet.
   int64_t generation() const { return generation_; }
   void agree(int64_t largest) { generation_ = largest; }
 
-  // Returns the number of a new communicator. All ranks create communicators in the same order.
+  // Returns the number of a new communicator. All ranks must create communicators in the same order.
   size_t add_communicator();
-  // This rank has called `op`. `hash` is the hash of its history in the communicator up to now.
+  // Says that this rank has called `op`. `hash` is the hash of this rank's history in the communicator, up to this
+  // call.
   void note(size_t communicator, const Op& op, uint64_t hash);
-  // Publishes what this rank has called and where it waits (null: nowhere), and compares with ranks that have
-  // published. Returns the first collective of the communicator in which some rank differs from this one, with both
-  // calls. Or returns two ranks that wait in different communicators, each for a call that the other has not made.
-  // Otherwise, or if the store cannot be reached, returns nothing. A store that does not answer delays it by a fifth of
-  // a second. If there is a difference, it returns when all ranks have found one or after three seconds, because the
-  // store may end with a rank that leaves. `waiting` is the call in which this rank's thread is blocked; a rank whose
-  // device waits is not blocked. `asks` requests the other ranks to publish, too.
+  // Publishes what this rank has called, and compares it with what the other ranks have published. `waiting` is the
+  // call in which this rank's thread is blocked, or null. (A rank whose device waits is not blocked.) If `asks` is
+  // true, requests the other ranks to publish, too. If ranks have called different collectives in `communicator`,
+  // returns the first one that differs, with both calls. If two ranks wait in different communicators, each for a call
+  // that the other has not made, returns both calls. Otherwise, or if the store cannot be reached, returns nothing. A
+  // store that does not answer delays the call by a fifth of a second. If there is a difference, the call returns when
+  // all ranks have found one, or after three seconds, because the store can end with a rank that leaves.
   std::optional<std::string> look(size_t communicator, const Op* waiting, bool asks = true);
 
-  // Messages of other ranks for a rank that does not wait.
+  // What other ranks have to say to a rank that does not wait.
   struct News {
-    bool asked = false;   // a rank has called look() since the last time, so this rank should publish its calls
-    std::string failure;  // why a rank's communicators failed; "": no rank has failed
+    // Whether a rank has called look() since the last hear(), so that this rank should publish its calls.
+    bool asked = false;
+    std::string failure;  // why the communicators of a rank failed; "": no rank has failed
   };
   News hear();
-  // Tells the other ranks that this rank's communicators failed. Best effort.
+  // Tells the other ranks why this rank's communicators failed, if the store can be reached.
   void tell_failure(const std::string& why);
-  // Returns the other ranks that are not known to have called `seq`, each with its last known number, or 0.
+  // Returns the other ranks that are not known to have called `seq`. Each has the number of its last known call, or 0.
   std::vector<std::pair<int, uint64_t>> behind(size_t communicator, uint64_t seq) const;
 
  private:
@@ -73,26 +74,25 @@ class Divergence {
     int rank = 0;
     size_t communicator = 0;
     uint64_t seq = 0;
-    std::vector<uint64_t> last;  // by communicator: seq of the last call
+    std::vector<uint64_t> last;  // the number of the last call in each communicator
     std::string call;
 
-    // Returns whether the rank waits for a call that `other`, which waits elsewhere, has not made.
+    // Returns whether this rank waits for a call that `other`, which waits in another communicator, has not made.
     bool waits_for(const Place& other) const { return other.last.at(communicator) < seq; }
   };
-  // A conversation with the store, on its own thread.
+  // A conversation with the store, on a thread of its own.
   class Talk {
    public:
-    // Returns null if no thread could be started.
+    // Calls `body` on a new thread. Returns null if no thread could be started.
     static std::shared_ptr<Talk> start(std::function<void(Talk&)> body);
-    bool wait_for(std::chrono::milliseconds patience);  // returns whether it has ended
+    bool wait_for(std::chrono::milliseconds patience);  // returns whether the conversation has ended
 
-    // Texts of the ranks that have published, each with its rank. The caller may read them when wait_for() returned
-    // true.
+    // What other ranks have published. The caller may read the members from here on when wait_for() has returned true.
     std::vector<std::pair<int, std::string>> tables, places;  // rank, text
-    size_t communicator = 0;                                  // communicator of `tables`
+    size_t communicator = 0;                                  // the communicator of `tables`
     News news;
-    int64_t asked = 0;    // number of requests by all ranks
-    bool broken = false;  // the store does not work
+    int64_t asked = 0;    // the number of requests to publish, by all ranks
+    bool broken = false;  // whether the store does not work
 
    private:
     std::mutex mutex_;
@@ -112,14 +112,15 @@ class Divergence {
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, world_size_;
   RankNumbers numbers_;
-  int64_t generation_ = 0;    // distinguishes earlier uses of the same store
+  int64_t generation_ = 0;    // makes the keys differ from those of earlier uses of the store
   mutable std::mutex mutex_;  // protects the communicators and known_
   std::vector<Communicator> communicators_;
-  std::map<std::pair<size_t, int>, uint64_t> known_;  // communicator and rank: the last call that it has published
-  std::mutex looking_;                                // held by one thread that looks; protects the members below
-  std::shared_ptr<Talk> exchange_;                    // running conversation of look()
-  std::shared_ptr<Talk> inquiry_;                     // running conversation of hear()
-  int64_t heard_ = 0;                                 // number of requests at the last hear()
+  // The last call that each rank has published, for each communicator and rank.
+  std::map<std::pair<size_t, int>, uint64_t> known_;
+  std::mutex looking_;              // held by the one thread that looks; protects the members below
+  std::shared_ptr<Talk> exchange_;  // the running conversation of look()
+  std::shared_ptr<Talk> inquiry_;   // the running conversation of hear()
+  int64_t heard_ = 0;               // number of requests to publish at the last hear()
 };
 
 }  // namespace zeroshard

@@ -53,7 +53,7 @@ sockaddr_in loopback_address(uint16_t port) {
   return address;
 }
 
-// Returns a TCP socket that is bound to 127.0.0.1:port (0: any port), or -1 with errno.
+// Returns a TCP socket that is bound to 127.0.0.1:port (0: any port). Returns -1 and sets errno if that fails.
 int bind_to_loopback(uint16_t port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -78,8 +78,8 @@ int listen_on_loopback(uint16_t port) {
   return fd;
 }
 
-// Returns whether nobody listens on the port. The socket is bound before it connects, so that it does not get `port`
-// itself and connect to itself. Others can still listen there.
+// Returns whether nobody listens on the port. The socket is bound before it connects. Otherwise it could get `port` as
+// its own port and connect to itself. Other processes can still listen on its port.
 bool refuses_connections(uint16_t port) {
   const int fd = bind_to_loopback(0);
   if (fd < 0) return false;
@@ -94,14 +94,14 @@ bool refuses_connections(uint16_t port) {
   return refused;
 }
 
-// Gloo writes to sockets of peers that may have died, and SIGPIPE would then end this rank without a message. (Python
-// ignores SIGPIPE anyway.) An existing handler stays.
+// Makes this rank ignore SIGPIPE if it has no handler. Gloo writes to sockets of peers that might have died, and
+// SIGPIPE would then end this rank without a message. (Python itself ignores SIGPIPE.)
 void ignore_broken_pipes() {
   struct sigaction current {};
   if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-// Returns whether all ranks are on this host, according to the variables of torchrun and zeroshard run.
+// Returns whether all ranks are on this host, according to the variables that torchrun and zeroshard run set.
 bool all_ranks_are_here() {
   const std::string here = variable("LOCAL_WORLD_SIZE", "");
   return !here.empty() && here == variable("WORLD_SIZE", "");
@@ -113,7 +113,7 @@ std::shared_ptr<gloo::transport::Device> make_device() {
   const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
   if (!interface.empty()) return Gloo::createDeviceForInterface(interface);
   if (meets_on_loopback() || all_ranks_are_here()) return Gloo::createDeviceForHostname("127.0.0.1");
-  // The address of this host's name is not used, because that is 127.0.1.1 on Debian.
+  // The address of this host's own name would not do, because it is 127.0.1.1 on Debian.
   return Gloo::createDeviceForInterface(interface_towards(master_address()));
 }
 
@@ -128,7 +128,7 @@ bool reaches_other_hosts() noexcept {
     const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
     if (!interface.empty()) return interface.find(',') == std::string::npos;
     return !meets_on_loopback() && !interface_towards(master_address()).empty();
-  } catch (const std::exception&) {  // no interface, or several, lead there
+  } catch (const std::exception&) {  // no interface leads to the host, or several might
     return false;
   }
 }
@@ -144,17 +144,17 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   const std::string host = master_address();
   c10d::TCPStoreOptions options;
   options.port = master_port();
-  // torchrun's agent serves the store at this address itself.
+  // The agent of torchrun itself serves the store at this address.
   const bool agent = variable("TORCHELASTIC_USE_AGENT_STORE", "") == "True";
   options.isServer = rank == 0 && !agent;
   options.numWorkers = static_cast<size_t>(world_size);
-  options.waitWorkers = false;  // a Meeting reports which ranks did not arrive
+  options.waitWorkers = false;  // a Meeting reports the ranks that did not arrive
   options.timeout = std::chrono::milliseconds(timeout_ms);
-  // "localhost" may resolve to ::1 first, where no process listens.
+  // "localhost" can resolve to ::1 first, where no process listens.
   const bool loopback = is_loopback(host);
   if (loopback && options.isServer) options.masterListenFd = static_cast<size_t>(listen_on_loopback(options.port));
-  // Waits for the listener, because a refused c10d client retries only after half a second, although ranks of one host
-  // start together.
+  // Waits for the listener, because a client of c10d whose connection is refused tries again only after half a second,
+  // although ranks of one host start together.
   if (loopback && !options.isServer)
     await_listener_on_loopback(options.port, std::min(options.timeout, std::chrono::milliseconds(2000)));
   try {

@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 constexpr std::chrono::milliseconds kNap(5), kLookEvery(100), kReadEvery(500);
-// Number of cards requested at a time: more would burden the store in worlds of thousands.
+// The number of cards that a rank requests at a time. More would burden the store in worlds of thousands of ranks.
 constexpr size_t kAskedAtOnce = 64;
 constexpr std::string_view kLeft = "left ";
 
@@ -30,13 +30,13 @@ std::string card_key(size_t rank) {
 }
 
 // Note [Names of groups beside]
-// Each rank counts its own tries and writes the number on its card. Ranks that failed alone have other numbers than the
-// other ranks. So the name of a try is derived from all cards. If a peer starts again meanwhile, this rank connects
-// with the new name. A rank may first find the card of an earlier try. If the card's rank has left, or its process is
-// gone, the card does not count until the rank writes a new one.
+// Each rank counts its own tries, and writes the number of its try on its card. Ranks that failed alone have other
+// numbers than the other ranks, so the name of a try is derived from all cards. If a peer starts again meanwhile, its
+// card changes, and this rank connects with the new name. A rank might first find the card of an earlier try of a peer.
+// If the peer has left, or its process is gone, the card does not count until the peer writes a new one.
 class Cards {
  public:
-  // Messages give the ranks these `numbers`.
+  // Messages name ranks by `numbers`.
   Cards(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers)
       : store_(std::move(store)),
         rank_(size_t(rank)),
@@ -50,8 +50,8 @@ class Cards {
                 concat(number, ' ', own.pid, ' ', own.start_time, ' ', host.empty() ? std::string("?") : host));
   }
 
-  // Reads the cards of ranks that have not arrived yet. If `again` is set, reads all cards. Returns whether a card is
-  // new. Throws CommError if a rank that had arrived has left.
+  // Reads the cards of ranks that have not arrived yet, or all cards if `again` is true. Returns whether a card is new.
+  // Throws CommError if a rank that had arrived has left.
   bool read(bool again) {
     bool is_new = false;
     size_t asked = 0;
@@ -72,7 +72,7 @@ class Cards {
       if (texts_[rank].empty()) ranks.push_back(rank);
     return ranks;
   }
-  // Returns a name that is equal on all ranks that have read the same cards.
+  // Returns the name of the try, which is equal on all ranks that have read the same cards.
   std::string name() const {
     uint64_t hash = hash_text("");
     for (const std::string& text : texts_) hash = hash_text(text + '\n', hash);
@@ -111,7 +111,7 @@ class Cards {
   c10::intrusive_ptr<c10d::Store> store_;
   size_t rank_;
   RankNumbers numbers_;
-  std::vector<std::string> texts_;  // by rank; "": has not arrived
+  std::vector<std::string> texts_;  // for each rank; "": the rank has not arrived
   std::vector<ProcessId> processes_;
 };
 
@@ -150,7 +150,7 @@ class Beside {
         read = now;
         if (cards_.read(/*again=*/result.valid())) {
           watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener, options_.numbers);
-          result = {};  // if this rank had started to connect, a peer has started again
+          result = {};  // gives up a connection that was started with the old cards
         }
         if (!result.valid() && cards_.all_here())
           result = connect_gloo_group(store_, cards_.name(), rank_, world_size_, options_.timeout_ms);
@@ -170,14 +170,14 @@ class Beside {
     }
   }
 
-  // Returns the group; null if a rank has started again meanwhile.
+  // Returns the group, or null if a rank has started again meanwhile.
   Group take(std::future<Group>& result) {
     try {
       return result.get();
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      // When a process dies, its connections break before the process is gone.
+      // Looks repeatedly, because the connections of a dying process break before the process is gone.
       for (int attempt = 0; attempt < 10; ++attempt) {
         if (cards_.read(/*again=*/true)) return {};
         if (const std::string trouble = watch_.check_all(); !trouble.empty())

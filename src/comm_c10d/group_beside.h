@@ -10,13 +10,13 @@ namespace zeroshard {
 
 struct GroupBeside {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
-  std::vector<ProcessId> processes;  // processes of the ranks on this host
+  std::vector<ProcessId> processes;  // the processes of the ranks on this host
 };
 
 // Creates a Gloo group for host memory, for the ranks of `group`, which is the group of a device. The ranks meet in the
-// store of `group`, and agree there on a name that no earlier try has used, so they may try again after a failure.
-// Collective. Throws CommError if a rank has died, has left, or has not come within options.timeout_ms. The program may
-// interrupt it.
+// store of `group`, and agree there on a name that no earlier try has used. So they may try again after a failure.
+// Collective. Throws CommError if a rank has died, has left, or has not come within options.timeout_ms. The program can
+// interrupt the call.
 GroupBeside make_group_beside(c10d::ProcessGroup& group, const CommOptions& options);
 
 }  // namespace zeroshard

@@ -21,15 +21,15 @@
 namespace zeroshard {
 namespace {
 
-// The identity and options of a rank. It is sent as bytes among ranks of one build.
+// The identity and the options of a rank. Ranks send it as bytes, because all of them run the same build.
 struct RankCard {
-  char host[128] = {};  // boot id and pid namespace: equal if /proc/<pid> means the same process
+  char host[128] = {};  // boot id and pid namespace; ranks with equal ones see the same processes in /proc
   ProcessId process;
   int32_t transport = 0;
   int32_t device_type = 0;
-  int64_t reaches_other_hosts = 0;  // 1: a Gloo group of zeroshard can connect it to other hosts
-  int64_t generation = 0;           // generation of its Divergence
-  int64_t serial = 0;               // of this card in its process
+  int64_t reaches_other_hosts = 0;  // 1: a Gloo group that zeroshard creates can connect this rank to other hosts
+  int64_t generation = 0;           // generation of the rank's Divergence
+  int64_t serial = 0;               // number of this card in its process
 
   std::string name() const { return concat(host, "/", process.pid, "/", process.start_time, "/", serial); }
 };
@@ -68,8 +68,8 @@ bool on_one_host(const std::vector<RankCard>& cards) {
   return true;
 }
 
-// Returns the number of ranks on each host if there are several hosts with several ranks each, equally many, whose
-// numbers are consecutive. Otherwise returns 1.
+// Returns the number of ranks on each host. Returns 1 if there is only one host, if hosts have different numbers of
+// ranks, or if the ranks of a host are not consecutive.
 int ranks_per_host(const std::vector<RankCard>& cards) {
   const auto same_host = [&](size_t a, size_t b) { return std::strcmp(cards[a].host, cards[b].host) == 0; };
   size_t ranks = 1;
@@ -98,27 +98,28 @@ std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options)
                                     make_single_comm());
 }
 
-// Returns a shared-memory communicator if `transport` allows it and all ranks are on one host, otherwise null.
+// Returns a shared-memory communicator if `transport` allows it and all ranks are on one host. Otherwise returns null.
 std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
                               const CommOptions& options) {
   using Transport = CommOptions::Transport;
   if (options.transport == Transport::kProcessGroup || !on_one_host(cards)) return nullptr;
   try {
     return std::make_unique<ShmComm>(bootstrap, options);
-  } catch (const CommError& error) {  // thrown on every rank alike
+  } catch (const CommError& error) {  // every rank throws it
     if (options.transport == Transport::kShm) throw;
     log(LogLevel::kWarning, concat(error.what(), "; using the process group instead"));
     return nullptr;
   }
 }
 
-// Returns a communicator of two levels if `transport` allows it and the ranks are spread evenly, otherwise null.
+// Returns a communicator of two levels if `transport` allows it and the ranks are spread evenly. Otherwise returns
+// null.
 std::unique_ptr<Comm> try_tiers(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
                                 const c10::intrusive_ptr<c10d::ProcessGroup>& group, const PeerWatch& watch,
                                 const CommOptions& options, const std::shared_ptr<Divergence>& divergence) {
   const int ranks = ranks_per_host(cards);
   if (options.transport != CommOptions::Transport::kAuto || ranks == 1) return nullptr;
-  // The group of a caller may have met otherwise than by MASTER_ADDR.
+  // The ranks of a caller's group might have met by other means than MASTER_ADDR.
   for (const RankCard& card : cards)
     if (card.reaches_other_hosts == 0) return nullptr;
   const c10::intrusive_ptr<c10d::Store> store = group->getStore();

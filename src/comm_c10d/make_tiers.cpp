@@ -22,8 +22,9 @@ namespace {
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 constexpr char kSays = 's', kEnded = 'e';  // the first character of a message
 
-// The ranks of one host, by way of the bootstrap of all. A host may end its conversation before the others; then its
-// ranks go on to answer in end().
+// Lets the ranks of one host exchange data over the bootstrap of all ranks. All ranks must make the same number of
+// calls of that bootstrap. So if a host needs fewer exchanges than the others, its ranks answer in end() until all
+// hosts are done.
 class HostBootstrap final : public Bootstrap {
  public:
   HostBootstrap(Bootstrap& all, int ranks) : all_(all), first_(all.rank() / ranks * ranks), ranks_(ranks) {}
@@ -36,7 +37,7 @@ class HostBootstrap final : public Bootstrap {
     for (std::string& text : texts) text.erase(0, 1);
     return texts;
   }
-  // Returns the first error of a rank; "" if there is none.
+  // Waits until all hosts are done. Returns the first rank's error, or "" if no rank has one.
   std::string end(std::string_view error) {
     while (true) {
       const std::vector<std::string> texts = say(kEnded, error);
@@ -59,7 +60,7 @@ std::unique_ptr<DirectComm> connect_host(Bootstrap& bootstrap, int ranks, const 
   HostBootstrap own(bootstrap, ranks);
   CommOptions host_options = options;
   host_options.numbers.first = options.numbers.of(bootstrap.rank() - own.rank());
-  // The caller of a collective watches the time and reports its wait.
+  // The caller of a collective watches the time and reports its wait, so the host's communicator does neither.
   host_options.timeout_ms = std::numeric_limits<int64_t>::max() / 4;
   host_options.wait_listener.reset();
   host_options.wait_graph.reset();
@@ -68,7 +69,7 @@ std::unique_ptr<DirectComm> connect_host(Bootstrap& bootstrap, int ranks, const 
   std::string error;
   try {
     host = std::make_unique<ShmComm>(own, host_options);
-  } catch (const CommError& thrown) {  // on every rank of this host alike
+  } catch (const CommError& thrown) {  // every rank of this host throws it
     error = thrown.what();
   }
   if (const std::string first = own.end(error); !first.empty()) {
@@ -104,7 +105,7 @@ std::unique_ptr<Tiers> make_tiers(Bootstrap& bootstrap, int ranks_per_host, c10:
   std::unique_ptr<DirectComm> host = connect_host(bootstrap, ranks_per_host, options);
   if (!host) return nullptr;
   const int rank = bootstrap.rank(), hosts = bootstrap.world_size() / ranks_per_host;
-  // The caller of a collective names it when the time is over, so Gloo waits a little longer.
+  // When the time is over, the caller of a collective reports that collective by name. So Gloo waits a little longer.
   std::future<Group> link = connect_gloo_group(store, concat(name, "/", rank % ranks_per_host), rank / ranks_per_host,
                                                hosts, options.timeout_ms + 2000);
   return std::make_unique<Tiers>(std::move(host),

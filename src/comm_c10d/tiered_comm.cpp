@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-// Memory of the host's communicator, kept like that of a C10dAllocation.
+// Memory of the host's communicator. It is kept as long as C10dAllocation keeps its memory.
 class TieredAllocation final : public Allocation {
  public:
   TieredAllocation(std::shared_ptr<C10dCore> core, std::unique_ptr<Allocation> memory)
@@ -42,14 +42,15 @@ TieredComm::TieredComm(std::unique_ptr<Tiers> tiers, c10::intrusive_ptr<c10d::Pr
 
 TieredComm::~TieredComm() {
   if (core()->is_forked()) {
-    static_cast<void>(tiers_.release());  // the child does not have its thread
+    static_cast<void>(tiers_.release());  // the child does not have the thread of Tiers
     return;
   }
   core()->failure().leave(this);
 }
 
-// A sum in fp32 on each host is sent instead of the pieces of its ranks. It is a node of the canonical tree if the host
-// has a power of two of ranks. With fewer bytes on the link, it also fits into the scratch.
+// Returns whether the link sends one fp32 sum for each host instead of the pieces of the host's ranks. The sum must be
+// a node of the canonical tree, so the host must have a power of two of ranks. The sums must also take at most half the
+// bytes of the pieces, because the scratch has to hold the sums that are sent and those that are received.
 bool TieredComm::sums_on_hosts(DType dtype) const {
   const int ranks = tiers_->ranks_per_host();
   return std::has_single_bit(unsigned(ranks)) && ranks * element_size(dtype) >= 2 * int64_t{sizeof(float)};

@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// A C10dComm over several hosts whose gathers, broadcasts and exchanges cross the network once for each host (Tiers).
-// The process group does its other collectives, which are small or rare.
+// A C10dComm over several hosts. Bytes of its gathers, broadcasts and exchanges cross the network once for each host
+// (see Tiers). The process group does the other collectives, which are small or rare.
 class TieredComm final : public C10dComm {
  public:
   TieredComm(std::unique_ptr<Tiers> tiers, c10::intrusive_ptr<c10d::ProcessGroup> group, PeerWatch watch,

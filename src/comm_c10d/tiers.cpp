@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kWindowBytes = 4 << 20;
-constexpr size_t kWindows = 2;  // one is read while the link fills the other
+constexpr size_t kWindows = 2;  // the ranks of the host read one while the link fills the other
 
 at::Tensor bytes_at(const void* data, int64_t bytes) {
   return at::from_blob(const_cast<void*>(data), {bytes}, at::TensorOptions().dtype(at::kByte));
@@ -35,10 +35,10 @@ class Tiers::Job final : public c10d::Work {
   void end(const std::exception_ptr& error) { finish(error); }
 
   std::string tag;
-  std::function<void()> alone;  // the whole job; null: the job is a gather, which begins piece by piece
+  std::function<void()> alone;  // runs the whole job; null: the job is a gather, which runs piece by piece
   Span full;
   ConstSpan shard;
-  int64_t begun = 0;  // bytes of the shard
+  int64_t begun = 0;  // the bytes of the shard that the link has got
 };
 
 Tiers::Tiers(std::unique_ptr<DirectComm> host, c10::intrusive_ptr<c10d::ProcessGroup> link)
@@ -57,7 +57,7 @@ Tiers::~Tiers() {
   if (!is_idle) abort("a rank left collectives behind that were not done");
   thread_.join();
   if (!failure_) return;
-  // Gloo may still write to the windows, and its destructor would wait for silent peers.
+  // Gloo might still write to the windows, and its destructor would wait for silent peers, so it must not run.
   c10::raw::intrusive_ptr::incref(link_.get());
   new std::vector<Window>(std::move(windows_));
 }
@@ -109,14 +109,14 @@ Tiers::WorkPtr Tiers::add(JobPtr job) {
   return job;
 }
 
-// Waits for a job, and returns the oldest; null if the thread should end.
+// Waits for a job, and returns the oldest one. Returns null if the thread should end.
 Tiers::JobPtr Tiers::await_job() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !queue_.empty() || stops_ || !reason_.empty(); });
   return queue_.empty() ? JobPtr() : queue_.front();
 }
 
-// Returns the gather whose next piece may begin; null if there is none.
+// Returns the gather whose next piece can begin, or null if there is none.
 Tiers::JobPtr Tiers::next_gather() {
   const std::scoped_lock lock(mutex_);
   for (const JobPtr& job : queue_) {
@@ -139,7 +139,7 @@ void Tiers::end_job() {
 void Tiers::throw_if_stopped() {
   const std::scoped_lock lock(mutex_);
   if (!reason_.empty()) throw CommError(reason_);
-  // A rank of this host may have failed while this one waits for the link.
+  // Another rank of this host might have failed while this rank waits for the link.
   if (const std::string why = host_->why_broken(); !why.empty()) throw CommError(why);
 }
 
@@ -163,7 +163,7 @@ void Tiers::run() {
     }
   } catch (const std::exception& error) {
     failure = std::current_exception();
-    host_->abort(error.what());  // this rank passes on nothing more
+    host_->abort(error.what());  // this rank passes nothing on any more
   }
   std::deque<JobPtr> left;
   {
@@ -199,7 +199,8 @@ void Tiers::begin_piece(const JobPtr& job) {
   job->begun += bytes;
 }
 
-// Passes on what the link has brought, and takes what it has brought to the other ranks of this host.
+// Waits for the oldest piece. Then lets the other ranks of this host read what this rank's link has received, and
+// copies what the links of all of them have received.
 void Tiers::end_piece() {
   await(*pieces_.front().link);
   const Piece& piece = pieces_.front();
@@ -224,7 +225,7 @@ void Tiers::end_piece() {
   if (is_last) end_job();
 }
 
-// Gives the link the next pieces meanwhile.
+// Waits for `work`. Gives the next pieces to the link meanwhile.
 void Tiers::await(c10d::Work& work) {
   const auto start = Clock::now();
   while (!work.isCompleted()) {
@@ -234,7 +235,7 @@ void Tiers::await(c10d::Work& work) {
     std::this_thread::sleep_for(
         std::clamp<Clock::duration>(nap, std::chrono::microseconds(10), std::chrono::microseconds(200)));
   }
-  work.wait();  // it is complete, so this only throws its error
+  work.wait();  // the work is complete, so wait() only throws its error
 }
 
 void Tiers::sum_and_exchange(const ConstSpan& full, float* sums, const std::string& tag) {

@@ -18,19 +18,20 @@
 namespace zeroshard {
 
 // Runs collectives of ranks on several hosts in two levels, so that bytes cross the network once for each host. Each
-// rank talks to the ranks with its own number on the other hosts (the link), and to the ranks of its host through
-// shared memory. All hosts have equally many ranks, with consecutive numbers.
+// rank talks to the ranks that have its own number on the other hosts (over the link), and to the other ranks of its
+// host (through shared memory). All hosts have equally many ranks, with consecutive numbers.
 //
 // Note [The thread between two levels]
-// A rank of the host must pass on what has come over the link while its own thread computes or waits elsewhere;
-// otherwise two ranks could wait for one another. So a thread of this class does all the work, in the order of the
-// calls. It checks only what it needs: the caller, who waits for the Work, watches for time-outs, interrupts and
-// failures on other hosts, and calls abort().
+// A rank must pass what comes over its link on to the other ranks of its host, even while its own thread computes or
+// waits for something else. Otherwise two ranks could wait for one another. So a thread of this class does all the
+// work, in the order of the calls. This thread does not watch for time-outs, interrupts and failures on other hosts.
+// The caller of a collective watches for these while it waits for the Work, and calls abort().
 class Tiers {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // `host` has the ranks of this host, and `link` the ranks with this rank's number on all hosts, in their order.
+  // `host` has the ranks of this host. `link` has the ranks with this rank's number on all hosts, in the order of the
+  // hosts.
   Tiers(std::unique_ptr<DirectComm> host, c10::intrusive_ptr<c10d::ProcessGroup> link);
   // Abandons collectives that are not done.
   ~Tiers();
@@ -40,20 +41,20 @@ class Tiers {
   int hosts() const { return link_->getSize(); }
   int ranks_per_host() const { return host_->world_size(); }
 
-  // The meaning of the arguments is that of Comm. The caller keeps the memory until the Work is done.
+  // The arguments mean the same as in Comm. The caller must keep the memory until the Work is done.
   WorkPtr all_gather(Span full, ConstSpan shard, std::string_view tag);
-  // `data` has bytes.
+  // `data` must be a tensor of bytes.
   WorkPtr broadcast(const at::Tensor& data, int root, std::string_view tag);
-  // Sums the pieces of each host's ranks, and exchanges these sums: from shard_sums() on, `sums` has one sum in fp32
-  // for each host, of this rank's slice. `sums` has room for twice as many.
+  // Sums the pieces of each host's ranks, and exchanges the sums. `sums` has room for two fp32 slices for each host.
+  // When the Work is done, shard_sums() points at one fp32 sum for each host, for this rank's slice of `full`.
   WorkPtr exchange(ConstSpan full, float* sums, std::string_view tag);
   float* shard_sums(const ConstSpan& full, float* sums) const { return sums + full.numel / ranks_per_host(); }
   // Allocates memory that the ranks of this host can read directly.
   WorkPtr allocate(int64_t bytes, std::string_view tag, const std::shared_ptr<std::unique_ptr<Allocation>>& result);
 
-  // Makes all collectives fail, also those of the other ranks of this host. Any thread may call it.
+  // Makes all collectives fail on all ranks of this host. Any thread may call it.
   void abort(std::string_view reason) noexcept;
-  // Returns whether a collective has failed. The link may then still use its memory.
+  // Returns whether a collective has failed. If so, the link might still use its memory.
   bool has_failed();
 
  private:
@@ -61,14 +62,14 @@ class Tiers {
   using JobPtr = c10::intrusive_ptr<Job>;
   struct Piece {
     JobPtr job;
-    int64_t begin, bytes;  // of the shard
+    int64_t begin, bytes;  // the bytes of the shard that the piece has
     size_t window;
     WorkPtr link;
   };
-  // Memory that the link writes to and the ranks of the host read.
+  // Memory to which the link writes, and from which the ranks of the host read.
   struct Window {
     std::unique_ptr<Allocation> memory;
-    std::unique_ptr<Exchange> readers = nullptr;  // the last use; null: none
+    std::unique_ptr<Exchange> readers = nullptr;  // the exchange by which ranks last read it; null: none
   };
 
   WorkPtr add(JobPtr job);
@@ -89,14 +90,14 @@ class Tiers {
   c10::intrusive_ptr<c10d::ProcessGroup> link_;
   std::vector<Window> windows_;  // allocated with the first gather
   std::deque<Piece> pieces_;     // under way, oldest first
-  int64_t begun_ = 0;            // pieces since the start
+  int64_t begun_ = 0;            // number of pieces that have begun since the start
 
   std::mutex mutex_;  // protects the members below
   std::condition_variable changed_;
   std::deque<JobPtr> queue_;  // jobs that are not done, oldest first
   bool stops_ = false;
-  std::string reason_;          // why collectives fail; "": they do not
-  std::exception_ptr failure_;  // what ended the thread; null: nothing
+  std::string reason_;          // why all collectives fail; "": they do not fail
+  std::exception_ptr failure_;  // the error that ended the thread; null: none
   std::thread thread_;
 };
 
