@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{1} << 18;  // small, because a transport may have to copy the messages
+constexpr int64_t kChunkBytes = int64_t{1} << 18;  // small, because some transports have to copy the messages
 constexpr int64_t kMaxMessage = 2000;
 
 enum Outcome : int64_t { kDone = 0, kWrongValue = 1, kWrongState = 2, kFailed = 3 };
@@ -31,7 +31,7 @@ Failure failure_of(const std::function<void()>& step) {
     step();
     return {};
   } catch (const CommError&) {
-    throw;  // no other rank can be told
+    throw;  // after a failed collective, no other rank can be told
   } catch (const ValueError& error) {
     return {kWrongValue, error.what()};
   } catch (const StateError& error) {
@@ -60,7 +60,7 @@ std::string broadcast_text(Comm& comm, const std::string& text, int root, std::s
 void together(Comm& comm, std::string_view tag, const std::function<void()>& step) {
   or_abort(comm, [&] {
     Failure failure = failure_of(step);
-    // One all-reduce finds out whether a rank failed, and the lowest such rank.
+    // One all-reduce says whether any rank failed, and which is the lowest rank that failed.
     const int64_t first = -all_reduce_max(comm, failure.outcome == kDone ? -comm.world_size() : -comm.rank(), tag);
     if (first == comm.world_size()) return;
     const int root = int(first);

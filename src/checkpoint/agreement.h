@@ -9,22 +9,22 @@
 // Functions by which ranks agree while they save or load. All are collective, and `comm` moves host memory.
 namespace zeroshard {
 
-// Returns the text of rank `root` on every rank.
+// Returns the `text` of rank `root` on every rank. The `text` of other ranks is ignored.
 std::string broadcast_text(Comm& comm, const std::string& text, int root, std::string_view tag);
 
-// Runs `step` on this rank and waits until every rank has run its own. If `step` throws on some rank, every rank throws
-// the message of the first failing rank, prefixed with that rank. ValueError and StateError keep their type; other
-// errors become IoError.
+// Runs `step` on this rank, and waits until every rank has run its own `step`. If `step` throws on some rank, every
+// rank throws the message of the lowest failing rank, prefixed with that rank. ValueError and StateError keep their
+// type. Other errors become IoError.
 void together(Comm& comm, std::string_view tag, const std::function<void()>& step);
 
-// Throws ValueError on every rank unless all ranks pass the same text. The message is like "rank 1: VERB 'MINE', rank 0
-// 'FIRST': ...".
+// Throws ValueError on every rank if some rank passes another text as `mine` than rank 0. The message is like "rank 1:
+// VERB 'MINE', rank 0 'FIRST': ...".
 void check_same(Comm& comm, std::string_view verb, const std::string& mine, std::string_view tag);
 
-// Runs `all`, in which ranks proceed together. If it throws an exception that is not an Error, such as std::bad_alloc,
-// the exception has occurred on this rank only. The function then aborts `comm`, because other ranks would wait for
-// this one, and rethrows the exception.
-void or_abort(Comm& comm, const auto& all) {  // not a std::function, which may need memory
+// Runs `all`, in which ranks proceed together. If `all` throws an exception that is not an Error, such as
+// std::bad_alloc, the exception has occurred on this rank only. The function then aborts `comm`, because other ranks
+// would wait for this one, and rethrows the exception.
+void or_abort(Comm& comm, const auto& all) {  // `all` is not a std::function, because creating one can need memory
   try {
     all();
   } catch (const Error&) {

@@ -16,8 +16,8 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::chrono::milliseconds kLook(100);  // time between checks for an interruption
-// Bytes of one call: enough for many threads, and small enough to let the writer start early.
+constexpr std::chrono::milliseconds kLook(100);  // time between checks for an interrupt
+// The bytes of one call of Copy: enough for many threads, and few enough to let the writer start early.
 constexpr int64_t kCopyBytes = int64_t{64} << 20;
 
 // Maps memory instead of allocating it, so that memory which a smaller save does not need is returned to the system at
@@ -30,7 +30,7 @@ std::shared_ptr<std::byte> map_memory(int64_t bytes) {
   return {static_cast<std::byte*>(memory), [bytes](std::byte* mapped) { ::munmap(mapped, size_t(bytes)); }};
 }
 
-// Returns whether the slice is written from its own memory while training continues.
+// Returns whether the saver writes the slice from its own memory, without a copy, while training continues.
 bool is_held(const StateSlice& slice) {
   return slice.data && slice.data->is_held();
 }
@@ -47,7 +47,7 @@ struct AsyncSaver::Workers {
 };
 
 AsyncSaver::Workers& AsyncSaver::workers() {
-  static auto* const all = new Workers;  // never destroyed, for savers that end with the process
+  static auto* const all = new Workers;  // never destroyed, because savers can live until the process ends
   return *all;
 }
 
@@ -61,7 +61,8 @@ AsyncSaver::AsyncSaver(Comm& comm, Io& io, Ledger& ledger, DeviceCopies* copies)
 
 AsyncSaver::~AsyncSaver() {
   if (::getpid() != process_) {
-    static_cast<void>(new std::shared_ptr<Worker>(std::move(worker_)));  // never destroyed
+    // The worker is never destroyed in a forked child, which cannot join the thread.
+    static_cast<void>(new std::shared_ptr<Worker>(std::move(worker_)));
     return;
   }
   attempt([&] { wait(); }, [](const std::string& reason) { return "the last checkpoint was not saved: " + reason; },
@@ -85,7 +86,8 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
   }
   if (bytes == 0) return nullptr;
   Reservation reserved(ledger_, Category::kCheckpointStaging, Tier::kHost, bytes);
-  const auto copied = std::make_shared<HostData>(nullptr);  // code that may throw runs before the memory is kept
+  // `copied` is made first, because that can throw, and the memory would then be kept.
+  const auto copied = std::make_shared<HostData>(nullptr);
   worker_->staging = copies_ != nullptr ? copies_->host_memory(bytes) : map_memory(bytes);
   staging_ = worker_->staging.get();
   *copied = HostData(staging_);
@@ -115,13 +117,13 @@ void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_by
     worker_->request = std::move(request);
   }
   worker_->changed.notify_all();
-  // From here on the other ranks wait for this rank, so the thread reports failures.
+  // From now on the other ranks wait for this rank, so the saver's thread reports failures.
   try {
     copies_ != nullptr ? copy_on_device(copy) : copy_on_host(copy);
   } catch (...) {
     publish(nullptr, std::current_exception());
   }
-  stretches_.clear();  // releases the data
+  stretches_.clear();  // releases the SliceData of the request
   {
     const std::scoped_lock lock(worker_->mutex);
     worker_->copying = false;
@@ -163,7 +165,7 @@ void AsyncSaver::begin_copies(bool of_waiting_writers) {
 }
 
 // Gives each slice that is not held a place in the staging memory, one after another. Slices that are neighbours in
-// memory stay neighbours, so that few large copies suffice.
+// memory stay neighbours, so that a few large copies suffice.
 void AsyncSaver::relocate(std::vector<StateSlice>& slices) {
   std::byte* to = staging_;
   stretches_.clear();
@@ -234,7 +236,7 @@ void AsyncSaver::await_copies() noexcept {
 void AsyncSaver::await_end(Worker& worker, const std::function<bool(const SaveRequest& request)>& is_awaited) {
   std::unique_lock lock(worker.mutex);
   while (!worker.changed.wait_for(lock, kLook, [&] { return !worker.request || !is_awaited(*worker.request); })) {
-    lock.unlock();  // the check may call code that asks whether the saver is busy
+    lock.unlock();  // without the lock, because the check can call code that asks whether the saver is busy
     check_interrupt();
     lock.lock();
   }
@@ -248,7 +250,7 @@ void AsyncSaver::await_saves_in(const std::string& root) {
   const auto place_of = [](const std::string& directory) {
     std::error_code error;
     const std::filesystem::path place = std::filesystem::weakly_canonical(directory, error);
-    return error ? std::filesystem::path(directory) : place;  // code that reads the directory will report the error
+    return error ? std::filesystem::path(directory) : place;  // the code that reads the directory will report the error
   };
   const std::filesystem::path place = place_of(root);
   std::vector<std::shared_ptr<Worker>> all;

@@ -15,7 +15,7 @@ void attempt(const auto& step, const auto& text_of, LogLevel level = LogLevel::k
     } catch (const std::exception& error) {
       log(level, text_of(std::string(error.what())));
     }
-  } catch (const std::exception&) {  // there was no memory for the text or the log line
+  } catch (const std::exception&) {  // there is no memory for the text or the log line
   }
 }
 

@@ -13,7 +13,7 @@
 namespace zeroshard {
 namespace {
 
-// Returns the dtype if kernels::pack supports it.
+// Returns the dtype that safetensors calls `dtype`. Returns nothing if kernels::pack() does not support it.
 std::optional<DType> packed_dtype(std::string_view dtype) {
   if (dtype == "F32") return DType::kFloat32;
   if (dtype == "BF16") return DType::kBFloat16;
@@ -25,14 +25,14 @@ bool is_float(std::string_view dtype) {
   return dtype == "F64" || packed_dtype(dtype);
 }
 
-// Returns whether `from` names only the width of its elements. Checkpoints before version 0.2 named weights so that are
-// not floating-point numbers.
+// Returns whether `from` says only how wide its elements are, and `to` has the same width. Before version 0.2,
+// checkpoints named the dtype of weights in this way if the weights were not floating-point numbers.
 bool is_by_width(std::string_view from, std::string_view to) {
   const bool named_so = from == "U8" || from == "I16" || from == "I32" || from == "I64";
   return named_so && !is_float(to) && dtype_bytes(from) == dtype_bytes(to);
 }
 
-// Returns whether no word has all bits of `exponent` set. Infinities and NaN have them set.
+// Returns whether all values are finite. Only infinities and NaN have all bits of `exponent` set.
 template <typename Word>
 bool none_has(const void* values, int64_t numel, Word exponent) {
   bool none = true;
@@ -65,7 +65,7 @@ void convert(const void* from, std::string_view from_dtype, void* to, std::strin
   }
   const auto source = packed_dtype(from_dtype), target = packed_dtype(to_dtype);
   if (source && target) return kernels::pack(from, *source, to, *target, 1, numel);
-  // If one side is fp64, the values pass through fp32, because training uses no higher precision.
+  // If one side is fp64, the values are rounded to fp32 on the way, because training uses no higher precision.
   std::array<float, 4096> chunk{};
   for (int64_t at = 0; at < numel; at += int64_t(chunk.size())) {
     const int64_t count = std::min(int64_t(chunk.size()), numel - at);

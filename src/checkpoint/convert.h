@@ -4,16 +4,16 @@
 
 namespace zeroshard {
 
-// Returns whether elements of one safetensors dtype can be converted to the other. Conversion works between equal
-// dtypes and between floating-point dtypes. It also works between U8, I16, I32 or I64 and another dtype of the same
-// width that is not floating-point.
+// Returns whether elements of the safetensors dtype `from` can be converted to `to`. They can if the dtypes are equal,
+// or if both are floating-point. U8, I16, I32 and I64 can also be converted to any dtype of the same width that is not
+// floating-point, because checkpoints before version 0.2 named such dtypes by their width.
 bool convertible(std::string_view from, std::string_view to);
 
-// Returns whether all values of a floating-point dtype are finite.
+// Returns whether all `values`, of a floating-point dtype, are finite.
 bool all_finite(const void* values, std::string_view dtype, int64_t numel);
 
-// Converts and rounds to nearest even. The memory must not overlap. Throws ValueError if the dtypes are not
-// convertible.
+// Converts `numel` values, rounding to nearest even. `from` and `to` must not overlap. Throws ValueError if the dtypes
+// are not convertible.
 void convert(const void* from, std::string_view from_dtype, void* to, std::string_view to_dtype, int64_t numel);
 
 }  // namespace zeroshard

@@ -15,7 +15,7 @@ std::string digits(size_t number) {
   return std::string(text.size() < kDigits ? kDigits - text.size() : 0, '0') + text;
 }
 
-// Removes digits from the front. There must be at least as many as digits() writes.
+// Removes all digits from the front of `text`. Returns whether there were at least as many as digits() writes.
 bool take_digits(std::string_view& text) {
   const auto end = std::find_if(text.begin(), text.end(), [](char c) { return c < '0' || c > '9'; });
   const auto count = size_t(end - text.begin());
@@ -59,7 +59,8 @@ std::vector<std::string> list_exports(const Directory& directory, std::string_vi
 
 void remove_earlier_export(Directory& directory, std::string_view stem, const std::set<std::string>& written) {
   bool removed = false;
-  for (const std::string& name : list_exports(directory, stem)) {  // the index comes before the files that it names
+  // list_exports() returns the index before the files that the index names.
+  for (const std::string& name : list_exports(directory, stem)) {
     if (written.contains(name)) continue;
     directory.remove(name);
     removed = true;

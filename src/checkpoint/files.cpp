@@ -25,15 +25,15 @@ namespace {
 
 constexpr char kWeight[] = "weight", kBuffer[] = "buffer";
 
-// The checkpoint that a path names: either its last component, or the newest checkpoint of a root.
+// The checkpoint that a path names. That is the path's last component, or the newest checkpoint of a root.
 struct Named {
   std::string path, tag;
   Directory root;
-  int64_t sequence = -1;   // sequence of the checkpoint
-  StoreListing listing{};  // set if the path names a root
+  int64_t sequence = -1;   // the checkpoint's commit number
+  StoreListing listing{};  // the root's checkpoints, if the path names a root
 
-  // Returns whether the path may name another checkpoint now. That is so if a run has replaced this checkpoint, or has
-  // deleted it and the path names a root.
+  // Returns whether the path might now name another checkpoint, because a run has replaced this checkpoint, or because
+  // the path names a root and a run has deleted this checkpoint.
   bool has_moved() const {
     if (tag.empty()) return false;
     const bool may_vanish = !listing.committed.empty();
@@ -42,11 +42,12 @@ struct Named {
   }
 };
 
-// If all checkpoints of a root are damaged, `tag` is empty.
+// Returns the checkpoint that `path` names. If all checkpoints of a root are damaged, `tag` is empty. Throws ValueError
+// if there is no checkpoint.
 Named find_checkpoint(const std::string& path) {
   Directory directory = Directory::open(posix_io(), path);
-  // The path is resolved like in the kernel, including links and "..", because the last component must be the
-  // directory's own name.
+  // The path is resolved as the kernel does, with links and "..", because the last component must be the directory's
+  // own name.
   const std::filesystem::path given = std::filesystem::canonical(path);
   if (holds_checkpoint(directory)) {
     const std::string tag = given.filename().string();
@@ -72,8 +73,8 @@ struct Opened {
   CheckpointReader reader;
 };
 
-// Calls `use` with the checkpoint that `path` names. Repeats the call if a run has meanwhile replaced the checkpoint,
-// or deleted a root's newest one.
+// Calls `use` with the checkpoint that `path` names. Calls it again if a run has meanwhile replaced the checkpoint, or
+// deleted a root's newest one.
 auto with_checkpoint(const std::string& path, const auto& use) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -86,7 +87,8 @@ auto with_checkpoint(const std::string& path, const auto& use) {
   }
 }
 
-// Opens the checkpoint for callers that need its contents.
+// Opens a checkpoint for reading. Throws IoError if all checkpoints of the root are damaged, and logs which damaged
+// ones were passed over.
 Opened open_named(const Named& named) {
   const auto problems = named.listing.problems();
   if (named.tag.empty())
@@ -110,19 +112,20 @@ bool is_converted(const std::string& dtype) {
   return convertible(dtype, "F32");
 }
 
-// Calls `function` with consecutive ranges of at most one piece.
+// Calls `function` with consecutive ranges that cover the tensor. Each range has at most kPieceBytes.
 template <typename Function>
 void for_each_piece(const TensorRecord& tensor, Function&& function) {
-  const int64_t step = kPieceBytes / 8;  // fits elements of any dtype
+  const int64_t step = kPieceBytes / 8;  // at most kPieceBytes for every dtype
   for (int64_t at = 0; at < tensor.numel(); at += step) function(Range{at, std::min(at + step, tensor.numel())});
 }
 
-// The source of an export's values: a checkpoint, with the changes of the options.
+// The values of an export: those of a checkpoint, with the changes that ExportOptions::change makes.
 class ExportSource {
  public:
   ExportSource(CheckpointReader& reader, const ExportOptions& options) : reader_(reader), options_(options) {}
 
-  // Throws ValueError for a value that is finite in the checkpoint, but not finite in `dtype`.
+  // Reads the elements `range` of `tensor` as `dtype`. Throws ValueError if a value that is finite in the checkpoint is
+  // not finite in `dtype`.
   void read(const TensorRecord& tensor, Range range, const std::string& dtype, void* out) {
     if (!is_converted(tensor.dtype)) return reader_.read(tensor, range, dtype, out);
     if (!options_.change) return read_converted(tensor, range, dtype, out);
@@ -152,7 +155,7 @@ class ExportSource {
     check_finite(tensor, range, dtype, out, exact.data());
   }
 
-  // `values` are the values before rounding.
+  // Throws ValueError if a value is finite in `values`, before rounding, but not in `rounded`.
   template <typename Float>
   void check_finite(const TensorRecord& tensor, Range range, const std::string& dtype, const void* rounded,
                     const Float* values) const {
@@ -173,7 +176,8 @@ class ExportSource {
   std::vector<float> wide_;
 };
 
-// One file of an export. It has a temporary name until it is placed. If it is not placed, it is deleted.
+// One file of an export. It has a temporary name until place() renames it. The destructor deletes it if it was not
+// placed.
 class ExportFile {
  public:
   explicit ExportFile(Directory& directory) : directory_(directory) {}
@@ -183,7 +187,7 @@ class ExportFile {
     if (temporary_.empty()) return;
     try {
       directory_.remove_tree(temporary_);
-    } catch (const Error&) {  // the earlier error matters more
+    } catch (const Error&) {  // the earlier error is more important
     }
   }
 
@@ -229,7 +233,7 @@ class ExportFile {
 
 using ExportFiles = std::vector<std::unique_ptr<ExportFile>>;
 
-// Distributes the tensors of a model over files of at most the requested size.
+// Distributes the tensors of a model among files of at most the requested size.
 ExportFiles distribute(const Manifest& manifest, const ExportOptions& options, Directory& out) {
   ExportFiles files;
   for (const TensorRecord& tensor : manifest.tensors) {
@@ -256,8 +260,8 @@ ExportFiles write_files(Opened& opened, const ExportOptions& options, Directory&
   return files;
 }
 
-// Renames the written files. The order ensures that a reader finds the old model, the new model or no model, but never
-// files of both.
+// Renames the written files. A reader finds the old model, the new model or no model at any time, because of the order
+// of the steps, but never files of both.
 std::vector<std::string> place(ExportFiles& files, const std::string& stem, Directory& out) {
   std::set<std::string> names;
   for (const auto& file : files) names.insert(file->name());
@@ -301,7 +305,7 @@ std::vector<CheckpointSummary> summarise_all(const Directory& root, const StoreL
   return summaries;
 }
 
-// Checks every byte of one checkpoint. Returns one line per error.
+// Checks every byte of one checkpoint. Returns one line for each error.
 std::vector<std::string> verify_one(const Directory& root, const std::string& tag) {
   std::vector<std::string> wrong;
   try {
@@ -321,7 +325,7 @@ std::vector<std::string> verify_named(const Named& named) {
   return wrong;
 }
 
-// Returns how two tensors of the same name, kind and shape differ.
+// Returns how two tensors with the same name, kind and shape differ. Returns nothing if they are equal.
 std::optional<std::string> difference(const TensorRecord& a, CheckpointReader& first, const TensorRecord& b,
                                       CheckpointReader& second) {
   if (a.dtype != b.dtype && !(is_converted(a.dtype) && is_converted(b.dtype)))

@@ -15,8 +15,8 @@
 namespace zeroshard {
 namespace {
 
-// Returns whether a damaged checkpoint is certainly older than the newest whole one. A damaged manifest may begin with
-// any commit number, so the number only counts if it agrees with the hint.
+// Returns whether the damaged checkpoint `tag` is certainly older than the newest whole one. A damaged manifest can
+// begin with any commit number, so the number counts only if it agrees with the hint (the file "latest").
 bool is_older(const Directory& root, const StoreListing& listing, const std::string& tag) {
   const FoundCheckpoint* const whole = listing.newest();
   if (whole == nullptr || listing.latest == tag) return false;
@@ -24,12 +24,12 @@ bool is_older(const Directory& root, const StoreListing& listing, const std::str
     const int64_t sequence = peek_sequence(root, tag);
     if (listing.latest == whole->tag) return sequence <= whole->sequence;
     return sequence > 0 && sequence < whole->sequence;
-  } catch (const IoError&) {  // for example without permission to read it
+  } catch (const IoError&) {  // for example because this user must not read it
     return listing.latest == whole->tag;
   }
 }
 
-// Logs warnings, each only once, however often the checkpoints are listed.
+// Logs each warning only once, even if the checkpoints are listed several times.
 class Warnings {
  public:
   void give(const std::string& text) {
@@ -61,7 +61,8 @@ std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListin
     for (const auto& [tag, reason] : listing.bad) reasons += concat("\n  ", tag, ": ", reason);
     throw IoError(concat("no checkpoint in ", root.path(), " is whole:", reasons));
   }
-  // If the hint names a checkpoint that is not usable, the checkpoint is damaged, or was saved with `latest` false.
+  // Nothing is logged if the hint names a checkpoint that is not in `usable`, because that one is damaged, or was saved
+  // with `latest` false.
   const auto named = std::find_if(usable.begin(), usable.end(),
                                   [&](const FoundCheckpoint& found) { return found.tag == listing.latest; });
   if (named != usable.end() && named != usable.begin())
@@ -101,7 +102,7 @@ std::filesystem::path without_last_slash(const std::string& path) {
   return full.has_filename() ? full : full.parent_path();
 }
 
-// Returns a hint that the parent of a missing directory is missing, too; "" if the parent exists.
+// Returns a hint that the parent of a missing directory is missing, too. Returns "" if the parent exists.
 std::string missing_parent(const std::string& path) {
   const std::filesystem::path parent = without_last_slash(path).parent_path();
   std::error_code error;
@@ -109,8 +110,9 @@ std::string missing_parent(const std::string& path) {
   return concat(", nor ", parent.string(), ": is the path mistyped?");
 }
 
-// Returns a hint to a directory that the user may have meant by the name of a missing one; "" if there is none. Names
-// that differ only in a number ("run-1", "run-2") belong to several runs, so they are not suggested.
+// Returns a hint that names an existing directory which the user might have meant instead of the missing one. Returns
+// "" if there is none. Names that differ only in a number ("run-1", "run-2") are not suggested, because they belong to
+// several runs.
 std::string meant_instead_of(const std::string& path) {
   std::error_code error;
   const std::filesystem::path full = without_last_slash(path);
@@ -142,7 +144,7 @@ void fill(CheckpointReader& reader, const std::vector<StateSlice>& slices, Uploa
   if (uploader != nullptr) uploader->finish();
 }
 
-// One load. Its phases run on all ranks together.
+// One load. All ranks go through its phases together.
 class Load {
  public:
   Load(const LoadRequest& request, Comm& comm, Io& io) : request_(request), comm_(comm), io_(io) {}
@@ -183,8 +185,8 @@ class Load {
     });
   }
 
-  // Returns the checkpoint that rank 0 chooses, so that all ranks try the same ones in the same order; nothing if there
-  // is none.
+  // Returns the checkpoint to try next, or nothing if there is none. Rank 0 chooses it, so that all ranks try the same
+  // checkpoints in the same order.
   std::optional<std::string> agree_on_next() {
     std::string tag;
     together(comm_, "load", [&] {
@@ -196,7 +198,7 @@ class Load {
     return tag;
   }
 
-  // Chooses the requested checkpoint. Chooses it again if another checkpoint has taken its tag while it was read.
+  // Returns the requested tag. Chooses it again if another checkpoint has taken the tag while the first one was read.
   std::string choose_asked() {
     const int64_t now = root_ ? sequence_of(*root_, *request_.tag) : -1;
     const bool replaced = !failed_.empty() && now >= 0 && now != failed_.back().sequence;
@@ -205,8 +207,8 @@ class Load {
     return *request_.tag;
   }
 
-  // Returns the next checkpoint of the list. Makes a new list if another job has deleted the last checkpoint while it
-  // was read, because that job may have saved newer ones.
+  // Returns the next checkpoint of the list. Makes a new list if another job has deleted the last checkpoint while this
+  // job read it, because the other job might have saved newer ones.
   std::string choose_newest() {
     if (!failed_.empty() && is_as_it_was(*root_, failed_.back().tag, failed_.back().sequence)) {
       if (request_.strict) throw_damaged();
@@ -222,7 +224,7 @@ class Load {
     if (request_.strict) throw IoError(root_ ? nothing : nothing + meant_instead_of(request_.root));
     const bool is_first = listing.committed.empty() && (!root_ || !holds_checkpoint(*root_));
     if (is_first && request_.may_be_first) return {};
-    // At a first start the directory is missing while the directories of other runs exist.
+    // When a run starts for the first time, its directory is missing, but the directories of other runs exist.
     const std::string meant = root_ ? "" : missing_parent(request_.root);
     log(root_ || !meant.empty() ? LogLevel::kWarning : LogLevel::kInfo,
         concat("nothing is loaded, training starts from the beginning: ", nothing, meant));
@@ -251,7 +253,7 @@ class Load {
     throw IoError(concat("no checkpoint in ", request_.root, " is whole:", reasons));
   }
 
-  // Reads the checkpoint. Returns a description of the damage; nothing if there is none.
+  // Reads the checkpoint. Returns a description of the damage, or nothing if the checkpoint is whole.
   std::optional<std::string> read(const std::string& tag) {
     const auto open = [&] {
       try {
@@ -273,7 +275,7 @@ class Load {
       together(comm_, "load", [&] {
         try {
           step();
-        } catch (const std::bad_alloc&) {  // not a sign of damage: an older checkpoint needs the same memory
+        } catch (const std::bad_alloc&) {  // no sign of damage, because an older checkpoint would need the same memory
           throw StateError(concat("there is not enough memory to load ", request_.root));
         }
       });
@@ -283,9 +285,9 @@ class Load {
     }
   }
 
-  // Checks that all ranks see the same manifest. If a file system is not shared, or shows an old version to some ranks,
-  // ranks would load different runs. If another job has replaced the checkpoint meanwhile, returns the reason to try
-  // again.
+  // Checks that all ranks see the same manifest, because ranks would load different runs if a file system is not
+  // shared, or shows an old version to some ranks. If another job has replaced the checkpoint meanwhile, returns the
+  // reason to try again. Otherwise throws IoError if the manifests differ.
   std::optional<std::string> check_manifest(const std::string& tag) {
     const std::string mine = std::to_string(reader_->manifest().text_hash);
     const std::string first = broadcast_text(comm_, mine, 0, "load");
@@ -300,7 +302,7 @@ class Load {
     return std::nullopt;
   }
 
-  // Warns a user who loads an older checkpoint by its tag that a restart without a tag would load a newer one.
+  // Warns a user who loads an older checkpoint by its tag. A restart without a tag would load a newer one.
   void warn_of_newer() {
     if (comm_.rank() != 0) return;
     try {
@@ -318,7 +320,7 @@ class Load {
     }
   }
 
-  // The limit of tries. It is reached if a job deletes checkpoints faster than they can be read.
+  // The limit of tries. A load reaches it only if a job deletes checkpoints faster than they can be read.
   static constexpr size_t kMaxTries = 1000;
   static constexpr std::string_view kSameFiles = ": every rank must see the same file system";
 
@@ -329,7 +331,7 @@ class Load {
   std::optional<CheckpointReader> reader_;
   std::vector<FoundCheckpoint> usable_;  // only on rank 0
   std::vector<Failed> failed_;
-  int64_t sequence_ = 0;  // sequence of the current try; only on rank 0
+  int64_t sequence_ = 0;  // commit number of the checkpoint that is tried; only on rank 0
   Warnings warnings_;
 };
 

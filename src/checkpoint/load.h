@@ -15,20 +15,21 @@ namespace zeroshard {
 struct LoadRequest {
   std::string root;
   std::optional<std::string> tag;  // unset: the newest checkpoint
-  // Counts only without a tag. true: a missing checkpoint, or a damaged one that may be the newest, is an error. false:
-  // the newest whole checkpoint is loaded.
+  // Matters only without a tag. If true, the load fails if there is no checkpoint, or if a damaged checkpoint might be
+  // the newest. If false, it loads the newest whole checkpoint.
   bool strict = false;
-  // Returns this rank's request: the memory to fill, each piece with its elements and dtype. Throws ValueError if the
-  // checkpoint does not match this run (other parameters, other shapes). Such an exception does not count as damage, so
-  // no older checkpoint is tried.
+  // Returns this rank's request: the memory to fill, and for each piece of it the elements and their dtype. Throws
+  // ValueError if the checkpoint does not match this run (other parameters, other shapes). Such an error does not count
+  // as damage, so no older checkpoint is tried after it.
   std::function<std::vector<StateSlice>(const Manifest&, const TensorIndex&)> wanted;
-  // Called on every rank directly before the wanted memory is overwritten with the contents of checkpoint `tag`.
+  // The load calls it on every rank directly before it overwrites the wanted memory with the contents of checkpoint
+  // `tag`.
   std::function<void(const std::string& tag)> overwriting = {};
   std::string options = {};  // options of the caller as text, which must be equal on all ranks
-  // Fills the slices that are not in host memory; may be null if there are none. If a checkpoint turns out to be
-  // damaged, the uploads from it still run before the uploads from an older checkpoint.
+  // Fills the slices that are not in host memory. It may be null if there are no such slices. If a checkpoint turns out
+  // to be damaged, its uploads still run before the uploads of an older checkpoint.
   Uploader* uploader = nullptr;
-  bool may_be_first = false;  // the run may be new, so a directory without any checkpoint is not logged
+  bool may_be_first = false;  // whether the run might be new; if so, nothing is logged if there is no checkpoint
 };
 
 struct LoadedCheckpoint {
@@ -36,12 +37,12 @@ struct LoadedCheckpoint {
   Manifest manifest;
 };
 
-// Fills the memory that `wanted` returns, from the newest checkpoint that is whole on every rank. Any number of ranks
-// may have written the checkpoint. Reads only the pieces that this rank needs, and checks each piece before it is used.
-// Converts floating-point values to the wanted dtype. Collective: all ranks load the same checkpoint, or all throw. If
-// there is no checkpoint and no tag was given, returns nothing, and rank 0 logs why. Throws IoError or ValueError on
-// every rank alike if there are only damaged checkpoints, and if the ranks ask for different things or see different
-// files. If reading had begun, the memory is then partly filled.
+// Loads the newest checkpoint that is whole on every rank, or the one with the requested tag, into the memory that
+// `wanted` returns. The checkpoint can come from any number of ranks. Reads only the pieces that this rank needs, and
+// checks each piece before it is used. Converts floating-point values to the wanted dtype. Collective: all ranks load
+// the same checkpoint, or all throw. If there is no checkpoint and the request has no tag, returns nothing, and rank 0
+// logs why. Throws IoError or ValueError on every rank if all checkpoints are damaged, or if the ranks ask for
+// different things or see different files. If such an error comes after reading has begun, the memory is partly filled.
 std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

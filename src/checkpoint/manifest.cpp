@@ -21,7 +21,8 @@ constexpr size_t kHashDigits = 16;
 constexpr std::string_view kFirstLineStart = R"({"xxh3_64": ")";
 constexpr std::string_view kFirstLineEnd = "\",\n";
 constexpr size_t kFirstLine = kFirstLineStart.size() + kHashDigits + kFirstLineEnd.size();
-constexpr std::string_view kSequenceStart = " \"sequence\": ";  // second line, which is found without reading further
+// Begins the second line, so that the start of the file is enough to find it.
+constexpr std::string_view kSequenceStart = " \"sequence\": ";
 
 std::string hex(uint64_t value) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -33,8 +34,8 @@ std::string hex(uint64_t value) {
 uint64_t from_hex(std::string_view text, const std::string& source) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  // The text is left out of the message, because it may not be UTF-8. Digits must be lower case, like those of hex(),
-  // because one flipped bit would make an upper-case digit.
+  // The message does not contain the text, because the text might not be UTF-8. Digits must be lower case, like those
+  // of hex(), because one flipped bit makes an upper-case digit of a lower-case one.
   ZS_CHECK(text.size() == kHashDigits && error == std::errc() && end == text.data() + text.size() && hex(value) == text,
            source, " is damaged: a checksum in it does not have ", kHashDigits, " hexadecimal digits in lower case");
   return value;
@@ -62,7 +63,7 @@ Json to_json(const TensorRecord& tensor) {
           {"updates", tensor.updates}, {"slices", slices}};
 }
 
-// Gives typed access to JSON values. Its errors name the place.
+// Gives typed access to a JSON value. Its errors name the place of the value.
 class Reader {
  public:
   Reader(const Json& value, std::string where) : value_(value), where_(std::move(where)) {}
@@ -254,7 +255,7 @@ std::string to_text(const Manifest& manifest) {
   for (const FileRecord& file : manifest.files) body["files"].push_back(to_json(file));
   body["tensors"] = Json::array();
   for (const TensorRecord& tensor : manifest.tensors) body["tensors"].push_back(to_json(tensor));
-  // The opening brace is removed, because the first line contains it.
+  // The body's opening brace is removed, because the first line already contains one.
   const std::string text = concat(kSequenceStart, manifest.sequence, ",", body.dump(1).substr(1), "\n");
   return concat(kFirstLineStart, hex(hash_bytes(text.data(), int64_t(text.size()))), kFirstLineEnd, text);
 }

@@ -11,10 +11,11 @@
 // The index of a checkpoint. docs/format.md describes its text.
 namespace zeroshard {
 
-// The bytes of a slice that one checksum covers. The last piece of a slice may be shorter.
+// The bytes of a slice that one checksum covers. The last piece of a slice can be shorter.
 inline constexpr int64_t kPieceBytes = int64_t{16} << 20;
 
-// Returns the bytes per element of a safetensors dtype ("F32", "BF16", "I64", "BOOL", ...); 0 if it is unknown.
+// Returns the bytes of an element of a safetensors dtype ("F32", "BF16", "I64", "BOOL", ...). Returns 0 for an unknown
+// dtype.
 int64_t dtype_bytes(std::string_view dtype);
 
 // Consecutive elements of a tensor, stored contiguously in one file.
@@ -22,16 +23,16 @@ struct FileSlice {
   size_t file = 0;               // index into Manifest::files
   Range elements;                // positions in the tensor, in row-major order
   int64_t offset = 0;            // position of the first byte in the file
-  std::vector<uint64_t> hashes;  // one for every piece of kPieceBytes
+  std::vector<uint64_t> hashes;  // one for each piece of kPieceBytes
 };
 
-// One state of one parameter (kind "weight", "exp_avg", ...) or a buffer, with its global shape.
+// One state of one parameter (of kind "weight", "exp_avg", ...), or a buffer, with its global shape.
 struct TensorRecord {
   std::string name, kind, dtype;
-  std::vector<std::string> aliases;  // further names of a tied parameter
+  std::vector<std::string> aliases;  // other names of a tied parameter
   std::vector<int64_t> shape;
   bool trainable = false;
-  int64_t updates = 0;            // for weights: number of updates by the optimizer so far
+  int64_t updates = 0;            // for weights: how often the optimizer has updated them
   std::vector<FileSlice> slices;  // in order; together they cover the tensor
 
   int64_t numel() const;
@@ -44,45 +45,45 @@ struct FileRecord {
 };
 
 struct Manifest {
-  std::string tag;  // tag at the time of the save; empty: an earlier version wrote the manifest
+  std::string tag;  // the tag when it was saved; empty: an earlier version wrote the manifest
   int64_t step = 0;
-  int64_t sequence = 0;  // number of its commit in its directory, from 1 on; 0: an earlier version wrote it
-  bool latest = true;    // may be chosen as the newest checkpoint
+  int64_t sequence = 0;  // commit number in its directory, from 1 on; 0: an earlier version wrote the manifest
+  bool latest = true;    // whether it may be chosen as the newest checkpoint
   std::string config_digest;
   std::map<std::string, std::string> versions;
-  std::string state = "{}";              // JSON: state of the run
-  std::vector<std::string> rank_states;  // JSON: state of each rank that wrote it
+  std::string state = "{}";              // JSON: the state of the run
+  std::vector<std::string> rank_states;  // JSON: the state of each rank that wrote the checkpoint
   std::vector<FileRecord> files;
   std::vector<TensorRecord> tensors;
-  uint64_t text_hash = 0;  // hash of the text that was parsed
+  uint64_t text_hash = 0;  // hash of the text from which the manifest was parsed
 
   int world_size() const { return int(rank_states.size()); }
   int64_t file_bytes() const;  // sum over all files
 };
 
-// Finds tensors by name, including the further names of tied parameters. The manifest must outlive the index.
+// Finds tensors by name, including the other names of tied parameters. The manifest must outlive the index.
 class TensorIndex {
  public:
   explicit TensorIndex(const Manifest& manifest);
-  const TensorRecord* find(std::string_view name, std::string_view kind) const;  // null if there is none
+  const TensorRecord* find(std::string_view name, std::string_view kind) const;  // null: no such tensor
 
  private:
   std::map<std::pair<std::string_view, std::string_view>, const TensorRecord*> records_;
 };
 
 std::string to_text(const Manifest& manifest);
-// Returns whether `text` begins like every manifest.
+// Returns whether `text` begins as every manifest does.
 bool starts_like_manifest(std::string_view text);
-// Returns the sequence of a manifest from the first kSequenceEnd bytes of its text; 0 if they contain none. The value
-// is not verified, because only the whole text has a checksum.
+// Returns the commit number (Manifest::sequence) of a manifest from the first kSequenceEnd bytes of its text, or 0 if
+// these contain none. The number is not verified, because only the whole text has a checksum.
 inline constexpr int64_t kSequenceEnd = 128;
 int64_t peek_sequence(std::string_view text);
-// Parses a manifest. Names of compiled modules, which earlier versions wrote, become plain names. Throws ValueError
-// that names `source` and the tensor, if the text is damaged (wrong checksum), has another schema, or describes tensors
-// that its files cannot hold.
+// Parses a manifest. Earlier versions wrote names of compiled modules, which become plain names. Throws ValueError if
+// the text is damaged (wrong checksum), has another schema, or describes tensors that its files cannot hold. The
+// message names `source` and the tensor.
 Manifest parse_manifest(std::string_view text, const std::string& source);
 
-// The description of the file that one rank wrote, which rank 0 merges into the manifest.
+// Describes the file that one rank wrote. Rank 0 merges the tables of all ranks into the manifest.
 struct RankTable {
   FileRecord file;
   std::string state;

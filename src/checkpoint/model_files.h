@@ -17,23 +17,24 @@ class ModelFiles {
  public:
   struct Tensor {
     SafetensorsEntry entry;
-    size_t file = 0;  // index of its file
+    size_t file = 0;  // index of the tensor's file
     int64_t numel() const;
   };
 
-  // Reads only the headers. Throws IoError or ValueError that names the file and, if one is concerned, the tensor. A
-  // file may be missing, truncated or malformed, or the index may list other tensors than the files have. A
-  // STEM.safetensors next to an index of other files is refused, too, because other readers would take that file.
+  // Reads only the headers of the files. Throws IoError or ValueError if a file is missing, truncated or malformed, or
+  // if the index lists other tensors than the files have. Also throws if STEM.safetensors lies next to an index of
+  // other files, because other programs would read that file. The message names the file and, if the problem concerns
+  // one, the tensor.
   explicit ModelFiles(const std::string& directory, const std::string& stem = "model");
 
   const std::string& directory() const { return directory_; }
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
   const Tensor* find(std::string_view name) const;
-  // Reads elements [begin, end) in row-major order, as `dtype` ("F32", "BF16", "F16", or the file's own dtype). Needs 4
-  // MiB in addition to `out`. Throws ValueError for a dtype that cannot be converted.
+  // Reads elements [begin, end), in row-major order, as `dtype` ("F32", "BF16", "F16", or the file's own dtype). Needs
+  // 4 MiB in addition to `out`. Throws ValueError if the elements cannot be converted to `dtype`.
   void read(const Tensor& tensor, int64_t begin, int64_t end, std::string_view dtype, void* out) const;
   std::string name_of(const Tensor& tensor) const;  // tensor and file, for messages
-  // Returns a text that is equal for files with the same tensors. It does not contain paths, because paths may differ
+  // Returns a text that is equal for files with the same tensors. The text contains no paths, because paths can differ
   // among hosts.
   std::string identity() const;
 

@@ -7,8 +7,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::string_view kCompiled = "_orig_mod.";  // name under which a compiled module holds the original module
-// The kinds of tensors in the user's state of the run and of a rank.
+// The name under which a compiled module has the original module.
+constexpr std::string_view kCompiled = "_orig_mod.";
+// The kinds of tensors in the state that a user saves with the run, and with a rank.
 constexpr std::string_view kClient = "client", kRankClient = "client@";
 
 std::vector<std::string> names_of(const TensorRecord& tensor) {
@@ -40,7 +41,8 @@ std::string plain_name(std::string_view name) {
 void make_names_plain(std::vector<TensorRecord>& tensors) {
   if (std::all_of(tensors.begin(), tensors.end(), is_plain)) return;
   constexpr size_t kSeveral = SIZE_MAX;
-  std::map<std::pair<std::string, std::string>, size_t> owners;  // by kind and plain name: the tensor that owns it
+  // The tensor that gets a plain name, for each kind and plain name.
+  std::map<std::pair<std::string, std::string>, size_t> owners;
   for (size_t i = 0; i < tensors.size(); ++i) {
     for (const std::string& name : names_of(tensors[i])) {
       const auto [at, is_new] = owners.try_emplace({tensors[i].kind, plain_name(name)}, i);

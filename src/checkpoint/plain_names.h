@@ -11,8 +11,8 @@ namespace zeroshard {
 // "_orig_mod.layers.0._orig_mod.weight".
 std::string plain_name(std::string_view name);
 
-// Makes all names plain, except the names of a caller's state. Tensors of one kind that would get the same plain name
-// keep their own names.
+// Makes the names of all tensors plain, except in state that the user saves. Tensors of one kind that would get the
+// same plain name keep their names.
 void make_names_plain(std::vector<TensorRecord>& tensors);
 
 }  // namespace zeroshard

@@ -11,13 +11,14 @@
 namespace zeroshard {
 namespace {
 
-// Returns a self-describing name for readers without the manifest: "weight/model.norm.weight[0:128]".
+// Returns a name that describes the slice, for programs that do not read the manifest:
+// "weight/model.norm.weight[0:128]".
 std::string entry_name(const StateSlice& slice) {
   return concat(slice.kind, "/", slice.name, "[", slice.elements.begin, ":", slice.elements.end, "]");
 }
 
 // Calls end_reading() of each SliceData when the last slice that needs it has been read. The destructor calls it for
-// all.
+// every SliceData.
 class Readings {
  public:
   explicit Readings(const std::vector<StateSlice>& slices) : slices_(slices) {
@@ -40,7 +41,8 @@ class Readings {
   std::map<SliceData*, size_t> last_;
 };
 
-// Appends the elements of a slice and returns their checksums. `piece` is memory for data that is not in host memory.
+// Appends the elements of a slice to a file, and returns the checksums of their pieces. `piece` is a buffer for data
+// that is not in host memory.
 std::vector<uint64_t> append_slice(FileWriter& writer, const StateSlice& slice, const SaveRequest& request,
                                    std::vector<std::byte>& piece) {
   std::vector<uint64_t> hashes;

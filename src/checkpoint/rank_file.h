@@ -10,8 +10,9 @@ namespace zeroshard {
 // Returns "rank-00012.safetensors".
 std::string rank_file_name(int rank);
 
-// Writes the slices of `request` durably to a new safetensors file. Returns the place and checksums of each slice.
-// Slices without elements are only described. Throws IoError, and the errors of SaveRequest::wait_for_data.
+// Writes the slices of `request` durably to a new safetensors file. Returns the place and the checksums of each slice.
+// A slice without elements is described, too, but takes no place. Throws IoError, and the errors of
+// SaveRequest::wait_for_data.
 RankTable write_rank_file(Directory& directory, const std::string& name, const SaveRequest& request);
 
 }  // namespace zeroshard

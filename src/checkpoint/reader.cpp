@@ -12,7 +12,8 @@
 namespace zeroshard {
 namespace {
 
-// Pieces at most this many bytes apart may be read with their gap, because that is cheaper than another read.
+// Two pieces that are at most this many bytes apart are read together with their gap, because that is cheaper than a
+// second read.
 constexpr int64_t kLargestGap = int64_t{64} << 10;
 
 }  // namespace
@@ -24,10 +25,10 @@ struct CheckpointReader::Piece {
   uint64_t hash = 0;
   const TensorRecord* tensor = nullptr;  // null: the file's header
   Range elements{};                      // elements of the tensor in this piece
-  Range wanted{};                        // subset of `elements` that goes to `out`, as `dtype`
+  Range wanted{};                        // the part of `elements` that goes to `out`, as `dtype`
   std::string_view dtype{};
   std::byte* out = nullptr;
-  WantedElements::Elsewhere elsewhere{};  // target of the wanted elements if `out` is null
+  WantedElements::Elsewhere elsewhere{};  // where the wanted elements go if `out` is null
 };
 
 CheckpointReader::CheckpointReader(const Directory& root, const std::string& tag)

@@ -14,9 +14,9 @@
 
 namespace zeroshard {
 
-// Elements of a tensor of the checkpoint, and the memory to which they are read, converted to `dtype`.
+// Elements of a tensor of the checkpoint, and the memory to which they are read. They are converted to `dtype`.
 struct WantedElements {
-  // A target outside host memory: the bytes of `data` from `offset` on.
+  // A target that is not in host memory: the bytes of `data` from `offset` on.
   struct Elsewhere {
     std::shared_ptr<SliceData> data;
     int64_t offset = 0;
@@ -32,17 +32,19 @@ struct WantedElements {
 // Reads the tensors of one checkpoint. Each byte is checked before it is used. Not collective.
 class CheckpointReader {
  public:
-  // Throws ValueError or IoError if the manifest is not sound, or if the size of a file differs from its recorded size.
+  // Throws ValueError or IoError if the manifest is not sound, or if a file does not have the size that the manifest
+  // says.
   CheckpointReader(const Directory& root, const std::string& tag);
   const Manifest& manifest() const { return manifest_; }
   const TensorIndex& index() const { return index_; }
 
   // Reads the files in order, in long reads, so a caller should request everything at once. Needs 32 MiB in addition to
-  // the memory that it fills. Throws IoError that names file and tensor if a checksum differs. `uploader` fills the
-  // targets outside host memory.
+  // the memory that it fills. `uploader` fills the targets that are not in host memory. Throws IoError if a checksum
+  // differs. The message names file and tensor.
   void read(std::span<const WantedElements> wanted, Uploader* uploader = nullptr);
   void read(const TensorRecord& tensor, Range elements, std::string_view dtype, void* out);
-  // Checks every byte of every file. Returns one line per damaged file or tensor; empty if there is none.
+  // Checks every byte of every file. Returns one line for each damaged file or tensor, and nothing if there is no
+  // damage.
   std::vector<std::string> verify();
 
  private:
@@ -58,8 +60,8 @@ class CheckpointReader {
   Manifest manifest_;
   TensorIndex index_;
   std::string where_;
-  std::vector<bool> header_checked_;  // by file
-  Uploader* uploader_ = nullptr;      // set during read()
+  std::vector<bool> header_checked_;  // for each file
+  Uploader* uploader_ = nullptr;      // set while read() runs
 };
 
 }  // namespace zeroshard

@@ -24,7 +24,7 @@ std::string table_name(int rank) {
   return concat("table-", rank, ".json");
 }
 
-// One save. Its phases run on all ranks together.
+// One save. All ranks go through its phases together.
 class Save {
  public:
   Save(const SaveRequest& request, Comm& comm, Io& io) : request_(request), comm_(comm), io_(io) {}
@@ -50,24 +50,24 @@ class Save {
 
   bool leads() const { return comm_.rank() == 0; }
 
-  // Returns whether several engines may save to the directory in turn. If callers name the tags, as Accelerate does for
-  // several models, engines do not touch one another's checkpoints.
+  // Returns whether several engines of the process may save to the directory in turn. If callers name the tags, as
+  // Accelerate does for several models, engines do not touch one another's checkpoints.
   bool shares() const { return request_.keep == 0 && request_.tag != concat("global_step", request_.step); }
 
   void prepare() {
     check_tag(request_.tag);
     if (!leads()) return;
     root_ = Directory::create(io_, request_.root);
-    replaces(*root_, request_.tag);  // throws before anything is written if the name is taken
+    replaces(*root_, request_.tag);  // throws if the name is taken, before anything is written
     DirectoryLock& lock = (request_.locks ? *request_.locks : own_locks_).of(*root_, kOneWriter);
     turn_ = lock.take_turn(kOneEngine, shares());
-    // The sweep comes first, because files of dead processes may have filled the disk.
+    // The sweep comes first, because files of dead processes might have filled the disk.
     attempt([&] { sweep(*root_, lock.is_sure() ? Others::kAreDead : Others::kMayLive); });
     attempt([&] { retain_before(*root_, request_.keep, request_.step, request_.tag); });
     sequence_ = next_sequence(*root_);
     std::string name = private_name(".tmp-", request_.tag);
     root_->create_directory(name);
-    temporary_ = std::move(name);  // from here on there is a directory to delete
+    temporary_ = std::move(name);  // from now on there is a directory to delete
     root_->sync();
   }
 
@@ -76,7 +76,7 @@ class Save {
     Directory directory = root_->open_directory(temporary_);
     RankTable table = write_rank_file(directory, rank_file_name(comm_.rank()), request_);
     table.state = request_.rank_state;
-    write_small_file(directory, table_name(comm_.rank()), to_text(table));  // also makes the directory durable
+    write_small_file(directory, table_name(comm_.rank()), to_text(table));  // this also makes the directory durable
   }
 
   void commit_all() {
@@ -97,21 +97,21 @@ class Save {
     merge(std::move(tables), manifest);
     for (int rank = 0; rank < comm_.world_size(); ++rank) directory.remove(table_name(rank));
     write_small_file(directory, std::string(kManifestName), to_text(manifest));
-    placed_ = true;  // from here on `temporary_` may be the checkpoint that is replaced
+    placed_ = true;  // from now on `temporary_` can be the checkpoint that is replaced
     replaced_ = commit(*root_, temporary_, request_.tag);
     saved_.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     saved_.bytes = manifest.file_bytes();
   }
 
-  // Writes the hint and deletes older checkpoints, after the commit. An error cannot undo the commit, so it does not
-  // fail the save.
+  // Writes the hint (the file "latest") and deletes older checkpoints, after the commit. An error cannot undo the
+  // commit, so the save does not fail.
   void tidy() {
     if (replaced_) attempt([&] { root_->remove_tree(temporary_); });
     if (request_.latest) attempt([&] { write_latest(*root_, request_.tag); });
     attempt([&] { retain(*root_, request_.keep, request_.tag); });
   }
 
-  // Runs a step that is not part of the save. A failure is logged as a warning.
+  // Runs a step whose failure is logged as a warning and does not fail the save.
   void attempt(const auto& step) const noexcept {
     zeroshard::attempt(step, [&](const std::string& reason) {
       return placed_ ? concat("checkpoint '", request_.tag, "' is saved, but: ", reason) : reason;
@@ -135,7 +135,7 @@ class Save {
   Saved saved_;
   Clock::time_point start_ = Clock::now();
   bool placed_ = false;
-  bool replaced_ = false;  // `temporary_` is the checkpoint that had the tag before
+  bool replaced_ = false;  // whether `temporary_` is now the checkpoint that had the tag before
 };
 
 }  // namespace

@@ -11,25 +11,28 @@ namespace zeroshard {
 class SliceData {
  public:
   virtual ~SliceData() = default;
-  // Copy `bytes` from position `offset` on to host memory, or from host memory. The copy is complete on return.
+  // read() and write() copy `bytes`, from position `offset` on, to or from host memory. The copy is complete when they
+  // return.
   virtual void read(int64_t offset, int64_t bytes, void* to) const = 0;
   virtual void write(int64_t offset, int64_t bytes, const void* from) = 0;
-  // Start the same copies. If the data is in device memory, the device's current stream copies it. The copy is complete
-  // when a wait for it returns (see DeviceCopies). Until then the host memory must not change.
+  // begin_read() and begin_write() start the same copies. If the data is in device memory, the device's current stream
+  // copies it. The copy is complete when a wait for it returns (see DeviceCopies). Until then the host memory must not
+  // change.
   virtual void begin_read(int64_t offset, int64_t bytes, void* to) const { read(offset, bytes, to); }
-  // Returns whether later writers of the data wait for a copy of begin_read() by themselves.
+  // Returns whether code that later changes the data waits by itself for a copy of begin_read().
   virtual bool writers_wait() const { return false; }
   virtual void begin_write(int64_t offset, int64_t bytes, const void* from) { write(offset, bytes, from); }
-  // Returns whether nobody changes the bytes before end_reading(). If so, a background save reads them from their place
-  // without a copy.
+  // Returns whether the bytes stay unchanged until end_reading() is called. If so, a background save reads them from
+  // their place without a copy.
   virtual bool is_held() const { return false; }
-  // Says that a save has read everything that it needs, or stops reading. A save may call it repeatedly.
+  // A save calls it when the save has read everything that it needs, or stops reading. A save can call it several
+  // times.
   virtual void end_reading() noexcept {}
-  // Returns the address of the first byte if all bytes are in host memory and stay there, else null.
+  // Returns the address of the first byte if all bytes are in host memory and stay there. Otherwise returns null.
   virtual std::byte* on_host() const { return nullptr; }
 };
 
-// Access to host memory that the object does not own.
+// Gives access to host memory that the object does not own.
 class HostData final : public SliceData {
  public:
   explicit HostData(void* memory) : memory_(static_cast<std::byte*>(memory)) {}

@@ -29,7 +29,7 @@ bool is_tag(std::string_view tag) {
                      [](char c) { return is_alphanumeric(c) || c == '.' || c == '_' || c == '-'; });
 }
 
-// Returns whether a private name belongs to a dead process of this host.
+// Returns whether `name` is a private name of a dead process of this host.
 bool is_abandoned(std::string_view name, Others others) {
   if (!name.starts_with(kTemporary) && !name.starts_with(kTrash)) return false;
   const size_t number = name.rfind('.');
@@ -40,7 +40,7 @@ bool is_abandoned(std::string_view name, Others others) {
   return has_ended(process_name) || (others == Others::kAreDead && is_of_another_place(process_name));
 }
 
-// Returns the status of an entry of the root; nothing if it does not exist.
+// Returns the status of an entry of the root, or nothing if the entry does not exist.
 std::optional<FileStatus> status_of(const Directory& root, const std::string& name) {
   FileStatus status;
   const int result = retry_interrupted([&] { return root.io().stat_at(root.fd(), name, status); });
@@ -49,8 +49,8 @@ std::optional<FileStatus> status_of(const Directory& root, const std::string& na
   return status;
 }
 
-// Returns whether a directory is a checkpoint, damaged or not. Other directories may contain a file with the manifest's
-// name.
+// Returns whether a directory is a checkpoint, damaged or not. The manifest's name is not enough, because other
+// directories can contain a file of that name.
 bool is_checkpoint(const Directory& directory) {
   const std::string manifest(kManifestName);
   if (!directory.exists(manifest)) return false;
@@ -58,8 +58,8 @@ bool is_checkpoint(const Directory& directory) {
   return starts_like_manifest(read_small_file(directory, manifest, kMaxManifestBytes));
 }
 
-// Checks that the manifest belongs to the files next to it. The manifest's tag may differ from the name of the
-// directory, because a checkpoint may have been renamed as a whole.
+// Throws IoError if the manifest does not belong to the files next to it. The manifest's tag can differ from the name
+// of the directory, because a whole checkpoint can be renamed.
 void check_fits(const Manifest& manifest, const Directory& directory) {
   if (manifest.files.empty()) return;
   const FileRecord& file = manifest.files.front();
@@ -72,15 +72,16 @@ void check_fits(const Manifest& manifest, const Directory& directory) {
              "', but does not fit the files beside it. Restore the files of that checkpoint, or load another"));
 }
 
-// Returns whether `name` is still the entry that had the status `before`, because a run may replace a checkpoint while
-// others look at it.
+// Returns whether `name` is still the entry that had the status `before`. It is another entry if a run has meanwhile
+// replaced the checkpoint.
 bool is_same(const Directory& root, const std::string& name, const FileStatus& before) {
   FileStatus now;
   return root.io().stat_at(root.fd(), name, now) != 0 || (now.device == before.device && now.inode == before.inode);
 }
 
-// Adds the directory `name` to the listing, unless it is no checkpoint or disappears meanwhile. A directory without a
-// manifest is no checkpoint. If the hint names it (`named`) and it has rank 0's file, it is a damaged one.
+// Adds the directory `name` to the listing, but not if the directory is no checkpoint or disappears meanwhile. A
+// directory without a manifest is no checkpoint. But if the hint names such a directory (`named`), and it has rank 0's
+// file, it is a damaged checkpoint.
 void add_to(StoreListing& listing, const Directory& root, const std::string& name, bool named) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -107,7 +108,7 @@ void add_to(StoreListing& listing, const Directory& root, const std::string& nam
   }
 }
 
-// Returns the contents of the hint, if it is a valid tag.
+// Returns the tag in the hint, the file "latest". Returns nothing if the file is missing or contains no valid tag.
 std::optional<std::string> read_latest(const Directory& root) {
   const std::string latest(kLatestName);
   try {
@@ -128,8 +129,8 @@ bool has(const StoreListing& listing, const std::string& tag) {
          std::any_of(bad.begin(), bad.end(), [&](const auto& each) { return each.first == tag; });
 }
 
-// Adds the hint. It is read after the other entries were listed, because a run first commits a checkpoint, then names
-// it in the hint, and then deletes older checkpoints, perhaps during the listing.
+// Adds the hint. It must be read after the other entries were listed, because a run first commits a checkpoint, then
+// names it in the hint, and then deletes older checkpoints, perhaps during the listing.
 void add_latest(StoreListing& listing, const Directory& root) {
   while ((listing.latest = read_latest(root)) && !has(listing, *listing.latest)) {
     const std::string tag = *listing.latest;
@@ -142,14 +143,15 @@ void add_latest(StoreListing& listing, const Directory& root) {
   }
 }
 
-// Sorts the newest commit first, and then the checkpoints that a run left behind when it went back, because they are
-// not part of its history. Among copies of one checkpoint, the one that the hint names comes first.
+// Sorts the checkpoints, the newest commit first. The last ones are those that a run left behind when it went back to
+// an earlier checkpoint, because they are not part of its history. Among copies of one checkpoint, the one that the
+// hint names comes first.
 void put_in_order(std::vector<FoundCheckpoint>& committed, const std::optional<std::string>& latest) {
   const auto age = [&](const FoundCheckpoint& each) {
     return std::tuple(each.sequence, each.step, each.tag == latest, std::string_view(each.tag));
   };
   std::sort(committed.begin(), committed.end(), [&](const auto& a, const auto& b) { return age(a) > age(b); });
-  int64_t step = INT64_MAX;  // step of the last one in the history
+  int64_t step = INT64_MAX;  // step of the last checkpoint that is part of the history
   for (FoundCheckpoint& each : committed) {
     each.left_behind = each.step > step;
     if (!each.left_behind) step = each.step;
@@ -165,7 +167,7 @@ void discard(Directory& root, const std::string& tag) {
 }
 
 // Deletes the checkpoints that retain() does not keep. Checkpoints with `latest` false do not count towards `keep` and
-// stay, because users keep them for other purposes than to continue from them.
+// stay, because users do not keep them in order to continue from them.
 void delete_older(Directory& root, StoreListing& listing, int keep, int64_t step, const std::string& except) {
   std::erase_if(listing.committed, [&](const FoundCheckpoint& found) { return found.step > step || !found.latest; });
   for (size_t i = size_t(keep); i < listing.committed.size(); ++i)
@@ -246,13 +248,12 @@ bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequenc
 int64_t next_sequence(const Directory& root) {
   int64_t highest = 0;
   for (const std::string& name : root.list()) {
-    // Tries twice, because a checkpoint that is only temporarily unreadable would otherwise look newer than this
-    // commit.
+    // Tries twice. A checkpoint that is unreadable only for a moment would otherwise look newer than this commit later.
     for (int tries = 0; is_tag(name) && tries < 2; ++tries) {
       try {
         highest = std::max(highest, peek_sequence(root, name));
         break;
-      } catch (const IoError&) {  // not a checkpoint, or one that cannot be loaded either
+      } catch (const IoError&) {  // no checkpoint, or one that cannot be loaded either
       }
     }
   }
@@ -297,9 +298,9 @@ void retain_before(Directory& root, int keep, int64_t step, const std::string& e
   if (keep <= 0) return;
   const std::vector<std::string> names = root.list();
   const auto tags = std::count_if(names.begin(), names.end(), [](const std::string& name) { return is_tag(name); });
-  if (tags <= keep) return;  // the usual case: no manifest needs to be read
+  if (tags <= keep) return;  // the usual case, in which no manifest needs to be read
   StoreListing listing = list_store(root);
-  // Deletes only up to the last commit, because the present save may still fail.
+  // Deletes only up to the last commit, because the present save might still fail.
   if (!listing.committed.empty()) step = std::min(step, listing.committed.front().step);
   delete_older(root, listing, keep, step, except);
 }

@@ -29,7 +29,7 @@ void write_checkpoint(const NewCheckpoint& checkpoint) {
     for (const int64_t size : about.shape) numel *= size;
     ZS_CHECK(numel == 0 || tensor.data != nullptr, "'", about.name, "' (", about.kind, ") has no data");
     slice.elements = {0, numel};
-    slice.data = host_data(const_cast<void*>(tensor.data));  // saving only reads the data
+    slice.data = host_data(const_cast<void*>(tensor.data));  // the cast is safe, because a save only reads the data
     request.slices.push_back(std::move(slice));
   }
   save_checkpoint(request, *make_single_comm(), posix_io());
