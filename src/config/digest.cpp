@@ -5,8 +5,8 @@
 namespace zeroshard {
 namespace {
 
-// Computes FNV-1a over the bytes of each value. The result is the same on every machine and in every build of one
-// version of this file.
+// Computes FNV-1a over the bytes of values. The result is the same on every machine and in every build of one version
+// of this file.
 class Digest {
  public:
   void add(uint64_t value) {
@@ -15,7 +15,7 @@ class Digest {
   void add(int64_t value) { add(uint64_t(value)); }
   void add(int value) { add(int64_t(value)); }
   void add(bool value) { add(uint64_t(value)); }
-  void add(double value) { add(std::bit_cast<uint64_t>(value == 0 ? 0.0 : value)); }  // -0 counts as 0
+  void add(double value) { add(std::bit_cast<uint64_t>(value == 0 ? 0.0 : value)); }  // -0 gets the hash of 0
   void add(const std::string& text) {
     add(uint64_t(text.size()));
     for (const char c : text) add(uint64_t(uint8_t(c)));
@@ -70,8 +70,8 @@ class Digest {
 
 }  // namespace
 
-// The digest leaves out keys in which ranks may differ without harm: steps_per_print and its breakdown, the two
-// timeouts, and the places of metrics.
+// The digest leaves out the keys whose values can differ among ranks without harm. These are steps_per_print and its
+// breakdown, the two timeouts, and the places of metrics.
 uint64_t Config::digest() const {
   Digest digest;
   digest.all(train_batch_size, micro_batch_size, grad_accumulation_steps, managed_accumulation, world_size,

@@ -9,7 +9,8 @@
 namespace zeroshard {
 namespace {
 
-// The keys of these blocks depend on the type that the outer block names, so they are checked when the type is known.
+// The keys that these blocks allow depend on the type of the optimizer or scheduler, so they are checked when the type
+// is known.
 constexpr const char* kOpenBlocks[] = {"optimizer.params", "scheduler.params"};
 
 std::string join(const std::string& block, const std::string& name) {
@@ -42,7 +43,7 @@ Document::Document(const Json& root, std::span<const Key> keys) {
   for (const auto& [name, canonical] : canonical_) known_.push_back(name);
   if (!root.is_object()) throw ConfigError(concat("the configuration must be an object {...}, got ", shown(root)));
   for (const auto& [name, value] : root.items()) {
-    // The nested form of a key wins over the flat form, regardless of their positions. So flat keys come last.
+    // Flat keys come last, because the nested form of a key wins over the flat form, wherever they are in the file.
     if (name.find('.') == name.npos) walk_top_level(name == "bfloat16" ? "bf16" : name, value, /*flat=*/false);
   }
   for (const auto& [name, value] : root.items()) {
@@ -72,7 +73,8 @@ void Document::walk(const std::string& path, const Json& value, bool flat) {
 
 namespace {
 
-// Normalises a block's "enabled" switches at any depth, because the table has no keys for the contents of the block.
+// Converts the values of "enabled" to true or false at any depth of a block. The table has no keys for the contents of
+// these blocks, so nothing else converts them.
 Json with_switches(Json block) {
   for (auto& [name, item] : block.items()) {
     if (item.is_structured()) item = with_switches(std::move(item));

@@ -13,31 +13,32 @@ namespace zeroshard {
 // A value of the file. It is stored under the canonical path of its key.
 struct Given {
   Json value;
-  std::string written_as;  // the path as written in the file, if it is not the canonical one
+  std::string written_as;  // the path as the file has it, if that is not the canonical path
 };
 
-// The file's values by path. Aliases, the boolean form of zero_optimization and flat keys such as
-// "zero_optimization.stage" are translated here. Keys that are not in the table are collected. Unknown keys at the top
-// level are ignored, like in DeepSpeed. Unknown keys inside a block are refused together.
+// The file's values by canonical path. This class translates aliases, the boolean form of zero_optimization, and flat
+// keys such as "zero_optimization.stage". It collects keys that are not in the table. Unknown keys at the top level are
+// ignored, as DeepSpeed does. Unknown keys inside blocks are refused, all in one error.
 class Document {
  public:
-  // Throws ConfigError for keys given under two names and for a value that should be an object.
+  // Throws ConfigError if a key is given under two names, or if a value that must be an object is none.
   Document(const Json& root, std::span<const Key> keys);
 
   const Given* find(const std::string& path) const;
   // Returns whether any key below this block is given.
   bool has_block(const std::string& block) const;
-  // Records the keys below `block` that are given but not among `keys`.
+  // Records as unknown the keys that are given below `block` but are not in `keys`.
   void check_block(const std::string& block, std::span<const Key> keys);
-  // Throws one ConfigError that names all unknown keys inside the blocks checked so far, if there are any.
+  // If there are unknown keys inside the blocks checked so far, throws one ConfigError that names all of them.
   void refuse_unknown() const;
 
-  // Returns a line for each unknown key at the top level: the key, its value, and the nearest known key.
+  // Returns a line for each unknown key at the top level, with the key, its value, and the nearest known key.
   std::vector<std::string> ignored() const { return ignored_.lines(); }
-  // Returns a hint for an error: the ignored keys that look like a known key, because one of them may be the cause.
+  // Returns a hint for an error. It names the ignored keys that look like a known key, because one of them might be the
+  // cause.
   std::string advice_on_ignored() const { return ignored_.advice(); }
 
-  // Flat keys that the nested form of the same key has overridden.
+  // Returns the flat keys that the nested form of the same key has overridden.
   const std::vector<std::string>& overridden() const { return overridden_; }
 
  private:
@@ -46,11 +47,11 @@ class Document {
   void walk_top_level(const std::string& path, const Json& value, bool flat);
   bool is_block(const std::string& path) const;
 
-  std::map<std::string, std::string> canonical_;  // maps paths and aliases to paths
+  std::map<std::string, std::string> canonical_;  // maps canonical paths and aliases to canonical paths
   std::set<std::string> blocks_;
-  std::vector<std::string> known_;  // paths and aliases
+  std::vector<std::string> known_;  // canonical paths and aliases
   std::map<std::string, Given> given_;
-  std::set<std::string> flat_;  // keys of given_ that were written flat
+  std::set<std::string> flat_;  // the keys of given_ that the file has in flat form
   std::vector<std::string> overridden_;
   UnknownKeys ignored_, refused_;
 };

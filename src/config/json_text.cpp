@@ -30,8 +30,9 @@ Position position_of(std::string_view text, size_t offset) {
   throw ConfigError(concat("line ", position.line, ", column ", position.column, ": ", problem));
 }
 
-constexpr size_t kMaxKeys = 4096;         // limit for one object, because finding a key takes longer with more keys
-constexpr size_t kMaxProblemBytes = 200;  // limit for the parser's message, which quotes the text
+// The most keys of one object. The limit is needed because it takes longer to find a key among more keys.
+constexpr size_t kMaxKeys = 4096;
+constexpr size_t kMaxProblemBytes = 200;  // bytes of the parser's message, which quotes the text
 
 bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r';
@@ -40,8 +41,8 @@ bool is_word(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// Rewrites the text as strict JSON of the same length, except for quoted Infinity and NaN, so that line numbers do not
-// change.
+// Rewrites the text as strict JSON. Lines keep their numbers, and columns change only after Infinity and NaN, which get
+// quotes.
 class StrictText {
  public:
   explicit StrictText(std::string_view text) : text_(text) { out_.reserve(text.size() + 16); }
@@ -106,7 +107,7 @@ class StrictText {
         if (comma_ != std::string::npos) out_[comma_] = ' ';
         note_value();
       } else {
-        // Only a comma after a value may be dropped, so "[,]" remains an error.
+        // Only a comma that follows a value can be dropped, so "[,]" remains an error.
         comma_ = c == ',' && last_mark_ == 'v' ? out_.size() : std::string::npos;
         last_mark_ = c;
       }
@@ -117,12 +118,12 @@ class StrictText {
 
   std::string_view text_;
   std::string out_;
-  size_t at_ = 0, comma_ = std::string::npos;  // comma_: position in out_ of a comma that only space has followed
+  size_t at_ = 0, comma_ = std::string::npos;  // comma_: position in out_ of a comma that only space has followed since
   int depth_ = 0;
-  char last_mark_ = '\0';  // 'v': a value has ended
+  char last_mark_ = '\0';  // 'v': the end of a value
 };
 
-// Follows the parser: tracks its position, and finds repeated keys in an object.
+// Follows the parser. Tracks the parser's position, and finds keys that an object has twice.
 class Follower {
  public:
   bool operator()(Json::parse_event_t event, const Json& parsed) {
@@ -148,7 +149,7 @@ class Follower {
     return true;
   }
 
-  // Returns the path of the current value: "optimizer.params.betas[0]". It is empty for the whole text.
+  // Returns the path of the current value, such as "optimizer.params.betas[0]". The path of the whole text is empty.
   std::string path() const {
     std::string path;
     for (const auto& each : open_) {
@@ -189,7 +190,8 @@ class Follower {
   std::vector<std::variant<Object, Array>> open_;  // innermost last
 };
 
-// Throws for a number. The parser's message has the number in quotes, but not its position.
+// Throws ConfigError for a number that is too large. The parser's `message` has the number in quotes, but not its
+// position, so the error has `path`.
 [[noreturn]] void fail_number(const std::string& path, const std::string& message) {
   const size_t begin = message.find('\''), end = message.rfind('\'');
   const bool quoted = begin != message.npos && end > begin;

@@ -75,7 +75,7 @@ std::string describe_one(const NothingEnabled&) {
   return "an object in which nothing is enabled";
 }
 
-// The check_one functions return the canonical value, or nothing if `value` is not allowed.
+// Each check_one() returns the canonical form of `value`, or nothing if `value` is not allowed.
 std::optional<Json> check_one(const Bool&, const Json& value) {
   const Json canonical = truth(value);
   return canonical.is_boolean() ? std::optional(canonical) : std::nullopt;
@@ -94,7 +94,7 @@ std::optional<Json> check_one(const Integer& integer, const Json& value) {
     const auto number = value.get<double>();
     if (!(number >= -kTwoTo63 && number < kTwoTo63)) return std::nullopt;
     if (number != std::trunc(number) && !integer.truncate) return std::nullopt;
-    if (number < double(integer.min)) return std::nullopt;  // checked before -0.5 becomes 0
+    if (number < double(integer.min)) return std::nullopt;  // checked first, because truncation makes -0.5 a 0
     whole = int64_t(number);
   } else {
     return std::nullopt;
@@ -155,7 +155,7 @@ std::optional<Json> check_one(const Paths&, const Json& value) {
   return is_path(value) || is_list ? std::optional(value) : std::nullopt;
 }
 
-// Returns whole bytes.
+// Returns the amount as a whole number of bytes.
 std::optional<Json> check_one(const Amount&, const Json& value) {
   if (!value.is_string()) return check_one(Integer{.min = 1, .truncate = true}, value);
   const std::optional<double> bytes = bytes_in(value.get<std::string>());

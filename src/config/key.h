@@ -8,38 +8,38 @@
 #include "config/json_text.h"
 #include "zeroshard/config.h"
 
-// One row of the table of configuration keys.
+// The rows of the table of configuration keys.
 namespace zeroshard {
 
-// The values that a key may have. null is allowed everywhere and means "not given".
+// The kinds of values that a key allows. Every key also allows null, which means "not given".
 struct Bool {};
 struct Integer {
   int64_t min = std::numeric_limits<int64_t>::min(), max = std::numeric_limits<int64_t>::max();
-  bool truncate = false;  // fractions are cut, because bucket sizes are often computed as 0.9 h h
+  bool truncate = false;  // fractions are cut off, because bucket sizes are often computed as 0.9 h h
 };
 struct Number {
   double min = -std::numeric_limits<double>::max(), max = std::numeric_limits<double>::max();
-  bool above_min = false;  // min itself is not allowed
+  bool above_min = false;  // `min` itself is not allowed
   bool below_max = false;
   bool infinite = false;   // Infinity is allowed
-  bool per_group = false;  // a list with one value per param group is allowed
+  bool per_group = false;  // a list with one value for each param group is allowed
 };
 struct Choice {
-  std::vector<std::string> names;  // compared without case
-  std::string hint = "";           // added to the error for another value
+  std::vector<std::string> names;  // compared without regard to case
+  std::string hint = "";           // follows the error about a value that is not allowed
 };
-struct Only {  // false, or another single value that has no effect
+struct Only {  // false, or one other value, neither of which has an effect
   Json value;
 };
 struct Betas {};  // two numbers in [0, 1)
 struct Text {};
 struct Strings {};
-struct Paths {};        // a string or a list of strings, none of them empty
-struct Amount {};       // amount of memory: bytes, or a text with a unit
-struct RanksOrHost {};  // number of ranks, or "host"
+struct Paths {};        // a string or a list of strings; no string is empty
+struct Amount {};       // an amount of memory: bytes, or a text with a unit
+struct RanksOrHost {};  // a number of ranks, or "host"
 struct Placements {};   // [{"units": pattern, "parameters": "replicated" or "sharded"}]
 struct Anything {};
-struct NothingEnabled {};  // an object without "enabled": true at any depth
+struct NothingEnabled {};  // an object that has "enabled": true at no depth
 using Allowed = std::variant<Bool, Integer, Number, Choice, Only, Betas, Text, Strings, Paths, Amount, RanksOrHost,
                              Placements, Anything, NothingEnabled>;
 
@@ -50,11 +50,11 @@ inline Integer size_in_elements() {
   return {.min = 0, .truncate = true};
 }
 
-// The rule by which "auto" is resolved.
+// Says what "auto" means for a key.
 enum class Auto : uint8_t {
-  kDefault,               // like a key that is not given
-  kDefaultTold,           // the same, and the run logs it, because the default may surprise
-  kRefuse,                // only the caller of zeroshard can know the value
+  kDefault,               // the default
+  kDefaultTold,           // the default, which the run logs, because it might surprise
+  kRefuse,                // an error, because only the caller of zeroshard can know the value
   kHiddenSquaredTimes09,  // 0.9 h h
   kTenHidden,             // 10 h
 };
@@ -62,19 +62,19 @@ enum class Auto : uint8_t {
 struct Key {
   enum class Effect : uint8_t {
     kYes,
-    kNone,  // understood; `help` says why it has no effect here
-    // `allowed` are the values that switch the feature off, or that request the existing behaviour; these values are
-    // applied. `help` names the missing feature.
+    kNone,  // zeroshard knows the key; `help` says why it has no effect
+    // zeroshard lacks the feature that `help` names. `allowed` are the values that switch the feature off, or that
+    // request what zeroshard does anyway. These values are applied.
     kUnsupported,
   };
   using Apply = std::function<void(Config&, const Json&)>;
 
   std::string path;
   Allowed allowed;
-  Json default_value;  // null: unset
+  Json default_value;  // null: no default
   std::string help;
   Effect effect = Effect::kYes;
-  Apply apply = {};  // not called with null
+  Apply apply = {};  // never called with null
   Auto when_auto = Auto::kDefault;
   std::vector<std::string> aliases = {};
   bool required = false;
@@ -82,8 +82,8 @@ struct Key {
 
 std::string describe(const Allowed& allowed);
 
-// Returns `value` in its canonical form (3.0 as 3, "FP16" as "fp16"). Throws ConfigError with path, value and allowed
-// values.
+// Returns `value` in its canonical form (3.0 as 3, "FP16" as "fp16"). Throws ConfigError with the path, the value and
+// the allowed values if `value` is not allowed.
 Json check_value(const Key& key, const Json& value);
 
 [[noreturn]] void fail_value(const std::string& path, const Json& value, const std::string& problem);
@@ -95,17 +95,17 @@ inline Key unsupported(std::string path, Allowed neutral, Json default_value, st
   return {std::move(path), std::move(neutral), std::move(default_value), std::move(what), Key::Effect::kUnsupported};
 }
 
-// Assigns `value` to a member of Config.
+// Assigns `value` to the member `Member` of `config`.
 template <auto Member>
 void set(Config& config, const Json& value) {
   config.*Member = value.get<std::remove_cvref_t<decltype(config.*Member)>>();
 }
 
-// Converts 0 and 1 to false and true, like DeepSpeed. Returns other values unchanged.
+// Converts 0 and 1 to false and true, as DeepSpeed does. Returns other values unchanged.
 Json truth(const Json& value);
 
 std::string lower(std::string text);
-// Returns fp32, fp16 or bf16 for its name in the table's choices.
+// Returns the DType of a name that the table's choices have for fp32, fp16 or bf16.
 DType to_dtype(const Json& name);
 
 }  // namespace zeroshard

@@ -5,20 +5,21 @@
 
 #include "config/key.h"
 
-// The table of known keys, one function per area. Defaults are those of DeepSpeed's code, not of its documentation.
+// The table of known keys, with one function for each area. The defaults are those of DeepSpeed's code, which differ
+// from its documentation.
 namespace zeroshard {
 
 std::vector<Key> training_keys();  // batch, precision, gradients, optimizer.type, scheduler.type
 std::vector<Key> zero_keys();      // zero_optimization
 std::vector<Key> metrics_keys();   // tensorboard, csv_monitor, wandb
 std::vector<Key> own_keys();       // zeroshard
-// Understood, but zeroshard lacks their features or implements them differently.
+// Returns the keys that zeroshard knows, but whose features it lacks or implements in another way.
 std::vector<Key> keys_of_other_parts();
 std::vector<Key> always_known_keys();  // all of the above
 
 // Returns "Adam", "AdamW", ..., in the order of OptimizerConfig::Type.
 std::span<const std::string_view> optimizer_names();
-// Returns the types of DeepSpeed that zeroshard does not have.
+// Returns the optimizers that DeepSpeed has and zeroshard lacks.
 std::span<const std::string_view> unsupported_optimizer_names();
 std::vector<Key> optimizer_keys(OptimizerConfig::Type type);
 

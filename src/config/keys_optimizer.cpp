@@ -76,8 +76,8 @@ Key rate(const char* name, const char* help, Key::Apply apply) {
   return key;
 }
 
-// Adds DeepSpeed's keys and defaults. lr is the rate of matrices and of other parameters, unless these have their own
-// keys.
+// Adds DeepSpeed's keys and defaults. lr is the learning rate of matrices and of all other parameters, if these do not
+// have keys of their own.
 void add_muon(std::vector<Key>& keys) {
   keys.push_back(rate("lr", "learning rate; unset: 0.02 of matrices, 3e-4 of other parameters",
                       [](Config& config, const Json& value) {
@@ -109,7 +109,7 @@ void add_muon(std::vector<Key>& keys) {
 ParamGroupOptions OptimizerConfig::of_matrices() const {
   ParamGroupOptions options = *this;
   options.use_muon = true;
-  options.eps = 1e-7;  // for the norm by which a matrix is divided
+  options.eps = 1e-7;  // keeps the norm by which a matrix is divided above 0
   return options;
 }
 

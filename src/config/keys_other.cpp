@@ -6,7 +6,7 @@
 namespace zeroshard {
 namespace {
 
-// Returns blocks of features that zeroshard does not have. They are accepted if nothing in them is enabled.
+// Returns the blocks of features that zeroshard lacks. A block is accepted if nothing in it is enabled.
 std::vector<Key> blocks_to_leave_off() {
   std::vector<Key> keys;
   const auto add = [&](const char* path, const char* what) {
@@ -45,7 +45,7 @@ std::vector<Key> blocks_about_other_tools() {
   };
 }
 
-// Returns keys about requests to swap files.
+// Returns the keys that say how files of offloaded state are read and written.
 std::vector<Key> aio_keys() {
   using Effect = Key::Effect;
   return {

@@ -48,7 +48,7 @@ Key scheduler_param(const char* name, Allowed allowed, Json default_value, const
   return key;
 }
 
-// Marks a key without a default: the caller must give it.
+// Returns `key` as a required key, which must be given.
 Key required(Key key) {
   key.required = true;
   key.when_auto = Auto::kRefuse;

@@ -36,7 +36,7 @@ std::vector<std::string> paths_of(const Json& value) {
   return value.is_string() ? std::vector{value.get<std::string>()} : value.get<std::vector<std::string>>();
 }
 
-// Reads a member of OffloadOptimizerConfig.
+// Assigns `value` to a member of OffloadOptimizerConfig.
 template <auto Member>
 void set_offload(Config& config, const Json& value) {
   config.offload_optimizer.*Member = value.get<std::remove_cvref_t<decltype(config.offload_optimizer.*Member)>>();
@@ -116,7 +116,7 @@ std::vector<Key> effective() {
   };
 }
 
-// Reads a member of OffloadParamConfig.
+// Assigns `value` to a member of OffloadParamConfig.
 template <auto Member>
 void set_param(Config& config, const Json& value) {
   config.offload_param.*Member = value.get<std::remove_cvref_t<decltype(config.offload_param.*Member)>>();

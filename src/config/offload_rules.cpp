@@ -14,7 +14,7 @@ using Gradients = OffloadConfig::Gradients;
 constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio";
 constexpr std::string_view kDevice = "zero_optimization.offload_optimizer.device";
 
-// A configuration without "auto", and the ranks that it is checked for.
+// A configuration without "auto", and the kind of ranks for which it is checked.
 struct Offload {
   const Config& config;
   bool on_device;
@@ -25,7 +25,7 @@ struct Offload {
   bool states_leave() const { return config.stage > 0 && states().device != Device::kNone && states().ratio > 0; }
 };
 
-// Returns why some or all states stay on the device, and how to offload them.
+// Returns why some or all optimizer states stay on the device, and what to set so that they are offloaded.
 std::string why_states_stay(const Offload& offload, std::string_view to = "\"cpu\" or \"nvme\"") {
   if (offload.config.stage == 0)
     return concat(
@@ -37,7 +37,7 @@ std::string why_states_stay(const Offload& offload, std::string_view to = "\"cpu
   return concat(kRatio, " is ", states.ratio, ": set that to 1");
 }
 
-// Gradients may only be in files if states are.
+// Gradients can be in files only if optimizer states are.
 std::string problem_of_gradients_in_files(const Offload& offload) {
   if (offload.config.offload.gradients != Gradients::kNvme) return "";
   if (offload.states_leave() && offload.states().device == Device::kNvme) return "";
@@ -46,7 +46,7 @@ std::string problem_of_gradients_in_files(const Offload& offload) {
                 ", or zeroshard.offload.gradients to \"auto\"");
 }
 
-// Gradients may only leave a device if states do.
+// Gradients can leave a device only if optimizer states do.
 std::string problem_of_gradients_on_host(const Offload& offload) {
   if (!offload.on_device || offload.config.offload.gradients != Gradients::kCpu || offload.states_leave()) return "";
   return concat("zeroshard.offload.gradients = \"cpu\": reduced gradients lie on the host where the optimizer states ",
@@ -59,7 +59,7 @@ std::string moment_dtype_of(const Config& config) {
                 "\": ");
 }
 
-// A device stores all moments in 8 bits or none. Only the kernels of the host store them in bf16.
+// A device stores either all moments in 8 bits, or none. Only the kernels of the host store moments in bf16.
 std::string problem_of_moments(const Offload& offload) {
   const Config& config = offload.config;
   if (config.moment_dtype == DType::kFloat32) return "";
@@ -75,7 +75,8 @@ std::string problem_of_moments(const Offload& offload) {
   if (!offload.on_device || (offload.states_leave() && offload.states().ratio == 1)) return "";
   if (config.moment_dtype == kCodes && !offload.states_leave()) return "";
   if (config.moment_dtype == kCodes)
-    // The moments may be those of an optimizer object, without the key.
+    // The message does not begin with zeroshard.moment_dtype, because an optimizer object might have asked for the
+    // moments.
     return concat(
         kRatio, " = ", offload.states().ratio, ": beside a device, the 8-bit moments of a parameter lie on ",
         "one side: set 1 or 0, or keep moments in fp32 (by zeroshard.moment_dtype, or by an optimizer object ",
@@ -84,8 +85,8 @@ std::string problem_of_moments(const Offload& offload) {
                 why_states_stay(offload), ", or zeroshard.moment_dtype to \"fp32\" or \"int8\"");
 }
 
-// A delayed update needs states and gradients that only a thread of the host uses, while the device has its own whole
-// parameters.
+// A delayed update needs states and gradients that nothing but a thread of the host uses. Meanwhile the device must
+// have whole parameters of its own.
 std::string problem_of_late_updates(const Offload& offload) {
   const Config& config = offload.config;
   if (!config.offload.delayed_update) return "";
@@ -109,7 +110,8 @@ std::string problem_of_late_updates(const Offload& offload) {
   return "";
 }
 
-// If only a share of each unit's states is offloaded, the device updates the other elements with its own gradients.
+// If only a share of each unit's states is offloaded, the device updates the other elements, with gradients on the
+// device.
 std::string problem_of_share(const Offload& offload) {
   const double ratio = offload.states().ratio;
   if (!offload.on_device || !offload.states_leave() || ratio == 1) return "";
@@ -135,7 +137,8 @@ std::string problem_of_files(const Offload& offload) {
                 "states in memory: set \"cpu\", or use one of zeroshard's optimizers");
 }
 
-// Momenta of matrices are sent from the device to the ranks that orthogonalise the matrices.
+// Muon needs its momenta on the device, because ranks send the momenta of matrices to the ranks that orthogonalise the
+// matrices.
 std::string problem_of_muon(const Offload& offload) {
   const Config& config = offload.config;
   if (!config.optimizer || config.optimizer->type != OptimizerConfig::Type::kMuon || offload.is_external()) return "";
@@ -162,7 +165,7 @@ std::string problem_of(const Offload& offload) {
   return "";
 }
 
-// Returns what a place may become, in order of how much leaves the device.
+// Returns what `asked` can be resolved to, beginning with the place for which the least leaves the device.
 std::vector<Device> places(Device asked, bool has_path) {
   if (asked != Device::kAuto) return {asked};
   std::vector<Device> all{Device::kNone, Device::kCpu};

@@ -27,15 +27,15 @@ bool may_be_auto(const Allowed& allowed) {
   return choice && std::find(choice->names.begin(), choice->names.end(), "auto") != choice->names.end();
 }
 
-// Returns whether a user who gives this value to an ineffective key expects something. Nothing is expected of a
-// default, an empty block, or a block that is switched off.
+// Returns whether a user who gives `value` to a key without effect expects an effect. A default, an empty block, or a
+// block that is switched off has none.
 bool asks_for_something(const Key& key, const Json& value) {
   if (value == key.default_value || value.is_null()) return false;
   if (!value.is_object()) return true;
   return !value.empty() && (!value.contains("enabled") || value["enabled"] != false);
 }
 
-// Returns the index of `name` among `names`, ignoring case.
+// Returns the index of `name` among `names`, without regard to case. Returns nothing if it is not among them.
 std::optional<size_t> index_of(const Json& name, std::span<const std::string_view> names) {
   const std::string wanted = lower(name.get<std::string>());
   for (size_t i = 0; i < names.size(); ++i) {
@@ -50,7 +50,7 @@ class Resolver {
   Resolver(const Json& root, const ConfigContext& context)
       : context_(context), keys_(always_known_keys()), document_(root, keys_) {}
 
-  // Throws ConfigError, which also names unknown keys that may be the cause.
+  // Throws ConfigError. The message also names unknown keys that might be the cause.
   ParsedConfig run() {
     try {
       return resolve_all();
@@ -107,7 +107,7 @@ class Resolver {
     parsed_.values.push_back({key.path, resolved.value.dump(), resolved.origin});
   }
 
-  // Returns whether the value stays "auto": it is unknown here, and Trainer or accelerate fills it in later.
+  // Returns whether the value stays "auto", because Trainer or accelerate will fill it in and it is unknown before.
   bool is_left_open(const Key& key, const Given* given) const {
     return context_.leave_open && given && is_open(key, *given) && !problem_of_auto(key).empty() &&
            !filler_of(key.path).empty();
@@ -135,7 +135,7 @@ class Resolver {
     return {value, origin};
   }
 
-  // Returns why "auto" is not allowed for this key, or "".
+  // Returns why "auto" is not allowed for this key, or "" if it is allowed.
   std::string problem_of_auto(const Key& key) const {
     switch (key.when_auto) {
       case Auto::kDefault:
@@ -151,7 +151,7 @@ class Resolver {
     }
   }
 
-  // Call it after refuse_open_values().
+  // Returns what "auto" means for this key. Must be called after refuse_open_values().
   Resolved resolve_auto(const Key& key) const {
     const int64_t hidden = context_.hidden_size.value_or(0);
     switch (key.when_auto) {
@@ -166,7 +166,8 @@ class Resolver {
 
   static bool is_open(const Key& key, const Given& given) { return given.value == "auto" && !may_be_auto(key.allowed); }
 
-  // Refuses all such values together, because the user sets them at one place.
+  // Throws one ConfigError that names all keys for which "auto" is not allowed, because the user sets all of them at
+  // one place.
   void refuse_open_values() const {
     std::vector<Key> keys = keys_;
     for (const std::vector<Key>& more : {given_optimizer_keys(), given_scheduler_keys()})
@@ -185,7 +186,8 @@ class Resolver {
     throw ConfigError(text);
   }
 
-  // Refuses all unknown keys of the file together, including those of optimizer and scheduler if their types are known.
+  // Throws one ConfigError that names all unknown keys of the file. If the types of optimizer and scheduler are known,
+  // this includes unknown keys in their "params".
   void refuse_unknown_keys() {
     if (const std::vector<Key> keys = given_optimizer_keys(); !keys.empty())
       document_.check_block("optimizer.params", keys);
@@ -194,7 +196,7 @@ class Resolver {
     document_.refuse_unknown();
   }
 
-  // Returns the keys of the given type; none if the type is not given or unknown.
+  // Returns the keys of the optimizer that the file names. Returns none if the type is missing or unknown.
   std::vector<Key> given_optimizer_keys() const {
     const auto index = given_type("optimizer.type", optimizer_names());
     return index ? optimizer_keys(OptimizerConfig::Type(*index)) : std::vector<Key>();
@@ -209,7 +211,7 @@ class Resolver {
     return given && given->value.is_string() ? index_of(given->value, names) : std::nullopt;
   }
 
-  // Returns the type's index among `names`.
+  // Returns the index of `type` among `names`. Throws ConfigError if it is not among them.
   size_t type_index(const std::string& path, const Json& type, std::span<const std::string_view> names,
                     std::span<const std::string_view> unsupported_names) const {
     if (const auto index = index_of(type, names)) return *index;
@@ -222,7 +224,8 @@ class Resolver {
     fail_value(path, type, concat("must be one of ", all, suggest_word(type.get<std::string>(), known)));
   }
 
-  // Returns the type named in `block`, or null. A block with other keys must have a type.
+  // Returns the type that `block` names, or null if there is none. Throws ConfigError if `block` has "params" without a
+  // type.
   Json type_of(const std::string& block) const {
     const Given* given = document_.find(block + ".type");
     if (given && given->value.is_string()) return given->value;
@@ -278,7 +281,7 @@ class Resolver {
     return given && given->value == "auto";
   }
 
-  // Ranks of a sequence group count as one rank in the arithmetic of batches.
+  // In the arithmetic of batches, the ranks of a sequence group count as one rank.
   void resolve_sequence_parallelism() {
     const char* path = "sequence_parallel_size";
     if (const std::optional<int> size = context_.sequence_parallel_size) {
@@ -319,7 +322,7 @@ class Resolver {
           concat(own, " = ", value_of(own).value, ": all ", ranks, " ranks are one group"));
   }
 
-  // Fails because groups of `size` ranks cannot be made.
+  // Throws ConfigError, because `size` does not divide the number of ranks.
   [[noreturn]] void fail_size(const char* path, int size) {
     std::string fits;
     for (int i = 1; i <= context_.world_size; ++i)
@@ -347,7 +350,7 @@ class Resolver {
     config().grad_accumulation_steps = batch.accumulation;
   }
 
-  // Records that a value has no effect at this stage. The run logs it and continues, like DeepSpeed.
+  // Records that a value has no effect at this stage. The run logs that and continues, as DeepSpeed does.
   void drop(const std::string& path, const std::string& given, std::string_view reason) {
     ConfigValue& entry = value_of(path);
     parsed_.without_effect.push_back(
@@ -413,7 +416,7 @@ class Resolver {
                "that is to be used, or a list of such; device may be \"none\"");
   }
 
-  // Returns the values of torch.amp.GradScaler, which DeepSpeed uses with autocast to fp16.
+  // Returns the settings of torch.amp.GradScaler, which DeepSpeed uses with autocast to fp16.
   static Fp16Config grad_scaler() {
     Fp16Config scaling;
     scaling.enabled = true;

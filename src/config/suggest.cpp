@@ -29,9 +29,9 @@ std::vector<std::string_view> words_of(std::string_view name) {
   return words;
 }
 
-// Returns the distance of names of several words. If one name contains all words of the other, in any order
-// ("warmup_steps", "warmup_num_steps"), it is the number of additional words. If one consists of the initials of the
-// other ("learning_rate", "lr"), it is 1. Otherwise returns nothing.
+// Returns the distance of two names, of which one has several words. If one name contains all words of the other, in
+// any order ("warmup_steps", "warmup_num_steps"), the distance is the number of additional words. If `b` consists of
+// the initials of `a` ("learning_rate", "lr"), the distance is 1. Otherwise returns nothing.
 std::optional<size_t> word_distance(std::string_view a, std::string_view b) {
   const std::vector<std::string_view> words = words_of(a), others = words_of(b);
   if (words.size() < 2) return {};
@@ -63,7 +63,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string suggest_path(const std::string& path, const std::vector<std::string>& known) {
-  constexpr size_t kLongestCompared = 100;  // longer keys are not typing errors
+  constexpr size_t kLongestCompared = 100;  // a longer key is not a typing error
   if (path.size() > kLongestCompared) return "";
   const Split wanted = split(path);
   if (!wanted.block.empty() && std::ranges::find(known, wanted.name) != known.end())
