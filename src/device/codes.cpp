@@ -28,7 +28,7 @@ kernels::CodedValues values_of(const at::Tensor& codes, const at::Tensor& scales
   return {codes.data_ptr(), scales.data_ptr<float>(), is_signed};
 }
 
-// Returns the value of each code in a block whose scale is 1.
+// Returns the value of each code, for a block whose scale is 1.
 at::Tensor value_of_codes(bool is_signed) {
   std::vector<uint8_t> codes(size_t{kScaledNumel});
   for (size_t code = 0; code < codes.size(); ++code) codes[code] = uint8_t(code);
@@ -37,8 +37,8 @@ at::Tensor value_of_codes(bool is_signed) {
   return at::tensor(values);
 }
 
-// Returns the least magnitude that each code above the code of 0 stands for, in a block whose scale is 1. Searches for
-// all magnitudes at the same time, by their bits, because the bits of a float ascend with its magnitude.
+// For each code above the code of 0, returns the least magnitude that gets this code, for a block whose scale is 1.
+// Searches for all magnitudes at the same time, bit by bit, because the bits of a float ascend with its magnitude.
 at::Tensor least_magnitudes(bool is_signed) {
   const int first = is_signed ? 127 : 0, count = 255 - first;
   std::vector<uint32_t> below(size_t(count), 0), least(size_t(count), std::bit_cast<uint32_t>(1.0f));
@@ -60,7 +60,7 @@ at::Tensor least_magnitudes(bool is_signed) {
   return at::tensor(magnitudes);
 }
 
-// The tables of the map. They stay on the host, because copies of this size do not wait for a device.
+// The tables of the map of codes. They stay on the host, because copies of this size do not wait for a device.
 struct Map {
   at::Tensor values, least;
 };
@@ -70,13 +70,13 @@ const Map& map_of(bool is_signed) {
   return is_signed ? with_sign : without_sign;
 }
 
-// Returns the flat tensor as rows of whole blocks.
+// Returns the flat tensor as rows of one block each, padded with zeros.
 at::Tensor rows(const at::Tensor& flat) {
   const int64_t rest = align_up(flat.numel(), kScaledNumel) - flat.numel();
   return (rest > 0 ? at::constant_pad_nd(flat, {0, rest}) : flat).view({-1, kScaledNumel});
 }
 
-// Calls body(begin, end) for ranges of whole blocks, on all threads.
+// Calls body(begin, end) for ranges of whole blocks. The ranges are spread over the threads.
 template <typename Body>
 void for_block_ranges(int64_t numel, const Body& body) {
   constexpr int64_t kGrainBlocks = 256;
@@ -96,16 +96,16 @@ void aten::decode(const at::Tensor& codes, const at::Tensor& scales, bool is_sig
 void aten::encode(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed) {
   const at::Tensor blocks = rows(values);
   at::Tensor most = at::maximum(blocks.amax({1}), blocks.amin({1}).neg());
-  most = most.abs_().clamp_max(std::numeric_limits<float>::max());  // abs_() makes a -0.0 a 0
+  most = most.abs_().clamp_max(std::numeric_limits<float>::max());  // abs_() makes 0 of -0.0
   scales.copy_(most);
-  // Two factors, as in the kernels, because the reciprocal of a subnormal would be infinite.
+  // Multiplies by two factors, as the kernels do, because the reciprocal of a subnormal would be infinite.
   const at::Tensor one = at::full_like(most, 1);
   const at::Tensor first = at::where(most.lt(0x1p-60), one * 0x1p90, at::where(most.gt(0x1p60), one * 0x1p-40, one));
   const at::Tensor second = at::where(most.gt(0), one.div(most.mul(first)), at::full_like(most, 0));
   const at::Tensor magnitudes = blocks.mul(first.unsqueeze(1)).mul_(second.unsqueeze(1)).abs_();
   const at::Tensor least = map_of(is_signed).least.to(codes.device(), /*non_blocking=*/true);
   at::Tensor code = at::bucketize(magnitudes, least, /*out_int32=*/true, /*right=*/true);
-  // -1 gets the code of the value before it, because the signed map has no value -1.
+  // The signed map has the value 1, but not -1. So -1 gets the code of the value nearest to it.
   if (is_signed) code = at::where(blocks.lt(0), code.neg().add_(127).add_(code.ge(128)), code.add(127));
   codes.copy_(code.view({-1}).slice(0, 0, values.numel()));
 }

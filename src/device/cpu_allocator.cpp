@@ -23,22 +23,23 @@
 namespace zeroshard {
 namespace {
 
-constexpr uintptr_t kAlignment = 64;           // the same as torch's own allocator
-constexpr size_t kOwnBlock = size_t{1} << 20;  // blocks from this size on do not come from the heap
+constexpr uintptr_t kAlignment = 64;           // that of torch's own allocator
+constexpr size_t kOwnBlock = size_t{1} << 20;  // larger blocks do not come from the heap
 
-// Precedes a tensor's memory.
+// Lies in front of a tensor's memory.
 struct Header {
-  void* start;   // returned by malloc, or start of the block
-  size_t block;  // the block's bytes; 0: memory from malloc
+  void* start;   // what malloc() returned, or the start of the block
+  size_t block;  // the block's bytes; 0: the memory is from malloc()
 };
-// Malloc's alignment leaves at least this much space before aligned memory.
+// malloc() aligns memory so that at least this much space is free in front of the address that is aligned to
+// kAlignment.
 static_assert(sizeof(Header) <= alignof(std::max_align_t));
 
 Header& header_of(void* memory) {
   return static_cast<Header*>(memory)[-1];
 }
 
-// Returns the cache of blocks. It is never destroyed, because torch uses it until the process ends.
+// Returns the cache of blocks. The cache is never destroyed, because torch uses it until the process ends.
 BlockCache& block_cache() {
   static auto* const cache = new BlockCache;
   return *cache;
@@ -84,10 +85,10 @@ class CompactAllocator final : public c10::Allocator {
     const Header header = fits ? take_from_system(bytes + kAlignment) : Header{};
     if (header.start == nullptr) {
       c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
-      // Uses the words of torch's own allocator, because programs search for them to suggest a smaller batch.
+      // The text is that of torch's own allocator, because programs look for it to suggest a smaller batch.
       TORCH_CHECK(false, "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes, " bytes.");
     }
-    // At least 16 bytes, malloc's alignment, are in front of the aligned address.
+    // At least 16 bytes, which is malloc's alignment, lie in front of the aligned address.
     const auto aligned = (reinterpret_cast<uintptr_t>(header.start) + kAlignment) & ~(kAlignment - 1);
     void* const memory = reinterpret_cast<void*>(aligned);
     header_of(memory) = header;
@@ -101,10 +102,10 @@ class CompactAllocator final : public c10::Allocator {
 #ifdef __GLIBC__
 namespace {
 
-// Returns whether the loaded object `name` has its own malloc.
+// Returns whether the loaded object `name`, at `base`, has a malloc() of its own.
 bool has_malloc(const char* name, const void* base) {
   void* const object = ::dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
-  if (object == nullptr) return false;  // an object of the kernel
+  if (object == nullptr) return false;  // the kernel's own object (vDSO)
   Dl_info info{};
   const void* const found = ::dlsym(object, "malloc");
   const bool own = found != nullptr && ::dladdr(found, &info) != 0 && info.dli_fbase == base;
@@ -112,9 +113,9 @@ bool has_malloc(const char* name, const void* base) {
   return own;
 }
 
-// Returns whether malloc is glibc's. Another malloc has its own size classes and does not need this allocator. The
-// address of malloc is not enough: in a program that is not position-independent (Debian's Python), it is the address
-// of a jump within the program.
+// Returns whether malloc() is that of glibc. Another malloc() has its own size classes and does not need this
+// allocator. The address of malloc() does not say it alone. In a program that is not position-independent (Debian's
+// Python), the address is that of a jump within the program.
 bool malloc_is_glibcs() {
   Dl_info found{}, libc{};
   const ElfW(Sym)* symbol = nullptr;
@@ -124,7 +125,7 @@ bool malloc_is_glibcs() {
     return false;
   if (found.dli_fbase == libc.dli_fbase) return true;
   if (symbol == nullptr || symbol->st_shndx != SHN_UNDEF) return false;
-  // The jump leads to the malloc of the library that was loaded first among the libraries with a malloc.
+  // The jump leads to the first loaded library that has a malloc().
   link_map* program = nullptr;
   if (::dlinfo(::dlopen(nullptr, RTLD_LAZY), RTLD_DI_LINKMAP, &program) != 0) return false;
   for (const link_map* object = program->l_next; object != nullptr; object = object->l_next) {
@@ -144,10 +145,10 @@ void use_compact_cpu_allocator() {
   std::call_once(once, [] {
     if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator() || !malloc_is_glibcs()) return;
     if (c10::utils::check_env("THP_MEM_ALLOC_ENABLE") == true) return;
-    // A child of a process with many threads, such as a data loader, frees memory that it has inherited, so the lock
-    // must be consistent there.
+    // A forked child of a process with many threads, such as a data loader, frees memory that it has inherited. So the
+    // child must get the lock in a consistent state.
     ::pthread_atfork([] { block_cache().lock(); }, [] { block_cache().unlock(); }, [] { block_cache().unlock(); });
-    auto* const allocator = new CompactAllocator;  // torch uses it until the process ends
+    auto* const allocator = new CompactAllocator;  // never destroyed, because torch uses it until the process ends
     std::atomic_thread_fence(std::memory_order_release);
     c10::SetCPUAllocator(allocator);
   });

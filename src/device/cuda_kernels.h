@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// Returns null if zeroshard was built without CUDA or without its compiler.
+// Returns the kernels of CUDA, or null if zeroshard was built without CUDA or without its compiler.
 const DeviceKernels* cuda_kernels();
 
 }  // namespace zeroshard

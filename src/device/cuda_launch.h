@@ -6,7 +6,8 @@
 #include "device/pack_item.h"
 #include "kernels/table.h"
 
-// The interface between kernels.cu, which nvcc compiles without torch, and the other files. See DeviceKernels.
+// The interface between kernels.cu, which nvcc compiles without torch, and the other files. DeviceKernels describes the
+// functions.
 namespace zeroshard::cuda {
 
 const kernels::KernelTable& table();

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kBlocksAtOnce = 4096;  // limits the temporary memory
 static_assert((kBlockNumel & (kBlockNumel - 1)) == 0, "blocks are added by halves");
 
-// Sums the squares of blocks, many blocks at a time, from any tensors.
+// Sums the squares of each block of some tensors, many blocks at a time.
 class BlockSums {
  public:
   BlockSums(int64_t blocks, at::TensorOptions options)
@@ -48,7 +48,7 @@ class BlockSums {
     if (filled_ == 0) return;
     const at::Tensor rows = squares_.slice(0, 0, filled_);
     rows.mul_(rows);
-    // Adds halves instead of calling sum(), whose order of additions depends on the number of rows.
+    // Adds halves, because the order in which sum() adds depends on the number of rows.
     for (int64_t half = kBlockNumel / 2; half > 0; half /= 2)
       rows.slice(1, 0, half).add_(rows.slice(1, half, 2 * half));
     sums_.slice(0, done_, done_ + filled_).copy_(rows.select(1, 0));
@@ -59,8 +59,8 @@ class BlockSums {
   int64_t filled_ = 0, done_ = 0;  // numbers of blocks
 };
 
-// Returns the limbs of an ExactSum of doubles that are not negative. A double is mantissa * 2^(exponent - 1075). Its
-// mantissa of 53 bits, shifted left by up to 31, lies in three limbs.
+// Returns the limbs of an ExactSum to which `values`, none of them negative, were added. A double is mantissa *
+// 2^(exponent - 1075). Its mantissa has 53 bits and is shifted left by up to 31, so it lies in three limbs.
 at::Tensor limbs_of(const at::Tensor& values) {
   constexpr int64_t kLow = 0xffffffff, kFraction = (int64_t{1} << 52) - 1;
   const at::Tensor bits = values.view(at::kLong);

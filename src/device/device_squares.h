@@ -10,12 +10,12 @@ namespace zeroshard {
 // Returns the sum of the squares of all elements of 1-D tensors of one device. A few operations handle all tensors
 // together, and the host waits once. Each block of kBlockNumel elements, counted from a tensor's first element, is
 // squared and added in fp64 in a fixed order. The sums of the blocks are added exactly, on the device. So the result
-// does not depend on how tensors are cut, as long as they are cut at multiples of kBlockNumel. Needs 32 MiB on the
+// does not depend on how tensors are cut, provided that they are cut at multiples of kBlockNumel. Needs 32 MiB on the
 // device.
 ExactSum sum_of_squares(std::span<const at::Tensor> tensors);
 
-// Computes the same sum for one tensor, without waiting. It writes the limbs of the sum to `limbs` (int64,
-// ExactSum::kNumLimbs of them, on the same device).
+// Computes the same sum for one tensor, without waiting. Writes the limbs of the sum to `limbs`, an int64 tensor of
+// ExactSum::kNumLimbs elements on the same device.
 void squares_into(const at::Tensor& flat, const at::Tensor& limbs);
 
 }  // namespace zeroshard

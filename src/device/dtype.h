@@ -5,7 +5,8 @@
 
 namespace zeroshard {
 
-// Returns the DType of a torch scalar type. Types other than fp32, fp64, bf16 and fp16 become kOther* by size.
+// Returns the DType of a torch scalar type. Types other than fp32, fp64, bf16 and fp16 become kOther1 to kOther8, by
+// size.
 inline DType to_dtype(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
@@ -31,7 +32,7 @@ inline DType to_dtype(at::ScalarType type) {
   }
 }
 
-// Returns the torch type of `dtype`. kOther* become integer types of the same size.
+// Returns the torch type of `dtype`. kOther1 to kOther8 become integer types of the same size.
 inline at::ScalarType to_scalar_type(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:

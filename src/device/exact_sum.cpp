@@ -22,7 +22,7 @@ void ExactSum::add(double value) {
   const double fraction = std::frexp(value, &exponent);               // 0.5 <= |fraction| < 1
   int64_t mantissa = static_cast<int64_t>(std::ldexp(fraction, 53));  // exact
   int shift = exponent - 53 - kLowestExponent;                        // value = mantissa * 2^(shift - 1074)
-  if (shift < 0) {                                                    // a denormal, whose low bits are zero
+  if (shift < 0) {                                                    // a denormal, whose lowest bits are zero here
     mantissa >>= -shift;
     shift = 0;
   }
@@ -58,7 +58,7 @@ double ExactSum::value() const {
   if (!is_finite()) return std::numeric_limits<double>::quiet_NaN();
   ExactSum carried = *this;
   carried.normalize();
-  // If so, the lower limbs count up from a large negative number.
+  // If the sum is negative, only the highest limb is, and the lower limbs count up from it.
   const bool negative = carried.limbs_[kNonFinite - 1] < 0;
   if (negative) {
     for (size_t i = 0; i < kNonFinite; ++i) carried.limbs_[i] = -carried.limbs_[i];

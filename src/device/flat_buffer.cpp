@@ -21,8 +21,8 @@ namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
 
-// Allocates memory. On the CPU it uses 2 MiB pages, because gathers and optimizer passes stream through whole buffers,
-// and page walks cost them 10 %.
+// Allocates zeroed memory of `device`. On the CPU, large memory uses 2 MiB pages, because gathers and optimizer passes
+// go through whole buffers, and page walks cost them 10 %.
 at::Tensor allocate_memory(int64_t bytes, at::Device device, Category category) {
   if (!device.is_cpu() || bytes < kHugePage)
     return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
@@ -61,7 +61,7 @@ FlatBuffer FlatBuffer::on_host(int64_t bytes, at::Device device, bool pin, Ledge
   if (bytes > 0 && pin) {
     buffer.host_ = pinned_memory(bytes, device);
     buffer.data_ = reinterpret_cast<char*>(buffer.host_.get());
-    std::memset(buffer.data_, 0, size_t(bytes));  // pinned pages exist already, so this does not fault
+    std::memset(buffer.data_, 0, size_t(bytes));  // pinned pages are already there, so this causes no page faults
   } else {
     buffer.owned_ = allocate_memory(bytes, at::kCPU, category);
     buffer.data_ = static_cast<char*>(buffer.owned_.data_ptr());
@@ -91,7 +91,7 @@ FlatBuffer::~FlatBuffer() {
   free();
 }
 
-// Keeps the memory forever if a failed collective may still write to it.
+// Keeps the memory forever if a failed collective might still write to it.
 void FlatBuffer::outlive_writer() const noexcept {
   if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(owned_);
 }
@@ -130,8 +130,8 @@ at::Tensor FlatBuffer::view(at::ScalarType type, int64_t offset, int64_t numel) 
 }
 
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device) {
-  // The target device is given, because otherwise torch would look up the pointer's device, and the pointer is null if
-  // there are no elements.
+  // The target device is given because torch would otherwise look up the device of the pointer, which is null if there
+  // are no elements.
   return at::for_blob(data, {numel})
       .options(at::TensorOptions().dtype(type).device(device))
       .target_device(device)

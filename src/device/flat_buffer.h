@@ -11,18 +11,18 @@
 
 namespace zeroshard {
 
-// Owns zeroed memory of one device, and counts it in a ledger for its lifetime. Movable, not copyable. If a limit of
-// the ledger would be exceeded, the constructor throws OutOfMemory before it allocates.
+// Owns zeroed memory of one device, and counts it in a ledger for its lifetime. It can be moved, but not copied. If the
+// memory would exceed a limit of the ledger, the constructor throws OutOfMemory and allocates nothing.
 class FlatBuffer {
  public:
   FlatBuffer() = default;
   // Allocates ordinary memory of `device`. `writer` is the communicator whose collectives write to the buffer
-  // (Comm::still_writes). It must outlive the buffer.
+  // (Comm::still_writes()). It must outlive the buffer.
   FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer = nullptr);
-  // Allocates memory that peers can read directly. Collective: see Comm::allocate.
+  // Allocates memory that peers can read directly. Collective, as Comm::allocate() is.
   FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
-  // Allocates host memory for `device`. The ledger counts it on the host's tier. With `pin` the device can copy to and
-  // from it directly (pinned_memory()). No copy may be running when the memory is freed.
+  // Allocates host memory for copies to and from `device`. The ledger counts it on the host's tier. If `pin` is true,
+  // the device can copy directly (pinned_memory()). No copy may be running when the memory is freed.
   static FlatBuffer on_host(int64_t bytes, at::Device device, bool pin, Ledger& ledger, Category category);
   FlatBuffer(FlatBuffer&& other) noexcept;
   FlatBuffer& operator=(FlatBuffer&& other) noexcept;
@@ -32,21 +32,21 @@ class FlatBuffer {
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   at::Device device() const { return device_; }
-  // Makes the destructor free the memory for other users only after the work that `stream` has at that time.
+  // Makes the destructor free the memory for other users only after the work that is then queued on `stream`.
   void freed_after(c10::Stream stream);
   // Returns ordinary memory as a tensor of bytes. The tensor owns the memory, and no ledger counts it.
   at::Tensor take_memory() &&;
-  // Returns the memory like take_memory(), and gives the buffer new zeroed memory. If there is no memory, throws and
+  // Returns the memory as take_memory() does, and gives the buffer new zeroed memory. If there is no memory, throws and
   // changes nothing.
   at::Tensor replace_memory();
-  // Returns a 1-D tensor over `numel` elements from byte `offset` on. The tensor does not own the memory.
+  // Returns a 1-D tensor of `numel` elements from byte `offset` on. The tensor does not own the memory.
   at::Tensor view(at::ScalarType type, int64_t offset, int64_t numel) const;
 
  private:
   void outlive_writer() const noexcept;
   void free() noexcept;
 
-  Reservation reserved_;  // declared before the memory: memory is counted before it is allocated
+  Reservation reserved_;  // declared before the memory, because memory is counted before it is allocated
   char* data_ = nullptr;
   int64_t bytes_ = 0;
   at::Device device_ = at::kCPU;
@@ -56,13 +56,14 @@ class FlatBuffer {
   const Comm* writer_ = nullptr;
 };
 
-// Returns a 1-D tensor over memory that it does not own. `device` has an index, unless it is the CPU.
+// Returns a 1-D tensor over memory that the tensor does not own. `device` must have an index, or be the CPU.
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device);
 
-// Cuts 1-D tensors from one allocation, because peers then map fewer segments and the system uses larger pages.
+// Cuts 1-D tensors from one allocation. With one allocation, peers map fewer segments, and the system uses larger
+// pages.
 class Carver {
  public:
-  // Creates a Carver that can only cut empty tensors.
+  // Creates a Carver that can cut only empty tensors.
   explicit Carver(at::Device device) : device_(device) {}
   explicit Carver(const FlatBuffer& buffer) : next_(buffer.data()), device_(buffer.device()) {}
   at::Tensor take(DType dtype, int64_t numel) {

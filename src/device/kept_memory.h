@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// Never frees the memory of a tensor in this process, because a collective may still write to it.
+// Keeps the memory of a tensor until the process ends, because a collective might still write to it.
 void keep_for_ever(at::Tensor memory) noexcept;
 
 }  // namespace zeroshard

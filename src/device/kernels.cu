@@ -1,5 +1,6 @@
-// The kernels of src/kernels for CUDA: the same code, one launch each. The file is compiled with -fmad=false, so that
-// additions and products are rounded where the CPU rounds them. fma(), division and square roots follow IEEE on both.
+// The kernels of src/kernels for CUDA. The code is the same, and each kernel is one launch. The file is compiled with
+// -fmad=false, so that additions and products are rounded where the CPU rounds them. fma(), division and square roots
+// follow IEEE on both.
 #include <algorithm>
 #include <cstdint>
 
@@ -14,7 +15,7 @@ namespace zeroshard::kernels {
 namespace {
 
 constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes, kNumLimbs = int{ExactSum::kNumLimbs};
-constexpr int64_t kMostBlocks = 2048;  // limit for a sum, to which each warp adds once
+constexpr int64_t kMostBlocks = 2048;  // the most blocks of threads for a sum, to which each warp adds once
 
 void check_launch() {
   const cudaError_t error = cudaGetLastError();
@@ -44,7 +45,7 @@ struct CudaVector : FourLanes {
   }
 };
 
-// As many tensors as the parameters of a launch have room for.
+// Holds as many tensors as fit into the parameters of a launch.
 struct PackItems {
   static constexpr int kMost = 64;
   const void* src[kMost];
@@ -100,10 +101,10 @@ void pack_all_to(std::span<const PackItem> items, DType dst_dtype, float scale) 
   pack_all<Src, Fp16>(items, scale);
 }
 
-// A warp's part of an ExactSum: lane l has limbs l, l + 32 and l + 64.
+// An ExactSum has its limbs spread over a warp. Lane l has the limbs l, l + 32 and l + 64.
 constexpr int kLimbsPerLane = (kNumLimbs + kLanes - 1) / kLanes;
 
-// Adds a double like ExactSum::add. The double is not negative, and all lanes have it.
+// Adds a double as ExactSum::add() does. All lanes must pass the same `value`, which must not be negative.
 __device__ void add_to_limbs(double value, int lane, unsigned long long* own) {
   const unsigned long long bits = static_cast<unsigned long long>(__double_as_longlong(value));
   const auto exponent = static_cast<int>((bits >> 52) & 0x7ff);
@@ -122,7 +123,7 @@ __device__ void add_to_limbs(double value, int lane, unsigned long long* own) {
   }
 }
 
-// Adds the first 2 * kHalf of `sums` by halves. The result is in the first.
+// Adds the first 2 * kHalf of `sums` by halves. sums[0] is the result.
 template <int kHalf>
 __device__ void add_by_halves(double* sums) {
 #pragma unroll
@@ -130,8 +131,9 @@ __device__ void add_by_halves(double* sums) {
   if constexpr (kHalf > 1) add_by_halves<kHalf / 2>(sums);
 }
 
-// Adds the squares of each block of kBlockNumel elements by halves, and the sums of blocks exactly. A warp adds a
-// block: lane l adds elements l + 32 k by halves of k, and then the lanes are added by halves.
+// Adds the squares of each block of kBlockNumel elements by halves, and then the sums of the blocks exactly. A warp
+// adds up one block. Lane l adds the elements l + 32 k by halves of k, and then the sums of the lanes are added by
+// halves.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) run_squares(const T* data, int64_t numel, unsigned long long* limbs) {
   constexpr int kEach = int{kBlockNumel} / kLanes;
@@ -184,7 +186,7 @@ struct TakeWritten {
   }
 };
 
-// Returns word `index` of 8 bytes. The last word may have fewer bytes, and is padded with zeros.
+// Returns word `index` of 8 bytes. If the last word has fewer bytes, it is padded with zeros.
 __device__ uint64_t word_at(const void* data, int64_t bytes, int64_t index, bool is_aligned) {
   if (is_aligned && (index + 1) * 8 <= bytes) return static_cast<const uint64_t*>(data)[index];
   uint64_t word = 0;
@@ -194,7 +196,8 @@ __device__ uint64_t word_at(const void* data, int64_t bytes, int64_t index, bool
   return word;
 }
 
-// The finalizer of SplitMix64: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014).
+// Mixes the bits of x. This is the finalizer of SplitMix64: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom
+// number generators" (2014).
 __device__ uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -211,7 +214,7 @@ __global__ void __launch_bounds__(kThreads) run_checksum(const void* data, int64
   if (threadIdx.x % kLanes == 0) atomicAdd(sum, own);
 }
 
-// Copies of the tables for the device.
+// The tables of codes in the device's memory.
 __constant__ DecodeTable device_decode = make_decode_table();
 __constant__ EncodeTable device_encode[2] = {make_encode_table(false), make_encode_table(true)};
 
@@ -227,12 +230,12 @@ __global__ void __launch_bounds__(kThreads)
     to[i] = map[codes[i]] * scales[i / kThreads];
 }
 
-// Returns the largest magnitude of the block to all of its threads. `parts` is shared memory.
+// Returns the largest magnitude among the values of all threads of a block, to each of them. `parts` is shared memory.
 __device__ float most_of_block(float value, float* parts) {
   float most = fabsf(value);
 #pragma unroll
   for (int half = kLanes / 2; half > 0; half /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, half));
-  __syncthreads();  // the threads may still read the parts of the block before
+  __syncthreads();  // before this, threads can still read the parts of the block before
   if (threadIdx.x % kLanes == 0) parts[threadIdx.x / kLanes] = most;
   __syncthreads();
 #pragma unroll
@@ -244,7 +247,7 @@ __global__ void __launch_bounds__(kThreads)
     run_encode(const float* values, int64_t numel, bool is_signed, uint8_t* codes, float* scales) {
   __shared__ float parts[kWarps];
   __shared__ EncodeTable table;
-  // Threads look up different entries, which shared memory has faster than constant memory.
+  // The table is copied to shared memory, because threads look up different entries, for which constant memory is slow.
   constexpr int kWords = int{sizeof(EncodeTable) / sizeof(uint32_t)};
   static_assert(kWords <= kThreads);
   if (threadIdx.x < kWords)
@@ -253,7 +256,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t block = blockIdx.x; block * kThreads < numel; block += gridDim.x) {
     const int64_t i = block * kThreads + threadIdx.x;
     const float value = i < numel ? values[i] : 0.0f;
-    const float scale = scale_of(most_of_block(value, parts));  // its barriers also complete the table
+    const float scale = scale_of(most_of_block(value, parts));  // its barriers also wait for the copy of the table
     if (i < numel) codes[i] = encode_element(table, value, factors_of(scale), is_signed);
     if (threadIdx.x == 0) scales[block] = scale;
   }

@@ -23,10 +23,10 @@
 namespace zeroshard::math {
 namespace {
 
-constexpr int64_t kGrain = 1 << 16;  // minimum of elements for which a second thread pays
-// Elements summed at a time on devices without kernels, which limits their memory.
+constexpr int64_t kGrain = 1 << 16;  // the fewest elements for which a second thread pays
+// The elements that are summed at a time on devices without kernels. The number limits their memory.
 constexpr int64_t kAtenPiece = 1 << 23;
-// Elements that are summed and then squared before the next elements are read, so that they stay in the L2 cache.
+// The elements that are summed and then squared before the next ones are read. They stay in the L2 cache meanwhile.
 constexpr int64_t kCached = 1 << 15;
 
 int64_t num_pieces(int64_t numel) {
@@ -40,7 +40,7 @@ const char* at_offset(const void* data, int64_t elements, DType dtype) {
   return static_cast<const char*>(data) + elements * element_size(dtype);
 }
 
-// Calls body(begin, end) for pieces of kCached elements, on all threads.
+// Calls body(begin, end) for pieces of kCached elements. The pieces are spread over the threads.
 template <typename Body>
 void for_cached_pieces(int64_t numel, const Body& body) {
   at::parallel_for(0, num_pieces(numel), kGrain / kCached, [&](int64_t first, int64_t last) {
@@ -48,7 +48,7 @@ void for_cached_pieces(int64_t numel, const Body& body) {
   });
 }
 
-// Returns the device's own kernels if they support these types.
+// Returns the device's own kernels, or null if there are none or they do not support these types.
 const kernels::KernelTable* table_for(at::Device device, at::ScalarType one, at::ScalarType other) {
   const auto is_taken = [](at::ScalarType type) {
     return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
@@ -64,11 +64,12 @@ void add(const std::vector<kernels::TwofoldSum>& pieces, ExactSum& sum) {
   }
 }
 
-// Adds the elements [begin, end) of the pieces to `sum` as a tree; see Note [The tree of a sum] in kernels_impl.h.
+// Adds the pieces to `sum` as a tree; see Note [The tree of a sum] in kernels_impl.h. `piece` makes a tensor of a
+// pointer.
 void add_tree(std::span<const void* const> pieces, const std::function<at::Tensor(const void*)>& piece,
               const at::Tensor& sum) {
   sum.copy_(piece(pieces[0]));
-  // The elements added so far are the left halves, from small to large.
+  // `sum` is the left child of the next node. The right child is the tree of the next `count` pieces.
   for (size_t done = 1; done < pieces.size();) {
     const size_t count = std::min(done, pieces.size() - done);
     if (count == 1) {
@@ -85,13 +86,13 @@ void add_tree(std::span<const void* const> pieces, const std::function<at::Tenso
 }  // namespace
 
 void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
-  const at::NoGradGuard no_grad;  // `in` may carry a graph, and `out` is used for the whole run
+  const at::NoGradGuard no_grad;  // `in` can have a graph, and `out` is used for the whole run
   const at::Tensor scaled = scale == 1 ? in.reshape({-1}) : in.reshape({-1}).to(at::kFloat).mul(scale);
   add ? out.add_(scaled) : out.copy_(scaled);
 }
 
-// Needs memory for kAtenPiece elements in fp32 for the sum, unless the sum can be accumulated in `out`. Each level of
-// the tree above the second needs as much again.
+// Needs fp32 memory for kAtenPiece elements of the sum, but not if the sum can grow in `out`. Each level of the tree
+// above the second needs as much in addition.
 void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                         bool accumulate) {
   const bool same_type = type == out.scalar_type();
@@ -110,7 +111,7 @@ void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type
   }
 }
 
-// Does not slice `out`, because for a small gradient on a device the host would need as long for slices as for the
+// Takes the whole `out` and not a slice, because for a small gradient on a device a slice takes the host as long as the
 // launch.
 void pack(const Packed& packed, const at::Tensor& out, float scale, bool add) {
   const bool on_host = out.is_cpu();

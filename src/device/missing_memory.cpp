@@ -13,7 +13,7 @@ void tell_missing_memory(const std::function<void()>& allocate, const std::funct
     throw OutOfMemory(error.what() + what());
   } catch (const std::bad_alloc&) {
     throw OutOfMemory("there is no memory" + what());
-  } catch (c10::OutOfMemoryError& error) {  // a device has no memory; scripts catch this type
+  } catch (c10::OutOfMemoryError& error) {  // a device has no memory; scripts catch this type, so the type stays
     error.add_context(what());
     throw;
   } catch (const c10::Error& error) {

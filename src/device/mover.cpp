@@ -15,7 +15,7 @@ Mover::Mover(c10::Device device, const Slots& slots, Ledger& ledger)
     slots_.push_back({slots.on_host ? FlatBuffer::on_host(slots.bytes, device, slots.pin, ledger, slots.category)
                                     : FlatBuffer(slots.bytes, device, ledger, slots.category),
                       StreamUses(device)});
-    if (!slots.on_host) slots_.back().uses.share();  // the current stream zeroes it
+    if (!slots.on_host) slots_.back().uses.share();  // the current stream fills it with zeros
   }
 }
 
@@ -67,7 +67,7 @@ void Mover::lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways way
   }
 }
 
-// Starts to copy a piece to the host, while the previous piece is in use.
+// Starts to copy a piece to the host while the previous piece is in use.
 Mover::Piece Mover::begin_piece(const at::Tensor& far, const at::Tensor& near, Ways ways, int64_t at) {
   Piece piece{{at, std::min(at + piece_numel_, far.numel())}, near};
   if (piece.range.size() == 0) return piece;
@@ -99,7 +99,7 @@ void Mover::lend_on_device(const at::Tensor& far, Ways ways, bool waits, const U
     slot.uses.share();
     move(far, near);
   }
-  slot.uses.end();  // the next piece in it waits for this copy, but not for later ones
+  slot.uses.end();  // the next piece in this slot waits for this copy, but not for later ones
 }
 
 }  // namespace zeroshard

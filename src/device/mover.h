@@ -14,66 +14,69 @@
 namespace zeroshard {
 
 // Copies bytes between the host and a device on a stream of its own, while the host and the device's current stream
-// continue. A mover may have buffers (slots) through which pieces pass in turn. It does not know the meaning of the
-// bytes. It does not work for the CPU.
+// continue. A mover can have buffers (slots) through which pieces pass in turn. It does not know what the bytes mean.
+// It does not work for the CPU.
 class Mover {
  public:
-  // The buffers of a Mover. All have one size and are on the host or on the device.
+  // The buffers of a Mover. All of them have one size. They are all on the host, or all on the device.
   struct Slots {
     int64_t bytes = 0;  // size of each
-    int count = 0;      // at least two for lend_on_host(), if some memory has more than one piece
+    int count = 0;      // at least two for lend_on_host() if memory consists of several pieces
     int64_t piece_numel = 0;
     bool on_host = true;
-    bool pin = true;  // pin buffers on the host
+    bool pin = true;  // whether buffers on the host are pinned
     Category category = Category::kPinned;
   };
   struct Slot {
     FlatBuffer memory;
-    StreamUses uses;                      // for a buffer on the device
-    std::optional<c10::Event> last = {};  // for a buffer on the host: end of the last copy from it or to it
+    StreamUses uses;  // for a buffer on the device
+    // For a buffer on the host: an event that completes when the last copy from it or to it has ended.
+    std::optional<c10::Event> last = {};
   };
 
   explicit Mover(c10::Device device) : device_(device), stream_(device) {}
   Mover(c10::Device device, const Slots& slots, Ledger& ledger);
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
-  // Waits for pending copies, so that the memory of both sides may be freed. In a forked child it does not wait.
+  // Waits for pending copies, so that the memory of both sides can be freed. In a forked child it does not wait.
   ~Mover();
 
   c10::Device device() const { return device_; }
   const SideStream& stream() const { return stream_; }
   int64_t piece_numel() const { return piece_numel_; }
   size_t num_slots() const { return slots_.size(); }
-  // Returns the next slot in turn. Before using it, the caller calls uses.take() or waits for `last`.
+  // Returns the next slot in turn. Before using a slot on the device, the caller must call uses.take(). Before using a
+  // slot on the host, the caller must wait for `last`.
   Slot& next_slot() { return slots_[turn_++ % slots_.size()]; }
 
   // Makes later copies wait for the present work of the current stream.
   void follow() const { stream_.follow(); }
-  // Start a copy on the mover's stream. Host memory must stay valid until record() is complete. Device memory must be
-  // usable on that stream.
+  // to_host() and to_device() start a copy on the mover's stream. Host memory must stay valid until an event of
+  // record() is complete. Device memory must be usable on that stream.
   void to_host(void* to, const void* from, int64_t bytes) const;
   void to_device(void* to, const void* from, int64_t bytes) const;
-  // Starts to copy `from` to `to`. One of the tensors is on the host, the other on the device. Both are contiguous.
+  // Starts to copy `from` to `to`. One of the tensors must be on the host, the other on the device. Both must be
+  // contiguous.
   void move(const at::Tensor& to, const at::Tensor& from) const;
-  // Keeps the device memory of `tensor` from being reused before the copies that were started have ended.
+  // Prevents the device memory of `tensor` from being reused before the copies that were started so far have ended.
   void outlive(const at::Tensor& tensor) const;
   // Returns an event that completes when all copies that were started so far are complete.
   c10::Event record() const { return stream_.record(); }
-  // Makes the host wait for all copies that were started.
+  // Blocks the host until all copies that were started are complete.
   void wait() const;
 
-  // Says whether lent memory is copied from its place before use (reads) and copied back after use (writes).
+  // Says whether lent memory is copied from its place before `use` (reads), and copied back afterwards (writes).
   struct Ways {
     bool reads = false, writes = false;
   };
-  // Lends `far`, 1-D memory of the device, to the host. Calls `use` for consecutive pieces, which are on the host and
-  // valid during the call only. The pieces are in the memory `near` if it is defined, else in slots. While one piece is
-  // in use, the next one is copied. The function does not wait for copies back. If `use` throws, copies continue, and
-  // the caller must call wait().
+  // Lends `far`, 1-D memory of the device, to the host. Calls `use` for one piece after another. A piece is on the
+  // host, and is valid only during the call. The pieces lie in `near` if that is defined, and otherwise in slots. While
+  // one piece is in use, the next one is copied. The function does not wait for copies back. If `use` throws, copies
+  // continue, and the caller must call wait().
   using UseOnHost = std::function<void(Range piece, const at::Tensor& near)>;
   void lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways ways, const UseOnHost& use);
   // Lends `far`, a piece of host memory, to the device's current stream. Calls `use` with a slot. The host waits for
-  // the copy to the device, and with `waits` also for the copy back.
+  // the copy to the device. If `waits` is true, it also waits for the copy back.
   using UseOnDevice = std::function<void(const at::Tensor& near)>;
   void lend_on_device(const at::Tensor& far, Ways ways, bool waits, const UseOnDevice& use);
 

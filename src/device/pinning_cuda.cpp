@@ -7,7 +7,7 @@ namespace zeroshard {
 std::string pin_for_cuda(void* memory, int64_t bytes) {
   const cudaError_t error = cudaHostRegister(memory, size_t(bytes), cudaHostRegisterPortable);
   if (error == cudaSuccess) return {};
-  static_cast<void>(cudaGetLastError());  // clears the error, which the next launch would report otherwise
+  static_cast<void>(cudaGetLastError());  // clears the error, because the next launch would otherwise report it
   return cudaGetErrorString(error);
 }
 

@@ -5,7 +5,7 @@
 
 namespace zeroshard {
 
-// Returns "F32", "BF16", ... Throws ValueError for a type for which safetensors has no name.
+// Returns the name that safetensors has for `type`: "F32", "BF16", ... Throws ValueError if it has none.
 std::string safetensors_dtype(c10::ScalarType type);
 
 }  // namespace zeroshard

@@ -8,26 +8,26 @@
 
 namespace zeroshard {
 
-// A fixed set of persistent buffers, so that a step needs no allocator. Each buffer has one user at a time. Buffers
-// have size classes: one class per distinct number of bytes.
+// A fixed set of persistent buffers, so that a step needs no allocator. Each buffer has one user at a time. All buffers
+// of one size, in bytes, form a size class.
 class SlotRing {
  public:
   class Slot {
    public:
-    // The work that zeroes `buffer` must have been given to the current stream.
+    // The work that fills `buffer` with zeros must already be queued on the current stream.
     explicit Slot(FlatBuffer buffer) : bytes_(buffer.bytes()), buffer_(std::move(buffer)), uses_(buffer_.device()) {
       uses_.share();
       uses_.end();
     }
     char* data() const { return buffer_.data(); }
     const FlatBuffer& buffer() const { return buffer_; }
-    // Tracks the streams that use the slot. A slot is released when its users have queued all their work, so streams
-    // may use it long after that.
+    // Tracks the streams that use the slot. Users release a slot when they have queued all their work, so streams can
+    // use it for long after that.
     StreamUses& uses() { return uses_; }
 
    private:
     friend class SlotRing;
-    int64_t bytes_;  // its size class
+    int64_t bytes_;  // the slot's size class
     FlatBuffer buffer_;
     StreamUses uses_;
     bool lent_ = false;
@@ -35,20 +35,22 @@ class SlotRing {
   };
   using Allocate = std::function<FlatBuffer(int64_t bytes)>;
 
-  // `slots` maps bytes to the number of slots. `allocate` is called once per slot, smallest class first.
+  // `slots` says for each size in bytes how many slots there are. `allocate` is called once for each slot, smallest
+  // first.
   SlotRing(const std::map<int64_t, int>& slots, Allocate allocate);
-  // Adds slots. A ring may be passed on before there is memory for its slots, for example while the user's model is
-  // being freed.
+  // Adds slots. A ring can be created without slots and get them when there is memory for them, for example while the
+  // user's model is being freed.
   void add(const std::map<int64_t, int>& slots);
 
   // Returns a free slot of exactly this size class, or null if all are in use.
   Slot* try_acquire(int64_t bytes);
-  // Returns a free slot, or a new slot beyond the ring, which is freed at its release. Users who hold more units
-  // unsharded at a time than the ring has slots get such slots, and the ledger's peak shows them.
+  // Returns a free slot. If all slots of the size class are in use, returns a new slot, which release() frees. This
+  // happens if users have more units unsharded at a time than the ring has slots. The ledger's peak shows these slots.
   Slot* acquire(int64_t bytes);
   void release(Slot* slot);
-  // Returns the memory of a slot, for tensors that may outlive the ring. The slot gets new memory. A slot beyond the
-  // ring gets none, and the caller must release it. If there is no memory, throws and leaves the slot unchanged.
+  // Returns the memory of a slot, for tensors that can outlive the ring. The slot gets new memory. But a slot that
+  // acquire() made in addition gets none, and the caller must release it. If there is no memory, throws and leaves the
+  // slot unchanged.
   at::Tensor take_memory(Slot* slot);
 
  private:

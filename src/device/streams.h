@@ -11,10 +11,10 @@
 // because the work of a call is done when the call returns.
 //
 // Note [Streams of an engine]
-// Compute runs on the stream that is current when the engine is called; autograd runs a backward on the stream of its
+// Compute runs on the stream that is current when the engine is called. Autograd runs a backward on the stream of its
 // forward. The engine has one stream for gathers and one for reductions. So a gather or a reduction waits only for the
-// compute that it needs, and compute does not wait for either. Copies of checkpoints have their own stream, too. Each
-// buffer has a StreamUses: the next user of the buffer waits for its earlier users, and for nothing else.
+// compute that it needs, and compute does not wait for either. Copies of checkpoints also have their own stream. Each
+// buffer has a StreamUses, by which the next user of the buffer waits for its earlier users, and for nothing else.
 namespace zeroshard {
 
 // Records which streams use a buffer.
@@ -22,54 +22,53 @@ class StreamUses {
  public:
   explicit StreamUses(c10::Device device = c10::kCPU) : device_(device) {}
 
-  // Says that the device's current stream starts to use the buffer together with other streams, without waiting for
-  // them.
+  // Says that the device's current stream starts to use the buffer, without waiting for the other streams that use it.
   void share();
-  // Says that every use so far ends with the present work of its stream.
+  // Says that every use so far ends when its stream has done its present work.
   void end();
-  // Makes later work of the current stream run after all other uses. The current stream is then the only user.
+  // Makes later work of the current stream wait for all other uses. The current stream is then the only user.
   void take();
-  // Returns the current users, for which take() would wait.
+  // Returns the streams for which take() would wait.
   std::vector<c10::Stream> streams() const;
 
  private:
   struct Use {
     c10::Stream stream;
     c10::Event event;
-    bool has_ended = false;  // the use ends with `event`
+    bool has_ended = false;  // whether the use ends with `event`
   };
   Use* find(c10::Stream stream);
   void add(c10::Stream stream);
   void end(Use& use);
 
   c10::Device device_;
-  std::vector<Use> uses_;  // few: one per stream
-  // Events for reuse, because creating an event is expensive. An event may be recorded again once other streams wait
-  // for it.
+  std::vector<Use> uses_;  // few, because each stream has one at most
+  // Events that are used again, because creating one is expensive. An event can be recorded again as soon as other
+  // streams have been told to wait for it.
   std::vector<c10::Event> spare_{};
 };
 
-// Makes later work of the current stream of `device` run after the event.
+// Makes later work of the current stream of `device` wait for the event.
 void current_stream_waits(c10::Event& event, c10::Device device);
-// Keeps the memory of `tensor`, which was allocated on another stream, from being reused before the current stream has
-// done its present work.
+// Prevents the memory of `tensor`, which was allocated on another stream, from being reused before the current stream
+// has done its present work.
 void outlive_current_stream(const at::Tensor& tensor);
-// Frees the memory of `tensor` once the current stream has done its present work. The memory may have been allocated on
-// another stream. If several streams used the memory, the caller must first make the current stream wait for them. An
-// undefined tensor is allowed.
+// Frees the memory of `tensor` once the current stream has done its present work. The memory can be from another
+// stream. If several streams used the memory, the caller must first make the current stream wait for them. `tensor` may
+// be undefined.
 void free_after_current_stream(at::Tensor tensor) noexcept;
 
 // A stream that the engine owns.
 class SideStream {
  public:
-  // Creates no stream on the CPU. A device without an index means the current one.
+  // On the CPU, creates no stream. A device without an index means the current one.
   explicit SideStream(c10::Device device);
-  // Calls join(), so that memory which the stream uses may be freed afterwards.
+  // Calls join(), so that memory which the stream uses can be freed afterwards.
   ~SideStream();
   SideStream(const SideStream&) = delete;
   SideStream& operator=(const SideStream&) = delete;
 
-  // Makes the stream current for this thread during its lifetime.
+  // Makes the stream current for this thread for its lifetime.
   class Scope {
    public:
     explicit Scope(const SideStream& side) : guard_(side.stream_) {}
@@ -78,16 +77,16 @@ class SideStream {
     c10::OptionalStreamGuard guard_;
   };
 
-  // Makes later work of the current stream run after the present work of this stream.
+  // Makes later work of the current stream wait for the present work of this stream.
   void join() const;
-  // Makes later work of this stream run after the present work of the current stream.
+  // Makes later work of this stream wait for the present work of the current stream.
   void follow() const;
-  // Returns an event at the end of this stream's present work. Not on the CPU.
+  // Returns an event that completes with this stream's present work. Must not be called on the CPU.
   c10::Event record() const;
 
  private:
   std::optional<c10::Stream> stream_;
-  mutable std::optional<c10::Event> event_;  // event of follow() and join()
+  mutable std::optional<c10::Event> event_;  // used by follow() and join()
 };
 
 }  // namespace zeroshard

@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// A storage of its own type, by which is_swapped() recognises it.
+// A storage of a type of its own, by which is_swapped() recognises it.
 struct SwappedStorage final : c10::StorageImpl {
   SwappedStorage(int64_t bytes, at::Device device)
       : c10::StorageImpl(use_byte_size_t(), size_t(bytes), at::DataPtr(nullptr, device), /*allocator=*/nullptr,
@@ -17,8 +17,9 @@ struct SwappedStorage final : c10::StorageImpl {
   bool is_left = false;  // set by leave_memory() or abandon()
 };
 
-// The flag that makes reading a storage throw. LibTorch 2.11 and 2.12 have a function that sets the flag, but none that
-// clears it. An explicit instantiation may name a private member, so this code gets access by one.
+// Returns the flag that makes reading a storage throw. LibTorch 2.11 and 2.12 have a function that sets the flag, but
+// none that clears it. The code below gets access to the private flag because an explicit instantiation may name a
+// private member.
 bool& throws_when_read(c10::StorageImpl& storage);
 template <bool c10::StorageImpl::*member>
 struct PrivateFlag {
@@ -28,7 +29,7 @@ template struct PrivateFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 void set_data(c10::StorageImpl& storage, at::DataPtr data, bool throws) {
   throws_when_read(storage) = throws;
-  storage.set_data_ptr_noswap(std::move(data));  // also makes the storage read the flag again
+  storage.set_data_ptr_noswap(std::move(data));  // this call also makes the storage look at the flag
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Returns the bytes of a CUDA device's memory, including the bytes that other processes use. Returns nothing for other
-// devices, and if the driver does not say.
+// Returns the bytes of a CUDA device's memory, including those that other processes use. Returns nothing for other
+// devices, or if the driver does not say it.
 std::optional<int64_t> total_memory(c10::Device device);
 
 }  // namespace zeroshard

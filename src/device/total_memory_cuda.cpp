@@ -10,7 +10,7 @@ std::optional<int64_t> total_memory(c10::Device device) {
   const c10::cuda::OptionalCUDAGuard guard(device);
   size_t free = 0, total = 0;
   if (cudaMemGetInfo(&free, &total) == cudaSuccess) return int64_t(total);
-  static_cast<void>(cudaGetLastError());  // clears the error, which the next launch would report otherwise
+  static_cast<void>(cudaGetLastError());  // clears the error, because the next launch would otherwise report it
   return std::nullopt;
 }
 
