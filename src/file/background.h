@@ -9,7 +9,7 @@
 
 namespace zeroshard {
 
-// A thread that runs one job at a time; the first job starts it.
+// A thread that runs one job at a time. The first job starts the thread.
 class Background {
  public:
   ~Background() {
@@ -21,13 +21,13 @@ class Background {
     if (thread_.joinable()) thread_.join();
   }
 
-  // Starts a job. Call it only after wait().
+  // Starts a job. Must be called only after wait() has returned.
   void start(std::function<void()> job) {
     if (!thread_.joinable()) {
       try {
         thread_ = std::thread([this] { run(); });
       } catch (const std::system_error&) {
-        // The system refuses another thread. The job runs on this thread, which is slower, but writes the data.
+        // The system refuses to start a thread. The job runs on this thread, which is slower, but the data is written.
         return keep_error(job);
       }
     }
@@ -36,11 +36,11 @@ class Background {
       job_ = std::move(job);
     }
     changed_.notify_all();
-    std::this_thread::yield();  // on a shared core, the device gets its work before the caller continues
+    std::this_thread::yield();  // on a shared core, the thread gives the device its work before the caller continues
   }
 
-  // Waits until the job is done. Throws the job's exception at every call. Calls `while_waiting`, if there is one,
-  // about ten times a second. An exception from `while_waiting` ends the wait, but not the job.
+  // Waits until the job is done. Every call throws the exception that the job threw. Calls `while_waiting`, if there is
+  // one, about ten times a second. An exception from `while_waiting` ends the wait, but not the job.
   void wait(const std::function<void()>& while_waiting = {}) {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return !job_; })) {

@@ -10,36 +10,37 @@
 
 namespace zeroshard {
 
-// The number of elements of a chunk. Each element has one value per slot, such as its master weight and its moments.
-// The file keeps all slots of a chunk together as one record, so that one long access reads or writes them.
+// The number of elements of a chunk. Each element has one value for each slot, such as its master weight and its
+// moments. The file keeps the values of all slots of a chunk together as one record, so that one long access reads or
+// writes them.
 inline constexpr int64_t kChunkNumel = int64_t{1} << 20;
-// The number of elements of a block. The values of one slot in a block (16 KiB) are read, checked and written as a
-// whole.
+// The number of elements of a block. The values that a block has in one slot (16 KiB) are read, checked and written as
+// a whole.
 inline constexpr int64_t kSumNumel = 4 * kBlockNumel;
 
 inline constexpr int kMaxSlots = 4;
 
-// A group of `numel` elements with `slots` values each. Values are fp32, or narrower in the last `narrow_slots` slots.
-// Chunks never cross the end of a group.
+// A group of `numel` elements with `slots` values each. Values are fp32, but the values of the last `narrow_slots`
+// slots are narrower. Chunks never cross the end of a group.
 struct ChunkGroup {
   int64_t numel = 0;      // a multiple of kBlockNumel
   int slots = 0;          // at most kMaxSlots
   std::string name = {};  // for messages
-  int narrow_slots = 0;   // number of slots with `narrow_bytes` for each value: 1 or 2
+  int narrow_slots = 0;   // how many slots have values of `narrow_bytes` bytes: 1 or 2
   int narrow_bytes = 2;
 
-  // Returns the bytes of the record of `of_numel` elements of this group.
+  // Returns the bytes of a record that has `of_numel` elements of this group.
   int64_t record_bytes(int64_t of_numel) const;
   int64_t bytes() const { return record_bytes(numel); }
 };
 
-// The totals over all chunks of some groups. Computing them takes no work per chunk.
+// The totals over all chunks of some groups, computed without a loop over the chunks.
 struct ChunkTotals {
-  // Throws ValueError for groups or chunks that are not whole blocks.
+  // Throws ValueError if groups or chunks do not consist of whole blocks of kBlockNumel.
   explicit ChunkTotals(std::span<const ChunkGroup> groups, int64_t chunk_numel = kChunkNumel);
 
   int num_buffers(int wanted) const { return int(std::min(num_chunks, size_t(wanted))); }
-  // Returns the bytes of the buffers and checksums that a store keeps in memory.
+  // Returns the bytes of the buffers and the checksums that a store keeps in memory.
   int64_t memory_bytes(int buffer_count) const {
     return num_buffers(buffer_count) * record_bytes + int64_t(num_sums * sizeof(uint64_t));
   }
@@ -48,7 +49,8 @@ struct ChunkTotals {
   int64_t record_bytes = 0;  // size of the longest record
 };
 
-// Slots of narrow values are padded to multiples of this size, so that every slot begins where direct I/O allows it.
+// The padding of a slot with narrow values ends at a multiple of this size, so that every slot begins at an offset that
+// direct I/O allows.
 inline constexpr int64_t kSlotAlignment = kBlockNumel * int64_t{sizeof(float)};
 
 // A chunk, its place in a file and its checksums.
@@ -57,8 +59,9 @@ struct Chunk {
   size_t group = 0;
   int slots = 0, narrow_slots = 0, narrow_bytes = 2;
   size_t file = 0;
-  int64_t offset = 0;    // position of its record in the file: slot after slot
-  size_t first_sum = 0;  // index of its first checksum: slot after slot, one per block of kSumNumel elements
+  int64_t offset = 0;  // position of its record in the file; the record has slot after slot
+  // The index of its first checksum. Each slot has one checksum for each block of kSumNumel elements, slot after slot.
+  size_t first_sum = 0;
 
   int64_t numel() const { return elements.size(); }
   int64_t bytes() const { return slot_begin(slots); }
@@ -69,11 +72,12 @@ struct Chunk {
     return numel() * 4 * wide + align_up(numel() * narrow_bytes, kSlotAlignment) * (slot - wide);
   }
   size_t blocks() const { return size_t(ceil_div(numel(), kSumNumel)); }
-  // Returns the elements of a block, counted from the chunk's first element. Their values in one slot share a checksum.
+  // Returns the elements of block `number`, counted from the chunk's first element. Their values in one slot share a
+  // checksum.
   Range block(size_t number) const {
     return {int64_t(number) * kSumNumel, std::min(int64_t(number + 1) * kSumNumel, numel())};
   }
-  // Returns the position of a block's values in the record. The last block includes the padding of the slot.
+  // Returns the position of a block's values for `slot` in the record. The last block includes the padding of the slot.
   Range block_bytes(int slot, size_t number) const {
     const int64_t begin = slot_begin(slot) + block(number).begin * value_bytes(slot);
     const bool is_last = number + 1 == blocks();
@@ -81,11 +85,11 @@ struct Chunk {
   }
 };
 
-// The places of the chunks of some groups in files: chunk after chunk, striped over the files. The planner and the
-// store both use it.
+// The places of the chunks of some groups in files. The chunks follow one another, striped over the files. The planner
+// and the store both use it.
 class ChunkLayout {
  public:
-  // Throws ValueError if groups are not whole blocks, or if there is no file.
+  // Throws ValueError if groups do not consist of whole blocks, or if there is no file.
   ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, int64_t chunk_numel = kChunkNumel);
 
   const std::vector<Chunk>& chunks() const { return chunks_; }
@@ -102,9 +106,9 @@ class ChunkLayout {
   int64_t chunk_numel_;
   ChunkTotals totals_;
   std::vector<Chunk> chunks_;
-  std::vector<size_t> first_;       // by group: its first chunk
-  std::vector<int64_t> numels_;     // by group
-  std::vector<std::string> names_;  // by group
+  std::vector<size_t> first_;       // the first chunk of each group
+  std::vector<int64_t> numels_;     // of each group
+  std::vector<std::string> names_;  // of each group
   std::vector<int64_t> file_bytes_;
 };
 

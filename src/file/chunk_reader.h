@@ -6,19 +6,19 @@
 
 namespace zeroshard {
 
-// Reads one slot of a group's values on a second thread, while another thread borrows from the store. Nobody may borrow
-// the group to write meanwhile. The reader does not use the store's buffers or its plan. It reads the slot of a whole
-// chunk into its own memory and keeps it there, so that values requested in order are read once.
+// Reads one slot of a group's values on a second thread, while another thread borrows from the store. Meanwhile nobody
+// may borrow the group to write. The reader uses neither the store's buffers nor its plan. It reads the slot of a whole
+// chunk into its own memory and keeps it there, so that values which are requested in order are read once.
 class ChunkReader {
  public:
-  // Runs `call` while nobody else calls the store. Passes on its exceptions.
+  // Runs `call` while no other thread calls the store. Exceptions of `call` pass through.
   using Alone = std::function<void(const std::function<void()>& call)>;
 
-  // `store` must outlive it.
+  // `store` must outlive the reader.
   ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot);
-  // Reads the values of the group's elements in `range` to `to`. Throws IoError, after which the store has failed, too.
+  // Reads the values of the group's elements in `range` to `to`. Throws IoError. After that, the store has failed, too.
   void read(Range range, void* to);
-  // Reads from a slot that stores the bytes of another dtype. `bytes` is a range of bytes of the slot.
+  // Does the same for a slot that stores the bytes of values of another dtype. `bytes` is a range of bytes of the slot.
   void read_bytes(Range bytes, void* to);
 
  private:
@@ -29,7 +29,7 @@ class ChunkReader {
   Alone alone_;
   size_t group_;
   int slot_;
-  DirectBuffer memory_;          // holds the slot of a chunk; null before the first read
+  DirectBuffer memory_;          // has the slot of one chunk; null before the first read
   std::optional<size_t> chunk_;  // the chunk in memory_
 };
 

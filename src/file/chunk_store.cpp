@@ -63,15 +63,15 @@ void ChunkStore::make_queue(const Wrap& wrap) {
                                                options_.queue_depth, options_.block_bytes);
 }
 
-// Writes the files once from end to end. Otherwise the first write to each part would be slow, because a file system
-// may treat reserved space differently from written space.
+// Writes each file once from end to end. Otherwise the first write to each part would be slow, because a file system
+// can treat reserved space differently from written space.
 void ChunkStore::fill_files() {
   if (buffers_.empty()) return;
   std::byte* const zeros = buffers_[0].memory.get();
   std::memset(zeros, 0, size_t(layout_.totals().record_bytes));
   for (size_t number = 0; number < layout_.chunks().size(); ++number) {
     const Chunk& chunk = layout_.chunks()[number];
-    const size_t owner = number % buffers_.size();  // several buffers, so that several writes run at once
+    const size_t owner = number % buffers_.size();  // buffers take turns as owners, so that several writes run at once
     while (!transfers_->is_idle(owner)) transfers_->advance(/*wait=*/true);
     transfers_->begin({BlockRequest::Kind::kWrite, chunk.file, zeros, chunk.bytes(), chunk.offset, owner});
     for (int slot = 0; slot < chunk.slots; ++slot) {
@@ -89,7 +89,7 @@ void ChunkStore::guarded(const Call& all) {
   if (!failure_.empty()) throw IoError(failure_);
   try {
     all();
-    // The store also fails after std::bad_alloc, because data that should have been written may be lost.
+    // The store also fails after std::bad_alloc, because data that should have been written might be lost.
   } catch (const std::exception& error) {
     if (failure_.empty()) failure_ = error.what();
     throw;
@@ -185,8 +185,8 @@ void ChunkStore::flush() {
   });
 }
 
-// Makes `next` the front of the plan. If the plan contains `next`, it continues from there. If the range was not
-// announced, a new plan begins. `next` may also be a part of the chunk that was lent last, and then the plan stays.
+// Removes from the plan what comes before `next`. If `next` is not in the plan, because nobody announced it, `next`
+// becomes the whole plan. If `next` is a part of the chunk that was lent last, the plan stays as it is.
 void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   if (next.empty()) return;
   const bool goes_on = current_ != nullptr && current_->chunk == next.front().chunk;
@@ -200,7 +200,7 @@ void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   }
 }
 
-// Returns a buffer with the wanted blocks of the chunk. The buffer becomes the current one.
+// Returns a buffer that has the wanted blocks of the chunk. This buffer becomes the current one.
 ChunkStore::Buffer& ChunkStore::bring(const Planned& wanted) {
   if (current_ != nullptr && current_->chunk != wanted.chunk) leave_current();
   Buffer* buffer = find(wanted.chunk);
@@ -208,7 +208,7 @@ ChunkStore::Buffer& ChunkStore::bring(const Planned& wanted) {
     buffer = &least_needed();
     buffer->reset(wanted.chunk);
   }
-  current_ = buffer;  // set first, because waiting reads ahead into other buffers
+  current_ = buffer;  // set before the wait, because a wait reads ahead into other buffers
   const Blocks missing = wanted.to_read() & ~buffer->there;
   if (missing.any()) {
     wait_for(*buffer);
@@ -227,11 +227,12 @@ ChunkStore::Buffer* ChunkStore::find(size_t chunk) {
 }
 
 bool ChunkStore::is_planned(size_t chunk) const {
-  const auto end = plan_.begin() + std::min(std::ssize(plan_), std::ssize(buffers_));  // later chunks have no buffer
+  // There are no buffers for the chunks after these.
+  const auto end = plan_.begin() + std::min(std::ssize(plan_), std::ssize(buffers_));
   return std::any_of(plan_.begin(), end, [&](const Planned& each) { return each.chunk == chunk; });
 }
 
-// Returns the buffer that is needed least. It may still have running transfers and readers.
+// Returns the buffer that is needed least. Its transfers and its readers might still be running.
 ChunkStore::Buffer& ChunkStore::least_needed() {
   const auto rank = [&](const Buffer& buffer) {
     if (!buffer.chunk) return 0;
@@ -245,7 +246,7 @@ ChunkStore::Buffer& ChunkStore::least_needed() {
 }
 
 void ChunkStore::read_ahead() {
-  size_t ahead = 1;  // buffers in use: the current one, and those of planned chunks
+  size_t ahead = 1;  // number of buffers in use, for the current chunk and for planned chunks
   for (const Planned& next : plan_) {
     if (ahead++ >= buffers_.size()) return;
     Buffer* buffer = find(next.chunk);
@@ -327,7 +328,7 @@ ChunkStore::SlotBlocks ChunkStore::copy_buffered(size_t chunk, int slot, std::by
     const bool is_at_rest = buffer != nullptr && (buffer->writing || transfers_->is_idle(number(*buffer)));
     for (size_t block = 0; block < own.blocks(); ++block) {
       const size_t bit = size_t(slot) * own.blocks() + block;
-      // Changed blocks are only in the buffer, even while other blocks are read into it.
+      // A changed block is only in the buffer, even while other blocks are read into the buffer.
       const bool is_here = buffer != nullptr && (buffer->changed[bit] || (is_at_rest && buffer->there[bit]));
       if (!is_here) {
         missing.set(block);
@@ -369,7 +370,7 @@ void ChunkStore::fail(const std::string& message) {
   if (failure_.empty()) failure_ = message;
 }
 
-// Calls visit(first byte in the record, bytes) for ranges of whole blocks that are as long as possible.
+// Calls visit(first byte in the record, bytes) for ranges of `blocks` that follow one another in the record.
 template <typename Visit>
 void ChunkStore::for_each_stretch(const Chunk& chunk, const Blocks& blocks, const Visit& visit) const {
   int64_t begin = 0, end = 0;
@@ -387,7 +388,8 @@ void ChunkStore::for_each_stretch(const Chunk& chunk, const Blocks& blocks, cons
   if (end > begin) visit(begin, end - begin);
 }
 
-// Calls visit(number of the checksum, data, bytes) for every slot of the blocks.
+// Calls visit(index of the block's checksum, the block's data in the buffer, its bytes) for every block in `blocks`.
+// Each slot of the chunk has its own blocks.
 template <typename Visit>
 void ChunkStore::for_each_sum(const Buffer& buffer, const Blocks& blocks, const Visit& visit) {
   const Chunk& chunk = layout_.chunks()[*buffer.chunk];

@@ -19,11 +19,11 @@ namespace zeroshard {
 // Keeps the values of groups of elements in swap files, and lends ranges of them in memory.
 //
 // Note [Chunks on their way]
-// A few buffers hold one chunk each. A lent chunk was read ahead, or is read now. Written values stay in the buffer
-// until another chunk is lent. Then they are written to the file in the background, while the next chunks are lent.
-// Until the write is done, the buffer is neither changed nor given to another chunk. So reads, use and writes overlap,
-// except with a single buffer. Each buffer knows for each block whether it has been read and whether it has changed.
-// Blocks that nobody borrows are not read.
+// A few buffers hold one chunk each. When a chunk is lent, it has been read ahead or is read now. Written values stay
+// in the buffer until another chunk is lent. Then they are written to the file in the background, while the next chunks
+// are lent. Until that write is done, the buffer is neither changed nor given to another chunk. So reads, use and
+// writes overlap, except if there is a single buffer. Each buffer knows for each block whether the block has been read
+// and whether it has changed. Blocks that nobody borrows are not read.
 //
 // Only one thread at a time may use the store, except for read_file(). Functions throw IoError with the path, also for
 // errors of earlier background writes. After an error every call throws the same error, because the contents of the
@@ -31,21 +31,22 @@ namespace zeroshard {
 class ChunkStore {
  public:
   struct Options {
-    std::vector<std::string> directories;  // one swap file in each; chunks are striped
+    std::vector<std::string> directories;  // each has one swap file; chunks are striped over the files
     int buffer_count = 4;
     int64_t chunk_numel = kChunkNumel;
-    int64_t block_bytes = int64_t{1} << 20;  // bytes of a request
-    int queue_depth = 32;                    // largest number of running requests
-    int thread_count = 4;                    // used if io_uring is refused
-    bool verify = true;                      // check checksums when values are read
-    RingSystem* ring = nullptr;              // null: only threads
-    // Allocates the memory of a buffer, aligned for O_DIRECT. Null: allocate_direct().
+    int64_t block_bytes = int64_t{1} << 20;  // bytes of one request
+    int queue_depth = 32;                    // the most requests that run at a time
+    int thread_count = 4;                    // threads that read and write if io_uring is refused
+    bool verify = true;                      // whether values that are read are compared with their checksums
+    RingSystem* ring = nullptr;              // null: threads read and write
+    // Allocates the memory of a buffer, aligned for O_DIRECT. Null means allocate_direct().
     std::function<std::shared_ptr<std::byte>(int64_t bytes)> allocate = {};
   };
-  // kOverwrite: `use` writes all values, and the previous values are not read.
+  // With kOverwrite, `use` must write all values, and the previous values are not read.
   enum class Access : uint8_t { kRead, kModify, kOverwrite };
-  // `values` has one address per slot, of the first element of `part`; if one slot is lent, it has only that address.
-  // The addresses of narrow values are passed as float*, too. Valid during the call only.
+  // `values` has one address for each slot, that of the first element of `part`. If only one slot is lent, `values` has
+  // only the address for this slot. Addresses of narrow values are passed as float*, too. They are valid only during
+  // the call.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
   // Something that still reads lent values after lend() has returned, such as a copy to a device.
   class Reader {
@@ -54,10 +55,10 @@ class ChunkStore {
     virtual bool is_done() = 0;
     virtual void await() = 0;
   };
-  // For tests: wraps the queue that the store would use.
+  // Replaces the queue that the store would use, for tests.
   using Wrap = std::function<std::unique_ptr<BlockQueue>(std::unique_ptr<BlockQueue>)>;
 
-  // All values are 0 at first. Reserves the files and writes them once, from end to end. Throws IoError if a directory
+  // All values are 0 at first. Reserves the files, and writes each once from end to end. Throws IoError if a directory
   // cannot be used or has too little space, ValueError for options that make no sense, and std::bad_alloc. `io` must
   // outlive the store.
   ChunkStore(std::span<const ChunkGroup> groups, Options options, Io& io, const Wrap& wrap = {});
@@ -66,18 +67,18 @@ class ChunkStore {
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
 
-  // Calls `use` for consecutive parts that make up `range`. Except with kRead, the values that `use` has written are
-  // kept, even if it throws. If it throws with kOverwrite, the values of that part are undefined. `use` must not call
-  // the store. If `slot` is given, other slots are neither read nor written.
+  // Calls `use` for consecutive parts that make up `range`. If `slot` is given, other slots are neither read nor
+  // written. With kModify and kOverwrite, the store keeps the values that `use` has written, even if `use` throws. But
+  // if `use` throws with kOverwrite, the values of that part are undefined. `use` must not call the store, except for
+  // read_on().
   void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
-  // Says that `reader` reads the lent part until it is done. It is the only function that `use` may call. Until then
-  // the values do not change, because a caller that borrows them to write waits, and so does a caller that needs the
-  // buffer.
+  // Says that `reader` reads the lent part until the reader is done. Only `use` may call it. Until then the values do
+  // not change, because a caller that borrows them to write waits. A caller that needs the buffer waits, too.
   void read_on(std::shared_ptr<Reader> reader);
   // Announces that lend() will be called for this range, after the ranges announced before, so that the store reads the
-  // range ahead. If lend() is called in another order, only time is lost.
+  // range ahead. If lend() is called in another order, that costs only time.
   void will_need(size_t group, Range range);
-  // Replaces all earlier announcements by `next`, in this order.
+  // A range for will_need_next(), which replaces all earlier announcements by `next`, in this order.
   struct Announced {
     size_t group = 0;
     Range range;
@@ -86,16 +87,16 @@ class ChunkStore {
   // Waits until all changed values are in the files.
   void flush();
 
-  // The next two functions let a second thread read one slot of a chunk while another thread borrows (see ChunkReader).
-  // Nobody may borrow the chunk to write meanwhile. The functions change neither the plan nor the buffers. `to` has
-  // room for the slot.
+  // copy_buffered() and read_file() let a second thread read one slot of a chunk while another thread borrows (see
+  // ChunkReader). Meanwhile nobody may borrow the chunk to write. These functions change neither the plan nor the
+  // buffers. `to` must have room for the slot.
   using SlotBlocks = std::bitset<size_t(kChunkNumel / kSumNumel)>;
   // Copies the blocks that are in a buffer to `to`. Returns the other blocks, whose values are only in the file. They
-  // stay there while nobody borrows the chunk to write.
+  // stay in the file as long as nobody borrows the chunk to write.
   SlotBlocks copy_buffered(size_t chunk, int slot, std::byte* to);
-  // Reads `blocks` from the file. May run at the same time as any other call.
+  // Reads `blocks` from the file. May be called while another thread calls any function of the store.
   void read_file(size_t chunk, int slot, const SlotBlocks& blocks, std::byte* to) const;
-  // Makes every later call throw `message`, unless it throws an earlier error already.
+  // Makes every later call throw `message`. If the store has failed already, later calls still throw the earlier error.
   void fail(const std::string& message);
 
   // Returns whether a read or a write has failed. If so, every later call throws IoError.
@@ -106,21 +107,21 @@ class ChunkStore {
   const std::vector<SwapFile>& files() const { return files_; }
   int64_t memory_bytes() const { return layout_.totals().memory_bytes(options_.buffer_count); }
   int64_t bytes_read() const { return transfers_->bytes_moved(BlockRequest::Kind::kRead); }
-  // Does not count the initial writes that filled the files.
+  // Returns the bytes written, without the initial writes that filled the files.
   int64_t bytes_written() const { return transfers_->bytes_moved(BlockRequest::Kind::kWrite) - layout_.total_bytes(); }
 
  private:
-  using Blocks = std::bitset<kMaxSlots * size_t(kChunkNumel / kSumNumel)>;  // blocks of a record: slot after slot
+  using Blocks = std::bitset<kMaxSlots * size_t(kChunkNumel / kSumNumel)>;  // the blocks of a record, slot after slot
   struct Buffer {
     std::shared_ptr<std::byte> memory;
-    std::optional<size_t> chunk;                   // empty: the buffer is free
-    Blocks there;                                  // blocks that the buffer has, or that are being read
-    Blocks unchecked;                              // subset of `there`: read, but not compared with their checksums
-    Blocks changed;                                // blocks that are not in the file yet
-    bool writing = false;                          // direction of its running transfers; false: reading
-    std::vector<std::shared_ptr<Reader>> readers;  // some may be done
+    std::optional<size_t> chunk;  // empty: the buffer is free
+    Blocks there;                 // blocks that the buffer has, or that are being read
+    Blocks unchecked;             // part of `there`: blocks that were read, but not compared with their checksums
+    Blocks changed;               // blocks that are not in the file yet
+    bool writing = false;         // whether its running transfers write; if not, they read
+    std::vector<std::shared_ptr<Reader>> readers;  // some of them might be done
 
-    // Waits for its readers, then takes another chunk.
+    // Waits for the readers of the buffer, and then gives the buffer to another chunk.
     void reset(size_t of_chunk) {
       await_readers();
       chunk = of_chunk;
@@ -137,7 +138,7 @@ class ChunkStore {
   struct Planned {
     size_t chunk = 0;
     Blocks blocks;
-    Blocks overwritten = {};  // subset of `blocks` that need not be read
+    Blocks overwritten = {};  // part of `blocks` that need not be read
 
     Blocks to_read() const { return blocks & ~overwritten; }
   };
@@ -161,7 +162,7 @@ class ChunkStore {
   void leave_current();
   void wait_for(Buffer& buffer);
   void check(Buffer& buffer, const Blocks& blocks);
-  // Throws IoError unless `bytes` of `data`, at `offset` of the chunk's record, have the checksum.
+  // Throws IoError if `bytes` of `data`, which lie at `offset` of the chunk's record, do not have the checksum `sum`.
   void compare(const Chunk& chunk, size_t sum, const std::byte* data, int64_t bytes, int64_t offset) const;
   template <typename Visit>
   void for_each_stretch(const Chunk& chunk, const Blocks& blocks, const Visit& visit) const;
@@ -175,8 +176,8 @@ class ChunkStore {
   std::vector<SwapFile> files_;
   std::vector<uint64_t> sums_;
   std::vector<Buffer> buffers_;
-  std::unique_ptr<TransferQueue> transfers_;  // declared after the memory and files that it uses
-  Buffer* current_ = nullptr;                 // buffer of the chunk that was lent last
+  std::unique_ptr<TransferQueue> transfers_;  // declared after the memory and the files that it uses
+  Buffer* current_ = nullptr;                 // the buffer of the chunk that was lent last
   std::deque<Planned> plan_;                  // chunks that will be lent next
   std::string failure_;
 };

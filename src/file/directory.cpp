@@ -7,9 +7,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kMaxDepth = 128;  // depth of a tree that can be deleted: each level needs a descriptor and stack
+constexpr int kMaxDepth = 128;  // the deepest tree that can be deleted, because each level takes a descriptor and stack
 
-// Returns the parent directory of a path that cannot be opened, because the path or its parent may be missing.
+// Returns the parent of a directory that cannot be opened. Either of the two might be missing.
 std::string parent_of(const std::string& path) {
   const size_t last = path.find_last_not_of('/');
   const size_t slash = last == std::string::npos ? last : path.rfind('/', last);
@@ -18,7 +18,7 @@ std::string parent_of(const std::string& path) {
   return end == std::string::npos ? "/" : path.substr(0, end + 1);
 }
 
-// Returns why a name below a directory is refused on any file system; empty if it is valid.
+// Returns why any file system refuses a name below a directory, or "" if the name is valid.
 std::string_view flaw_of(std::string_view name) {
   if (name.empty()) return "the name is empty";
   if (name.front() == '/') return "the name is absolute";
@@ -37,10 +37,11 @@ std::string_view flaw_of(std::string_view name) {
 
 Directory Directory::create(Io& io, const std::string& path) {
   if (std::optional<Directory> there = open_if_there(io, path)) return std::move(*there);
-  if (path == ".") throw_io_error("open the directory", path, -ENOENT);  // "." has no parent that could be created
+  // "." has no parent in which it could be created.
+  if (path == ".") throw_io_error("open the directory", path, -ENOENT);
   Directory parent = create(io, parent_of(path));
   const int result = retry_interrupted([&] { return io.mkdir(path); });
-  if (result != -EEXIST) check_io(result, "create the directory", path);  // another rank may have created it
+  if (result != -EEXIST) check_io(result, "create the directory", path);  // another rank might have created it
   parent.sync();
   return open(io, path);
 }
@@ -56,7 +57,7 @@ std::optional<Directory> Directory::open_if_there(Io& io, const std::string& pat
   const int fd = retry_interrupted([&] { return io.open_dir(path); });
   if (fd == -ENOENT) return std::nullopt;
   check_io(fd, "open the directory", path);
-  OpenFd opened(io, fd);  // owns the descriptor first, because there may be no memory for the path
+  OpenFd opened(io, fd);  // made first, so that the descriptor is closed if there is no memory for the path
   return Directory(io, std::move(opened), path);
 }
 

@@ -22,16 +22,16 @@ namespace {
 constexpr int64_t kMaxTextBytes = 4096;
 constexpr int kMaxLockTries = 100;
 
-// The holder of a lock, according to the file. Members are empty if the file does not name it.
+// The holder of a lock, as the file describes it. A member is empty if the file does not say it.
 struct Holder {
-  std::string host, pid, process;  // `process` is a name from process_name()
+  std::string host, pid, process;  // `process` is a name that process_name() made
 };
 
 std::string text_of_this_process() {
   return concat(host_name(), "\n", ::getpid(), "\n", process_name(), "\n");
 }
 
-// Any program may have written the text, and it may be incomplete.
+// Reads the holder from the file. Any program can have written the text, and the text can be incomplete.
 Holder read_holder(Io& io, int fd) {
   std::string text(size_t(kMaxTextBytes), '\0');
   const int64_t bytes = retry_interrupted([&] { return io.pread(fd, text.data(), text.size(), 0); });
@@ -58,7 +58,7 @@ bool is_unsupported(int result) {
 
 }  // namespace
 
-// The only kernel lock that this process has on a directory. All DirectoryLocks of the directory share it.
+// The one kernel lock that this process has on a directory. All DirectoryLocks of the directory share it.
 struct DirectoryLock::Held {
   Held(Directory where, OpenFd locked, FileStatus file, bool sure)
       : directory(std::move(where)), fd(std::move(locked)), status(file), is_sure(sure) {}
@@ -66,39 +66,40 @@ struct DirectoryLock::Held {
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
-  // Deletes the file, unless it belongs to another process now.
+  // Deletes the file, but not if the file belongs to another process now.
   void delete_file() const;
   bool is_file(const FileStatus& other) const { return other.device == status.device && other.inode == status.inode; }
 
   Directory directory;
   OpenFd fd;
-  FileStatus status;  // status of the file when it was locked
+  FileStatus status;  // of the file when it was locked
   bool is_sure;
   pid_t process = ::getpid();
   std::mutex using_it;
   int64_t turns = 0;
-  bool shared = false;  // the last turn belonged to users who share
+  bool shared = false;  // whether the user of the last turn shares
 };
 
-// All locks of this process. Kernel locks also belong to the process, not to a user in it.
+// All locks of this process. They are kept per process because kernel locks belong to the process, and not to a user in
+// it.
 class HeldLocks {
  public:
   static HeldLocks& of_this_process() {
-    static HeldLocks& all = *new HeldLocks;  // never destroyed, because users may be destroyed after it
+    static HeldLocks& all = *new HeldLocks;  // never destroyed, because users can be destroyed later
     return all;
   }
 
   std::shared_ptr<DirectoryLock::Held> get(Io& io, const std::string& path, std::string_view advice) {
     const std::lock_guard lock(mutex_);
-    // Deletes the files of locks that are never destroyed. It is registered after `io` was made, so it runs before `io`
-    // is destroyed.
+    // Deletes the files of locks that are never destroyed. The function is registered after `io` was made, so it runs
+    // before `io` is destroyed.
     [[maybe_unused]] static const int kRegistered = std::atexit([] { of_this_process().delete_files(); });
     for (int tries = 0; tries < kMaxLockTries; ++tries)
       if (auto held = try_once(io, path, advice)) return held;
     throw IoError(concat("cannot lock ", path, ": its file ", DirectoryLock::kName, " is replaced again and again"));
   }
 
-  // Uses the mutex, so that no thread of this process opens the file while it is being deleted.
+  // Releases the lock under the mutex, so that no thread of this process opens the file while it is being deleted.
   void drop(std::shared_ptr<DirectoryLock::Held> held) {
     const std::lock_guard lock(mutex_);
     held.reset();
@@ -108,8 +109,8 @@ class HeldLocks {
   void delete_files();
 
  private:
-  // Registers handlers for fork. A forked child has copies of the descriptors, which would keep the locks after its
-  // parent's death, so it closes them.
+  // Registers handlers for fork(). A forked child has copies of the descriptors, which would keep the locks after its
+  // parent's death, so the child closes them.
   HeldLocks() {
     ::pthread_atfork([] { of_this_process().mutex_.lock(); }, [] { of_this_process().mutex_.unlock(); },
                      [] {
@@ -122,7 +123,8 @@ class HeldLocks {
                      });
   }
 
-  // Returns null if the file was replaced meanwhile.
+  // Takes the lock, or returns the one that this process already has. Returns null if the file was replaced meanwhile.
+  // Throws IoError with `advice` if another process has the lock.
   std::shared_ptr<DirectoryLock::Held> try_once(Io& io, const std::string& path, std::string_view advice) {
     Directory directory = Directory::create(io, path);
     const std::string name(DirectoryLock::kName), file = directory.path_of(name);
@@ -147,7 +149,7 @@ class HeldLocks {
     FileStatus named;
     const int found = retry_interrupted([&] { return io.stat_at(directory.fd(), name, named); });
     if (found == -ENOENT || (found == 0 && (named.device != status.device || named.inode != status.inode)))
-      return nullptr;  // its previous owner has deleted the file since it was opened
+      return nullptr;  // the file's previous owner has deleted it since this process opened it
     check_io(found, "look up", file);
     std::shared_ptr<DirectoryLock::Held> held;
     try {
@@ -162,7 +164,8 @@ class HeldLocks {
     return held;
   }
 
-  // With a kernel lock the text is only used in messages, so a full disk does not end the lock.
+  // Writes this process's name to the file. If there is a kernel lock, the text is used only in messages, so a full
+  // disk does no harm.
   static void write_text(DirectoryLock::Held& held, const std::string& file) {
     Io& io = held.directory.io();
     const std::string text = text_of_this_process();
@@ -178,8 +181,8 @@ class HeldLocks {
   std::vector<std::weak_ptr<DirectoryLock::Held>> held_;
 };
 
-// Creates the object when the library is loaded, and not at the first lock. If a background thread took the first lock
-// while another thread forks, the child's mutex would stay locked forever.
+// The object is created when the library is loaded, and not at the first lock. If a background thread took the first
+// lock while another thread forks, the child's mutex would stay locked forever.
 [[maybe_unused]] const HeldLocks& kMadeAtLoad = HeldLocks::of_this_process();
 
 void HeldLocks::delete_files() {
@@ -189,7 +192,7 @@ void HeldLocks::delete_files() {
 }
 
 DirectoryLock::Held::~Held() {
-  delete_file();  // before the descriptor is closed, because the file may belong to another process afterwards
+  delete_file();  // must come before the descriptor is closed, because after that another process can own the file
 }
 
 void DirectoryLock::Held::delete_file() const {
@@ -237,7 +240,7 @@ const std::string& DirectoryLock::path() const {
 DirectoryLock& DirectoryLocks::of(const Directory& directory, std::string_view advice) {
   for (DirectoryLock& each : locks_)
     if (each.keeps(directory)) return each;
-  // The directory was deleted meanwhile.
+  // Drops a lock of the same path whose directory was deleted meanwhile.
   locks_.remove_if([&](const DirectoryLock& each) { return each.path() == directory.path(); });
   return locks_.emplace_back(directory.io(), directory.path(), advice);
 }

@@ -20,11 +20,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Kind = BlockRequest::Kind;
 
-constexpr int64_t kRecordBytes = int64_t{8} << 20;  // size of a transfer; a chunk of states has 12 MiB
+// The bytes of a transfer. A chunk of states is similar, because it has 12 MiB.
+constexpr int64_t kRecordBytes = int64_t{8} << 20;
 constexpr int64_t kBlocks[] = {int64_t{256} << 10, int64_t{1} << 20, int64_t{4} << 20};
 constexpr int kDepths[] = {8, 32};
 constexpr int kRounds = 2;
-constexpr size_t kBuffers = 4;  // records that are transferred at a time
+constexpr size_t kBuffers = 4;  // how many records are transferred at a time
 constexpr int64_t kLeastBytes = int64_t{64} << 20;
 
 std::string name_of_file_system(int fd) {
@@ -51,8 +52,9 @@ class Probe {
   }
   const SwapFile& file() const { return file_; }
 
-  // Writes records once, starting with the first. It writes for at most `seconds`, but at least kLeastBytes. Only the
-  // written records are measured, because space that is only reserved is slow (see ChunkStore). Returns their bytes.
+  // Writes records once, starting with the first. Writes for at most `seconds`, but at least kLeastBytes. Returns the
+  // bytes of the written records. Only these are measured later, because space that is only reserved is slow (see
+  // ChunkStore).
   int64_t fill(double seconds, DiskReport& report) {
     const auto all = size_t(file_.bytes() / kRecordBytes), least = size_t(kLeastBytes / kRecordBytes);
     move(kBlocks[1], kDepths[1], report, [&](size_t next, double elapsed) -> std::optional<Next> {
@@ -66,7 +68,7 @@ class Probe {
   double measure(int64_t block_bytes, int depth, double seconds, DiskReport& report) {
     return move(block_bytes, depth, report, [&](size_t next, double elapsed) -> std::optional<Next> {
       if (elapsed >= seconds) return std::nullopt;
-      // Reads are half a file ahead of writes.
+      // Reads run half a file ahead of writes.
       const bool reads = next % 2 == 0;
       return Next{reads ? Kind::kRead : Kind::kWrite, (next / 2 + (reads ? records_ / 2 : 0)) % records_};
     });
@@ -78,8 +80,8 @@ class Probe {
     size_t record = 0;
   };
 
-  // Reads and writes the records that `choose` returns, until it returns nothing. Its arguments are the number of
-  // earlier records and the seconds since the first. Returns the bytes per second.
+  // Reads and writes the records that `choose` returns, until `choose` returns nothing. `choose` gets the number of
+  // earlier records, and the seconds since the first. Returns the bytes per second.
   template <typename Choose>
   double move(int64_t block_bytes, int depth, DiskReport& report, const Choose& choose) {
     TransferQueue transfers(make_queue(depth, report), io_, {{file_.fd(), file_.path(), file_.direct()}}, kBuffers,
@@ -111,7 +113,7 @@ class Probe {
   Io& io_;
   SwapFile file_;
   DirectBuffer buffers_[kBuffers];
-  size_t records_ = 0;  // number of written records
+  size_t records_ = 0;  // how many records are written
 };
 
 }  // namespace
@@ -138,7 +140,7 @@ DiskReport probe_disk(const std::string& directory, const DiskProbeOptions& opti
   report.file_bytes = probe.fill(options.seconds, report);
   for (const int64_t block_bytes : kBlocks)
     for (const int depth : kDepths) report.rates.push_back({.block_bytes = block_bytes, .queue_depth = depth});
-  // Measures all sizes in each round, so that a disturbance by another program does not affect only one of them.
+  // Each round measures all sizes, so that a disturbance by another program is spread over several of them.
   const double each = options.seconds / double(kRounds * report.rates.size());
   for (int round = 0; round < kRounds; ++round) {
     for (DiskReport::Rate& rate : report.rates) {

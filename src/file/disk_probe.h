@@ -9,34 +9,34 @@
 namespace zeroshard {
 
 struct DiskProbeOptions {
-  int64_t file_bytes = int64_t{512} << 20;  // largest size; a quarter of the free space if that is less
-  double seconds = 2;          // time of all measurements together; also the limit for writing the file first
-  int thread_count = 4;        // used if io_uring is refused
-  RingSystem* ring = nullptr;  // null: only threads
+  int64_t file_bytes = int64_t{512} << 20;  // size of the file, but at most a quarter of the free space
+  double seconds = 2;          // for all measurements together; writing the file before also takes at most this time
+  int thread_count = 4;        // threads that read and write if io_uring is refused
+  RingSystem* ring = nullptr;  // null: threads read and write
 };
 
-// The measured properties of swap files in a directory.
+// What was measured about swap files in a directory.
 struct DiskReport {
   struct Rate {
     int64_t block_bytes = 0;
     int queue_depth = 0;
-    double bytes_per_second = 0;    // reads plus writes at the same time: the mean of two measurements
+    double bytes_per_second = 0;    // reads plus writes, at the same time; the mean of two measurements
     double least = 0, highest = 0;  // the two measurements
   };
 
   std::string file_system;
   int64_t free_bytes = -1;  // -1: unknown
   int64_t file_bytes = 0;   // size of the file that was read and written
-  bool in_memory = false;   // the file system is a tmpfs
-  bool direct = false;      // the page cache was bypassed
+  bool in_memory = false;   // whether the file system is a tmpfs
+  bool direct = false;      // whether the page cache was bypassed
   std::string queue;        // "io_uring" or "threads"
-  std::string refusal;      // why io_uring was not used, if it was asked for
-  std::vector<Rate> rates;  // one per block size and depth
+  std::string refusal;      // why the system refused io_uring, if it did
+  std::vector<Rate> rates;  // one for each block size and queue depth
   Rate best() const;
 };
 
-// Measures reads and writes of a file without a name in `directory`, with several block sizes and queue depths. It
-// reads and writes at the same time, like an update of optimizer states. Leaves nothing behind. Throws IoError with the
+// Measures reads and writes of a file without a name in `directory`, with several block sizes and queue depths. Reads
+// and writes at the same time, as an update of optimizer states does. Leaves nothing behind. Throws IoError with the
 // path if the directory cannot be used or has less than 64 MiB free.
 DiskReport probe_disk(const std::string& directory, const DiskProbeOptions& options, Io& io);
 

@@ -12,7 +12,7 @@ FileReader::FileReader(const Directory& directory, const std::string& name)
   FileStatus status;
   check_io(retry_interrupted([&] { return io_->fstat(fd_.get(), status); }), "look up", path_);
   size_ = status.size;
-  io_->advise_sequential(fd_.get());  // a hint, which may fail
+  io_->advise_sequential(fd_.get());  // the system may refuse this advice
 }
 
 void FileReader::read(int64_t offset, void* data, int64_t bytes) const {
@@ -43,7 +43,7 @@ std::string temporary_for(const Directory& directory, const std::string& name) {
 void write_small_file(Directory& directory, const std::string& name, std::string_view contents) {
   const size_t slash = name.rfind('/');
   const size_t last = slash == name.npos ? 0 : slash + 1;
-  if (last > 0) {  // the directory that changes must be made durable
+  if (last > 0) {  // the file's own directory must be made durable
     Directory parent = directory.open_directory(name.substr(0, slash));
     return write_small_file(parent, name.substr(last), contents);
   }
@@ -57,7 +57,7 @@ void write_small_file(Directory& directory, const std::string& name, std::string
     if (closed != -EINTR) check_io(closed, "close", path);
     directory.rename(temporary, name);
   } catch (...) {
-    io.unlink_at(directory.fd(), temporary);  // best effort, because the first error is reported
+    io.unlink_at(directory.fd(), temporary);  // a failure is ignored, because the first error is reported
     throw;
   }
   directory.sync();

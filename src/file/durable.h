@@ -10,12 +10,12 @@
 // Writes files that are whole or absent after a crash. All functions throw IoError that names the path.
 namespace zeroshard {
 
-// An open directory. Names are relative to it and may have several components, but never lead out of it: "..", absolute
-// names and symbolic links on the way are refused. Changes are durable only after sync(). The Io decides who may read
-// created files.
+// An open directory. Names are relative to it. A name may have several components, but must not lead out of the
+// directory. "..", absolute names and symbolic links on the way are refused. Changes are durable only after sync(). The
+// Io decides who may read created files.
 class Directory {
  public:
-  // Opens `path`; if it is missing, creates it with its parents, durably.
+  // Opens `path`. If `path` is missing, creates it and its missing parents, durably.
   static Directory create(Io& io, const std::string& path);
   static Directory open(Io& io, const std::string& path);
   static std::optional<Directory> open_if_there(Io& io, const std::string& path);
@@ -27,16 +27,16 @@ class Directory {
 
   void create_directory(const std::string& name);  // throws if it exists
   Directory open_directory(const std::string& name) const;
-  OpenFd create_file(const std::string& name);      // for writing; throws if it exists
-  OpenFd open_file(const std::string& name) const;  // for reading; only a regular file
+  OpenFd create_file(const std::string& name);      // opened for writing; throws if it exists
+  OpenFd open_file(const std::string& name) const;  // opened for reading; throws if it is no regular file
 
-  std::vector<std::string> list() const;  // sorted; files, directories and everything else
+  std::vector<std::string> list() const;  // sorted; contains files, directories and everything else
   bool exists(const std::string& name) const;
   int64_t file_size(const std::string& name) const;  // of a regular file
 
   void rename(const std::string& from, const std::string& to);  // replaces a file or an empty directory `to`
   void exchange(const std::string& one, const std::string& other);
-  void remove(const std::string& name);  // a file; a link itself
+  void remove(const std::string& name);  // deletes a file; of a link, deletes the link itself
   // Deletes `name` and everything below it, without following links. Does nothing if `name` does not exist.
   void remove_tree(const std::string& name);
   void sync();
@@ -53,27 +53,27 @@ class Directory {
 };
 
 // Writes one new file from start to end. A second thread writes to the disk while the caller fills the next buffer. The
-// writer bypasses the page cache if the file system allows. It has two buffers of kBufferBytes, or smaller ones for a
-// smaller file.
+// writer bypasses the page cache if the file system allows. It has two buffers of kBufferBytes, or smaller ones if the
+// file is smaller.
 class FileWriter {
  public:
   static constexpr int64_t kBufferBytes = int64_t{8} << 20;
 
-  // Reserves `expected_bytes`, so that a full disk is noticed here. The file still ends at the end of the appended
-  // data.
+  // Reserves `expected_bytes`, so that a full disk causes an error now. The file still ends where the appended data
+  // ends.
   FileWriter(Directory& directory, const std::string& name, int64_t expected_bytes);
-  // Without finish(), closes the file and leaves its contents incomplete.
+  // If finish() was not called, closes the file and leaves its contents incomplete.
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
   // Copies the data. Also throws errors of earlier writes in the background.
   void append(const void* data, int64_t bytes);
-  // Appends data whose memory does not change before finish() or destruction. Data is written directly, without a copy,
-  // if it begins at a multiple of 4096 in memory and in the file, and continues in memory from call to call.
+  // Appends data whose memory must not change before finish() or the destructor. Data is written directly, without a
+  // copy, if it begins at a multiple of 4096 in memory and in the file, and continues in memory from call to call.
   void append_stable(const void* data, int64_t bytes);
   // Writes the remaining data, makes the file durable (its name needs Directory::sync()) and closes it. After an error
-  // of this function or of append() the file is unusable, because the system may have dropped pages that it could not
+  // of this function or of append() the file is unusable, because the system might have dropped pages that it could not
   // write.
   void finish();
 
@@ -82,7 +82,7 @@ class FileWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-// Reads at any position of a regular file that does not change meanwhile.
+// Reads at any position of a regular file. The file must not change meanwhile.
 class FileReader {
  public:
   FileReader(const Directory& directory, const std::string& name);
@@ -99,17 +99,18 @@ class FileReader {
   int64_t size_ = 0;
 };
 
-// Returns a name next to `name` that no process uses or has used: .tmp-NAME.HOST.PID-RANDOM.N, see process_name().
+// Returns a name next to `name` that no process uses or has used: .tmp-NAME.HOST.PID-PLACE-RANDOM.N (see
+// process_name()).
 std::string temporary_name(std::string_view name);
 
 // Returns the temporary name of a file that will be renamed to `name`. Throws IoError if `name` exists and is not a
-// regular file, because a rename would replace a link, a device or a FIFO by a file.
+// regular file, because the rename would put a file in the place of a link, a device or a FIFO.
 std::string temporary_for(const Directory& directory, const std::string& name);
 
-// Replaces or creates `name`, durably: after a crash it has the old or the new contents.
+// Replaces or creates `name`, durably. After a crash the file has the old or the new contents.
 void write_small_file(Directory& directory, const std::string& name, std::string_view contents);
 
-// Throws IoError if the file has more than `max_bytes`.
+// Returns the contents of the file. Throws IoError if they have more than `max_bytes`.
 std::string read_small_file(const Directory& directory, const std::string& name, int64_t max_bytes);
 
 }  // namespace zeroshard

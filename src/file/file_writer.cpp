@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kRunBytes = int64_t{16} << 20;  // bytes of one write; larger writes are not faster
+constexpr int64_t kRunBytes = int64_t{16} << 20;  // bytes of one write, because larger writes are not faster
 
 }  // namespace
 
@@ -45,7 +45,7 @@ class FileWriter::Impl {
 
   void finish() {
     ZS_CHECK(state_ == State::kOpen, "finish() of ", path_, ", which is finished or has failed");
-    state_ = State::kFailed;  // changed to kClosed after success
+    state_ = State::kFailed;  // becomes kClosed at the end, if all goes well
     end_run();
     background_.wait();
     write_rest();
@@ -53,7 +53,7 @@ class FileWriter::Impl {
       check_io(retry_interrupted([&] { return io_.ftruncate(fd_.get(), offset_); }), "cut", path_);
     check_io(retry_interrupted([&] { return io_.fdatasync(fd_.get()); }), "make durable", path_);
     const int closed = fd_.close();
-    // After an interruption the file is closed, and it is durable already.
+    // If a signal interrupts close(), the file is closed nevertheless, and it is durable already.
     if (closed != -EINTR) check_io(closed, "close", path_);
     state_ = State::kClosed;
   }
@@ -79,8 +79,8 @@ class FileWriter::Impl {
     throw_io_error("reserve space for", path_, result, full.empty() ? concat("it needs ", reserved_, " bytes") : full);
   }
 
-  // Extends the run: the next bytes of the file, contiguous in the caller's memory, from where they are written
-  // directly.
+  // Adds data to the run. The run is the next part of the file. It is contiguous in the caller's memory and is written
+  // directly from there.
   void lengthen_run(const std::byte* data, int64_t bytes) {
     if (run_bytes_ == 0 || data != run_ + run_bytes_) {
       end_run();
@@ -120,7 +120,7 @@ class FileWriter::Impl {
     }
   }
 
-  // Gives the filled buffer to the thread when the thread has finished its current write.
+  // Waits until the thread has finished its current write, and gives it the filled buffer.
   void hand_over() {
     background_.wait();
     std::swap(filling_, writing_);
@@ -153,10 +153,10 @@ class FileWriter::Impl {
   int64_t filled_ = 0;
   const std::byte* run_ = nullptr;
   int64_t run_bytes_ = 0;  // run_bytes_ and filled_ are never both above 0
-  int64_t offset_ = 0;     // position in the file of the first byte of filling_ or of the run
-  bool direct_ = false;    // state of fd_; the thread uses it while it has a job
+  int64_t offset_ = 0;     // the position in the file of the first byte of filling_, or of the run
+  bool direct_ = false;    // whether fd_ has O_DIRECT; the thread uses it while the thread has a job
   State state_ = State::kOpen;
-  Background background_;  // the last member, because its thread must end before the members that it uses
+  Background background_;  // the last member, because its thread must end before the members that the thread uses
 };
 
 FileWriter::FileWriter(Directory& directory, const std::string& name, int64_t expected_bytes) {

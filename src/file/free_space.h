@@ -5,20 +5,20 @@
 
 namespace zeroshard {
 
-// Tracks the free ranges of a file. Neighbouring free ranges are joined, so that repeatedly taking and returning space
-// needs no more space than was in use at one time.
+// Tracks the free ranges of a file. Neighbouring free ranges are joined, so that the file need not be larger than the
+// space that was in use at one time.
 class FreeSpace {
  public:
-  // Takes `bytes` from the first free range that is long enough, and returns their start. Returns nothing if no range
-  // is long enough.
+  // Takes `bytes` from the first free range that is long enough, and returns the start of the taken space. Returns
+  // nothing if no range is long enough.
   std::optional<int64_t> take(int64_t bytes);
-  // Returns a range that was taken, as a whole.
+  // Returns space to the free ranges. `offset` and `bytes` must be those of one take().
   void give_back(int64_t offset, int64_t bytes);
-  // Sets a new end of the file. The added range is free.
+  // Moves the end of the file to `end`. The added range is free.
   void extend(int64_t end);
 
   int64_t end() const { return end_; }
-  // Returns the start of the free range at the end of the file; the end if there is none.
+  // Returns the start of the free range at the end of the file. Returns the end if that range does not exist.
   int64_t begin_of_tail() const;
   int64_t free_bytes() const;
 

@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// Returns whether the operation cannot fail for lack of write permission.
+// Returns whether the operation only reads, so that it cannot fail because the user may not write.
 bool reads(std::string_view operation) {
   for (const std::string_view each : {"open", "open the directory", "read", "list", "look up", "map"})
     if (operation == each) return true;

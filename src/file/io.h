@@ -14,29 +14,30 @@ struct FileStatus {
   enum class Kind { kRegular, kDirectory, kOther };
   Kind kind = Kind::kOther;
   int64_t size = 0;
-  uint64_t device = 0, inode = 0;  // together they identify the file, whatever its name
+  uint64_t device = 0, inode = 0;  // together they identify the file, whatever its name is
 };
 
-// The system calls for files, as an interface so that tests can make any of them fail. Each function makes the system
-// call of its name once and returns its result or -errno. The callers (Directory, FileWriter, FileReader) retry,
+// The system calls for files. They are an interface, so that tests can make any of them fail. Each function makes the
+// system call of its name once and returns its result or -errno. The callers (Directory, FileWriter, FileReader) retry,
 // continue and throw. Any number of threads may call it.
 //
-// Names passed to *_at functions are relative and stay below the directory. A name that is absolute, contains "..", or
-// crosses a symbolic link is refused (-EXDEV or -ELOOP). All descriptors are closed on exec.
+// Names passed to *_at functions must be relative and stay below the directory. A name that is absolute, contains "..",
+// or crosses a symbolic link is refused (-EXDEV or -ELOOP). exec() closes all descriptors.
 class Io {
  public:
   virtual ~Io() = default;
 
-  virtual int open_dir(const std::string& path) = 0;  // any path; links are followed, because the user chose it
+  virtual int open_dir(const std::string& path) = 0;  // any path; links are followed, because the user chose them
   virtual int open_dir_at(int dir, const std::string& name) = 0;
-  // For reading; -EINVAL at once if it is not a regular file.
-  virtual int open_at(int dir, const std::string& name) = 0;
-  virtual int create_at(int dir, const std::string& name) = 0;  // for writing; -EEXIST if it exists
-  // Opens for reading and writing, and creates the file if it is missing. Returns -EINVAL at once if it is not a
+  // Opens a file for reading. Returns -EISDIR for a directory, and -EINVAL at once for anything else that is not a
   // regular file.
+  virtual int open_at(int dir, const std::string& name) = 0;
+  virtual int create_at(int dir, const std::string& name) = 0;  // opens for writing; -EEXIST if the file exists
+  // Opens a file for reading and writing, and creates it if it is missing. Returns -EISDIR for a directory, and -EINVAL
+  // or -ENXIO at once for anything else that is not a regular file.
   virtual int open_or_create_at(int dir, const std::string& name) = 0;
-  // Creates a file without a name for reading and writing, only for this user. The file is deleted when its descriptor
-  // is closed. Returns -EOPNOTSUPP if the file system does not support this.
+  // Creates a file without a name for reading and writing, which only this user can open. The file is deleted when its
+  // descriptor is closed. Returns -EOPNOTSUPP if the file system does not support this.
   virtual int create_unnamed(int dir) = 0;
   virtual int mkdir(const std::string& path) = 0;
   virtual int mkdir_at(int dir, const std::string& name) = 0;
@@ -49,35 +50,35 @@ class Io {
   virtual int fdatasync(int fd) = 0;
   virtual int fsync(int fd) = 0;
   // Locks the file for this descriptor without waiting. Returns -EAGAIN while another descriptor has the lock. The lock
-  // ends when the descriptor is closed, also by the process's death. -ENOLCK, -ENOSYS or -EOPNOTSUPP: there are no
-  // locks.
+  // ends when the descriptor is closed, also by the process's death. Returns -ENOLCK, -ENOSYS or -EOPNOTSUPP if the
+  // file system has no locks.
   virtual int lock(int fd) = 0;
-  // Sets O_DIRECT on or off; -EINVAL if the file system does not support it.
+  // Sets O_DIRECT on or off. Returns -EINVAL if the file system does not support it.
   virtual int set_direct(int fd, bool direct) = 0;
   virtual int advise_sequential(int fd) = 0;
 
   virtual int fstat(int fd, FileStatus& status) = 0;
   virtual int stat_at(int dir, const std::string& name, FileStatus& status) = 0;  // does not follow a link
-  virtual int64_t free_bytes(int fd) = 0;                          // free space of the file system, for this user
-  virtual bool is_in_memory(int fd) = 0;                           // whether the file system is a tmpfs
-  virtual int list(int dir, std::vector<std::string>& names) = 0;  // without "." and ".."
+  virtual int64_t free_bytes(int fd) = 0;  // free space of the file system that this user can get
+  virtual bool is_in_memory(int fd) = 0;   // whether the file system is a tmpfs
+  virtual int list(int dir, std::vector<std::string>& names) = 0;                      // without "." and ".."
   virtual int rename_at(int dir, const std::string& from, const std::string& to) = 0;  // replaces a file `to`
   virtual int exchange_at(int dir, const std::string& one, const std::string& other) = 0;
   virtual int unlink_at(int dir, const std::string& name) = 0;  // -EISDIR for a directory
   virtual int rmdir_at(int dir, const std::string& name) = 0;
 };
 
-// The Io of the operating system. It creates private files (mode 0600) and directories (0700).
+// Returns the Io of the operating system. It creates private files (mode 0600) and directories (0700).
 Io& posix_io();
-// The Io for files that other users may read, too. The umask decides which users may.
+// Returns an Io for files that other users may read, too. The umask decides which users.
 Io& shared_posix_io();
 
-// Says how names are confined to their directory: by the kernel (openat2), or by opening one component after another.
+// Says what confines names to their directory: the kernel (openat2), or code that opens one component after another.
 // posix_io() uses kByComponent if the kernel has no openat2.
 enum class Confinement { kKernel, kByComponent };
 std::unique_ptr<Io> make_posix_io(Confinement confinement);
 
-// Repeats the call while a signal interrupts it, but not forever.
+// Repeats the call while signals interrupt it, but not forever.
 template <typename Call>
 auto retry_interrupted(const Call& call) {
   constexpr int kMaxTries = 1000;
@@ -86,7 +87,7 @@ auto retry_interrupted(const Call& call) {
   return result;
 }
 
-// An open file descriptor of an Io. It is closed on destruction.
+// An open file descriptor of an Io. The destructor closes it.
 class OpenFd {
  public:
   OpenFd() = default;
@@ -104,7 +105,7 @@ class OpenFd {
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
-  // Returns 0 or -errno. The descriptor is closed in both cases.
+  // Closes the descriptor. Returns 0 or -errno. The descriptor is closed in both cases.
   int close() noexcept { return fd_ < 0 ? 0 : io_->close(std::exchange(fd_, -1)); }
 
  private:
@@ -112,7 +113,7 @@ class OpenFd {
   int fd_ = -1;
 };
 
-// Throws IoError "cannot OPERATION PATH: reason[, advice]" for the -errno that a call returned.
+// Throws IoError "cannot OPERATION PATH: reason[, details]" for the -errno that a call returned.
 [[noreturn]] void throw_io_error(std::string_view operation, std::string_view path, int64_t result,
                                  std::string_view details = {});
 

@@ -33,7 +33,8 @@ int64_t result_of(ssize_t result) {
   return result < 0 ? -errno : int64_t{result};
 }
 
-// Checks the limit in advance, because the kernel answers a write beyond it with a signal that ends the process.
+// Returns whether a file that ends at `end` would exceed the limit of file sizes. It is checked before a write, because
+// the kernel answers a write beyond the limit with a signal that ends the process.
 bool exceeds_limit(int64_t end) {
   struct rlimit limit;
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && rlim_t(end) > limit.rlim_cur;
@@ -63,7 +64,7 @@ class RawFd {
   int fd_;
 };
 
-// Opens each component below the previous one. No component may be a link.
+// Opens `name` component by component, each below the previous one. No component may be a link.
 int open_by_component(int dir, const std::string& name, int flags, mode_t mode) {
   RawFd parent(-1);
   size_t begin = 0;
@@ -88,7 +89,7 @@ class PosixIo final : public Io {
   int open_dir_at(int dir, const std::string& name) override { return open_beneath(dir, name, kOpenDirectory); }
 
   int open_at(int dir, const std::string& name) override {
-    // O_NONBLOCK is set because opening a FIFO would otherwise wait for a writer forever.
+    // O_NONBLOCK is set because otherwise the opening of a FIFO would wait for a writer forever.
     return regular(open_beneath(dir, name, O_RDONLY | O_NONBLOCK | kNotFollowed));
   }
 
@@ -100,7 +101,7 @@ class PosixIo final : public Io {
   }
   int create_unnamed(int dir) override {
     const int fd = result_of(::openat(dir, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
-    // Kernels and file systems that do not support the flag return these two errors.
+    // Kernels and file systems that do not support O_TMPFILE return these two errors.
     return fd == -EISDIR || fd == -ENOENT ? -EOPNOTSUPP : fd;
   }
   int mkdir(const std::string& path) override { return result_of(::mkdir(path.c_str(), modes_.directory)); }
@@ -127,12 +128,14 @@ class PosixIo final : public Io {
   int fsync(int fd) override { return result_of(::fsync(fd)); }
 
   int lock(int fd) override {
-    // The lock belongs to the open file, not to the process, so closing another descriptor of the file does not end it.
+    // The lock belongs to the open file and not to the process, so it stays when another descriptor of the file is
+    // closed.
     struct flock whole {};
     whole.l_type = F_WRLCK;
     const int result = result_of(::fcntl(fd, F_OFD_SETLK, &whole));
     if (result == -EACCES) return -EAGAIN;
-    return result == -EINVAL ? result_of(::flock(fd, LOCK_EX | LOCK_NB)) : result;  // used if the kernel is too old
+    // flock() is for kernels that are too old for such locks.
+    return result == -EINVAL ? result_of(::flock(fd, LOCK_EX | LOCK_NB)) : result;
   }
   int set_direct(int fd, bool direct) override {
     const int flags = ::fcntl(fd, F_GETFL);
@@ -196,7 +199,8 @@ class PosixIo final : public Io {
   }
 
  private:
-  // Returns the opened descriptor if it is a regular file.
+  // Returns `fd` if it is a regular file. Otherwise closes it and returns -EISDIR for a directory, -EINVAL for anything
+  // else.
   static int regular(int fd) {
     if (fd < 0) return fd;
     struct stat found;
@@ -214,13 +218,13 @@ class PosixIo final : public Io {
       how.mode = mode;
       how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
       const int fd = result_of(int(::syscall(SYS_openat2, dir, name.c_str(), &how, sizeof(how))));
-      // Sandboxes answer unknown system calls with -EPERM.
+      // A sandbox answers a system call that it does not know with -EPERM.
       if (fd != -ENOSYS && fd != -EPERM) return fd;
     }
     return open_by_component(dir, name, flags, mode);
   }
 
-  // Calls `call(directory, last component)` with the directory to which the preceding components lead.
+  // Calls call(directory, last component). The components before the last one lead to that directory.
   template <typename Call>
   int in_parent(int dir, const std::string& name, const Call& call) {
     const size_t slash = name.rfind('/');

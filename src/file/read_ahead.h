@@ -15,19 +15,19 @@
 namespace zeroshard {
 
 // Reads ranges of files one after another. While the caller works on one range, a second thread reads the next. The
-// object bypasses the page cache if the file system allows. It has two buffers of the longest range and only one open
-// file, so the caller should pass all ranges of a file in a row.
+// page cache is bypassed if the file system allows. The object has two buffers, each as large as the longest range, and
+// only one open file. So the caller should pass all ranges of a file in a row.
 class ReadAhead {
  public:
   struct Stretch {
     std::string_view file;          // a name in the directory
     int64_t offset = 0, bytes = 0;  // bytes > 0
   };
-  // `directory` and the names must outlive it.
+  // `directory` and the names in `stretches` must outlive the object.
   ReadAhead(const Directory& directory, std::vector<Stretch> stretches);
 
-  // Returns the bytes of the next range, valid until the next call. Throws IoError if the range cannot be read
-  // completely; later ranges can still be read.
+  // Returns the bytes of the next range, which are valid until the next call. Throws IoError if the range cannot be
+  // read completely. Later ranges can still be read then.
   std::span<const std::byte> next();
 
  private:
@@ -42,14 +42,14 @@ class ReadAhead {
 
   const Directory& directory_;
   std::vector<Stretch> stretches_;
-  int64_t capacity_ = 0;  // size of a slot
+  int64_t capacity_ = 0;  // size of each buffer
   std::array<Slot, 2> slots_;
   size_t taken_ = 0;
   // The thread uses the following members while it has a job.
   std::string open_name_;
   OpenFd fd_;
   bool direct_ = false;
-  Background background_;  // the last member, because its thread must end before the members that it uses
+  Background background_;  // the last member, because its thread must end before the members that the thread uses
 };
 
 }  // namespace zeroshard

@@ -27,7 +27,7 @@ RecordStore::RecordStore(Options options, Io& io, OnFailure on_failure, const Wr
 }
 
 RecordStore::~RecordStore() {
-  // A forked child does not have the threads that the queue uses.
+  // Never destroys the queue in a forked child, which does not have the threads that the queue uses.
   if (!process_.is_own()) static_cast<void>(transfers_.release());
 }
 
@@ -63,7 +63,8 @@ void RecordStore::note_failure(const char* message) noexcept {
   if (on_failure_) std::exchange(on_failure_, {})(failure_);
 }
 
-// Throws in a forked child. The threads and the ring belong to the parent, and the lock may be held by it.
+// Throws StateError in a forked child. The threads and the ring belong to the parent, and the parent might have held
+// the lock when it forked.
 void RecordStore::check_process() const {
   if (process_.is_own()) return;
   throw StateError(
@@ -118,7 +119,7 @@ DirectBuffer RecordStore::get(Id id) {
   ZS_ASSERT(found != records_.end(), "a record is asked for that was dropped");
   Slot* slot = nullptr;
   guarded([&] { slot = &slot_for(id); });
-  // If there is no memory, no read has begun, so the files have not failed.
+  // The allocation is not guarded. If there is no memory, no read has begun, so the files have not failed.
   if (!slot->record) slot->memory = allocate_direct(found->second.padded());
   DirectBuffer memory;
   guarded([&] {
@@ -132,8 +133,8 @@ DirectBuffer RecordStore::get(Id id) {
   return memory;
 }
 
-// Memory is not freed before a read into it has ended. Space is not freed before a write to it has ended, because that
-// write might overtake the write of another record.
+// Frees the slot's memory only after a read into it has ended. Frees the space of the record only after the write to it
+// has ended, because that write might otherwise reach the file after the write of another record.
 void RecordStore::drop(Id id) noexcept {
   if (!process_.is_own()) return;  // the record belongs to the parent
   const std::lock_guard lock(mutex_);
@@ -176,8 +177,8 @@ void RecordStore::wait_for_writes(Id id) {
     if (buffer.record == id) wait_for(owner(buffer));
 }
 
-// Reads into the slot's memory. It starts as many requests as can run at once, because nobody starts more while the
-// caller computes.
+// Reads a record into the slot's memory. Starts as many requests as can run at once, because nobody starts more while
+// the caller computes.
 void RecordStore::begin_read(Slot& slot, Id id) {
   const Record& record = records_.at(id);
   wait_for_writes(id);
@@ -189,7 +190,7 @@ void RecordStore::begin_read(Slot& slot, Id id) {
   transfers_->begin(transfer);
 }
 
-// Returns the slot to which the record is being read, or a free one.
+// Returns the slot into which the record is being read. If there is none, returns a free slot.
 RecordStore::Slot& RecordStore::slot_for(Id id) {
   for (Slot& slot : slots_)
     if (slot.record == id) return slot;
@@ -201,7 +202,8 @@ RecordStore::Slot& RecordStore::slot_for(Id id) {
   return slot;
 }
 
-// Reads into a slot other than `used`, unless that would have to wait. If there is no memory, nothing is read.
+// Starts to read the newest record before `id` into a slot other than `used`, if a slot is free. Reads nothing if there
+// is no memory.
 void RecordStore::read_ahead_of(Id id, const Slot* used) {
   auto next = records_.lower_bound(id);
   if (next == records_.begin()) return;

@@ -25,26 +25,26 @@ inline constexpr int kRecordBuffers = 8;
 inline constexpr int64_t kRecordStagingBytes = kRecordBuffers * kRecordPieceBytes;
 
 // Keeps records (byte strings) in swap files until they are dropped. A record is copied to buffers, which are written
-// to the file in the background. Records are expected back in reverse order: while the caller uses a record, the next
-// older one is read ahead. The files are as large as the most that was kept at one time, because the space of dropped
-// records is used again.
+// to a file in the background. Records should be requested in reverse order. While the caller uses a record, the store
+// reads the next older one ahead. The files are as large as the most that was kept at one time, because the space of
+// dropped records is used again.
 //
-// Any number of threads may use it; one call runs at a time. Functions throw IoError with the path. After an error
+// Any number of threads may use it. One call runs at a time. Functions throw IoError with the path. After an error
 // every call throws the same error.
 class RecordStore {
  public:
   struct Options {
-    std::vector<std::string> directories;    // one file in each; records are distributed in turn
-    int64_t block_bytes = int64_t{1} << 20;  // bytes of a write request
-    int queue_depth = 32;                    // largest number of running requests
-    int thread_count = 4;                    // used if io_uring is refused
-    bool verify = true;                      // check checksums when records are read
-    RingSystem* ring = nullptr;              // null: only threads
+    std::vector<std::string> directories;    // each has one file; the files take turns
+    int64_t block_bytes = int64_t{1} << 20;  // bytes of one request to write
+    int queue_depth = 32;                    // the most requests that run at a time
+    int thread_count = 4;                    // threads that read and write if io_uring is refused
+    bool verify = true;                      // whether records that are read are compared with their checksums
+    RingSystem* ring = nullptr;              // null: threads read and write
   };
   using Id = uint64_t;
-  // Called once, before the first error is thrown. It must not call the store.
+  // The store calls it once, before it throws its first error. It must not call the store.
   using OnFailure = std::function<void(const std::string& message)>;
-  // For tests: wraps the queue that the store would use.
+  // Replaces the queue that the store would use, for tests.
   using Wrap = std::function<std::unique_ptr<BlockQueue>(std::unique_ptr<BlockQueue>)>;
 
   // Throws IoError if a directory cannot be used, ValueError for options that make no sense, and std::bad_alloc. `io`
@@ -55,15 +55,16 @@ class RecordStore {
   RecordStore(const RecordStore&) = delete;
   RecordStore& operator=(const RecordStore&) = delete;
 
-  // Stores `data`, which must not be empty and may change when this returns.
+  // Stores `data`, which must not be empty. `data` may change when put() has returned.
   Id put(std::span<const std::byte> data);
-  // Returns the record in its own memory. It may be requested again until it is dropped, also after std::bad_alloc.
+  // Returns the record in memory of its own. A record can be requested several times until it is dropped, also after
+  // std::bad_alloc.
   DirectBuffer get(Id id);
-  // Frees the space of the record. If this fails, the next call throws the error.
+  // Drops the record and frees its space. If this fails, the next call throws the error.
   void drop(Id id) noexcept;
   // Announces that get() will be called for the newest record, so that the store reads it ahead.
   void will_get_newest();
-  // Makes the store call OnFailure no more.
+  // From now on the store does not call OnFailure.
   void forget_listener();
 
   const Options& options() const { return options_; }
@@ -76,7 +77,7 @@ class RecordStore {
   std::string_view queue_name() const { return transfers_->name(); }  // "io_uring" or "threads"
   int64_t num_records() const;
   int64_t file_bytes() const;  // size of all files
-  int64_t free_bytes() const;  // free part of file_bytes()
+  int64_t free_bytes() const;  // free part of these bytes
   int64_t bytes_read() const;
   int64_t bytes_written() const;
 
@@ -84,7 +85,7 @@ class RecordStore {
   struct Record {
     size_t file = 0;
     int64_t offset = 0, bytes = 0;
-    std::vector<uint64_t> sums = {};  // one per piece
+    std::vector<uint64_t> sums = {};  // one for each piece
 
     int64_t padded() const;
   };
@@ -124,8 +125,8 @@ class RecordStore {
   Id last_ = 0;
   std::vector<Buffer> buffers_;
   size_t next_buffer_ = 0;
-  std::array<Slot, 2> slots_;                 // for the requested record, and for the one that is read ahead
-  std::unique_ptr<TransferQueue> transfers_;  // declared after the memory and files that it uses
+  std::array<Slot, 2> slots_;                 // one for the requested record, and one for the record that is read ahead
+  std::unique_ptr<TransferQueue> transfers_;  // declared after the memory and the files that it uses
   std::string failure_;
 };
 

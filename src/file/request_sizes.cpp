@@ -18,18 +18,19 @@
 namespace zeroshard {
 namespace {
 
-constexpr const char* kKnown = "disks";  // has a line for each disk
+constexpr const char* kKnown = "disks";  // the name of a file with a line for each disk
 constexpr const char* kHeader = "# start of a machine, device, bytes of a request, requests at once\n";
-constexpr const char* kLock = "disks.lock";  // locked by the process that measures
-constexpr int64_t kMostBytes = 64 << 10;     // size limit of kKnown
-// Limit for the number of disks; the latest stay, because machines may share a home directory.
+constexpr const char* kLock = "disks.lock";  // the name of a file that the process which measures has locked
+constexpr int64_t kMostBytes = 64 << 10;     // the most bytes of the file kKnown
+// The most disks in the file kKnown. The latest ones stay. There can be many, because machines can share a home
+// directory.
 constexpr size_t kMostKnown = 200;
 constexpr int64_t kProbeBytes = int64_t{128} << 20;
-constexpr double kProbeSeconds = 1;  // also the limit for writing the file first
-constexpr double kGain = 1.1;  // every measurement of other sizes must be this much faster, or the usual sizes stay
+constexpr double kProbeSeconds = 1;  // for all measurements; writing the file before also takes at most this time
+constexpr double kGain = 1.1;        // other sizes are used only if all their measurements are faster by this factor
 constexpr std::chrono::milliseconds kPoll{20};
 
-// Identifies a disk until the machine restarts, because numbers of devices change then.
+// Identifies a disk until the machine restarts, because a restart can change the numbers of devices.
 struct Disk {
   std::string boot;
   uint64_t device = 0;
@@ -50,7 +51,7 @@ struct Known {
   RequestSizes sizes;
 };
 
-// Returns nothing for a line that no measurement has written.
+// Reads a line of the file kKnown. Returns nothing if no measurement has written the line.
 std::optional<Known> parse(const std::string& line) {
   std::istringstream words(line);
   Known known;
@@ -132,7 +133,7 @@ RequestSizes measured_sizes(const std::string& directory, const RequestSizesOpti
     std::this_thread::sleep_for(kPoll);
   }
   std::vector<Known> all = read_known(cache);
-  write_known(cache, all);  // tried first, because if it fails, a measurement would be lost
+  write_known(cache, all);  // tried before the measurement, which would be lost if the file could not be written
   all.push_back({disk, measure(directory, options, io)});
   write_known(cache, all);
   return all.back().sizes;

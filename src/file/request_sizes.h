@@ -17,20 +17,21 @@ struct RequestSizes {
 };
 
 struct RequestSizesOptions {
-  std::string cache;                                              // a directory, created if missing
-  RequestSizes usual;                                             // used unless other sizes are clearly faster
-  int thread_count = 4;                                           // used if io_uring is refused
-  RingSystem* ring = nullptr;                                     // null: only threads
-  std::chrono::milliseconds patience = std::chrono::seconds(15);  // longest wait for another process that measures
+  std::string cache;                                              // a directory, which is created if it is missing
+  RequestSizes usual;                                             // the sizes to use if no others are clearly faster
+  int thread_count = 4;                                           // threads that read and write if io_uring is refused
+  RingSystem* ring = nullptr;                                     // null: threads read and write
+  std::chrono::milliseconds patience = std::chrono::seconds(15);  // the longest wait for another process that measures
 };
 
-// Returns $XDG_CACHE_HOME/zeroshard, else $HOME/.cache/zeroshard; "" if neither is set.
+// Returns $XDG_CACHE_HOME/zeroshard or, if that variable is not set, $HOME/.cache/zeroshard. Returns "" if neither
+// variable is set.
 std::string cache_directory();
 
-// Returns the sizes that suit the disk of `directory`. They are measured once per disk until the machine restarts, in
-// about two seconds (ten at 30 MB/s). The cache keeps them for all processes of this user on any machine: one process
-// measures, the others wait for it. Throws IoError if `directory` or the cache cannot be used, or if another process
-// takes too long.
+// Returns the sizes that suit the disk of `directory`. They are measured once for each disk until the machine restarts.
+// A measurement takes about two seconds (ten at 30 MB/s). The cache keeps the sizes for all processes of this user on
+// any machine. One process measures, and the others wait for it. Throws IoError if `directory` or the cache cannot be
+// used, or if another process takes too long.
 RequestSizes measured_sizes(const std::string& directory, const RequestSizesOptions& options, Io& io);
 
 }  // namespace zeroshard

@@ -61,11 +61,11 @@ class Mapping {
 };
 
 // Note [The ring]
-// A ring consists of two queues in memory that is shared with the kernel. This class writes requests behind the tail of
-// the first queue and moves the tail. The kernel moves the head when io_uring_enter takes the requests. The kernel
-// writes results behind the tail of the second queue, and this class moves the head of that queue. Each side reads the
-// other's index with acquire, and stores its own index with release. The kernel reads the first queue only within
-// io_uring_enter, so requests that it did not take still belong to this class.
+// A ring consists of two queues in memory that is shared with the kernel. In the first queue, this class writes
+// requests behind the tail and moves the tail. The kernel moves the head when io_uring_enter takes the requests. In the
+// second queue, the kernel writes results behind the tail, and this class moves the head. Each side reads the other
+// side's index with acquire, and stores its own index with release. The kernel reads the first queue only within
+// io_uring_enter, so requests that the kernel did not take still belong to this class.
 class RingQueue final : public BlockQueue {
  public:
   // Never throws. ready() says whether the ring can be used.
@@ -77,7 +77,8 @@ class RingQueue final : public BlockQueue {
       return;
     }
     ring_ = UniqueFd(fd);
-    // Older kernels than 5.4 use separate mappings, but other features used here need a newer kernel anyway.
+    // Kernels before 5.4 use separate mappings. They are not supported, because this class also needs features of newer
+    // kernels.
     if ((params.features & IORING_FEAT_SINGLE_MMAP) == 0) return;
     const size_t requests_end = params.sq_off.array + params.sq_entries * sizeof(unsigned);
     const size_t results_end = params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe);
@@ -97,10 +98,10 @@ class RingQueue final : public BlockQueue {
   }
 
   ~RingQueue() override {
-    // The kernel writes to the memory of running requests, so the memory must not be freed before they end.
+    // The kernel can still write to the memory of running requests, so the memory must not be freed before they end.
     std::vector<BlockResult> dropped;
     while (why_ == 0 && under_way_ > 0) {
-      if (collect(/*wait=*/true, dropped) < 0) ::usleep(kPauseUs);  // results also arrive without this call
+      if (collect(/*wait=*/true, dropped) < 0) ::usleep(kPauseUs);  // results arrive even if the call fails
     }
   }
 
@@ -110,7 +111,7 @@ class RingQueue final : public BlockQueue {
   void start(std::span<const BlockRequest> requests) override {
     const unsigned mask = *queue<unsigned>(offsets_.sq_off.ring_mask);
     std::atomic_ref<unsigned> tail(*queue<unsigned>(offsets_.sq_off.tail));
-    const unsigned first = tail.load(std::memory_order_relaxed);  // only this side writes it
+    const unsigned first = tail.load(std::memory_order_relaxed);  // relaxed, because only this side writes the tail
     for (size_t i = 0; i < requests.size(); ++i) {
       const unsigned slot = (first + unsigned(i)) & mask;
       *entries_->at<io_uring_sqe>(slot * unsigned(sizeof(io_uring_sqe))) = entry_of(requests[i]);
@@ -130,7 +131,7 @@ class RingQueue final : public BlockQueue {
       take(results);
       if (result >= 0 || result == -EINTR || results.size() > before) continue;
       if (result != -EAGAIN && result != -EBUSY) return result;
-      ::usleep(kPauseUs);  // results also arrive without this call
+      ::usleep(kPauseUs);  // results arrive even if the call fails
     }
     return 0;
   }
@@ -141,7 +142,7 @@ class RingQueue final : public BlockQueue {
     return queues_->at<T>(offset);
   }
 
-  // Returns whether the kernel supports the operations that are used here (5.6).
+  // Returns 0 if the kernel supports the operations that this class uses (5.6), or -errno.
   int probe() {
     constexpr unsigned kCount = 64;
     alignas(io_uring_probe) std::byte memory[sizeof(io_uring_probe) + kCount * sizeof(io_uring_probe_op)] = {};
@@ -153,7 +154,8 @@ class RingQueue final : public BlockQueue {
     return 0;
   }
 
-  // Gives the kernel a request that does nothing, because a sandbox may allow everything except io_uring_enter.
+  // Gives the kernel a request that does nothing. The test is needed because a sandbox can allow everything except
+  // io_uring_enter.
   int pass_nothing() {
     io_uring_sqe& entry = *entries_->at<io_uring_sqe>(0);
     entry = {};
@@ -169,8 +171,8 @@ class RingQueue final : public BlockQueue {
     return 0;
   }
 
-  // Registering saves work for each request. It is refused if memory may not be locked (ulimit -l), and then requests
-  // work without it.
+  // Registers the files and the buffers, which saves work for each request. The kernel refuses that if memory must not
+  // be locked (ulimit -l). Then requests work without it.
   void register_files_and_buffers() {
     has_files_ = system_.register_with(ring_.get(), IORING_REGISTER_FILES, fds_.data(), unsigned(fds_.size())) >= 0;
     std::vector<iovec> memory;
@@ -199,7 +201,8 @@ class RingQueue final : public BlockQueue {
     return entry;
   }
 
-  // Gives the kernel the requests behind `first`. A request that the kernel does not take ends with the kernel's error.
+  // Gives the requests behind `first` to the kernel. A request that the kernel does not take ends with the kernel's
+  // error.
   void submit(std::span<const BlockRequest> requests, unsigned first) {
     size_t taken = 0;
     while (taken < requests.size()) {
@@ -235,7 +238,7 @@ class RingQueue final : public BlockQueue {
   UniqueFd ring_;
   std::optional<Mapping> queues_, entries_;
   io_uring_params offsets_{};
-  int why_ = -ENOSYS;  // 0: it can be used
+  int why_ = -ENOSYS;  // why the ring cannot be used; 0: it can
   int under_way_ = 0;  // number of requests in the kernel
   std::vector<BlockResult> refused_;
 };

@@ -15,16 +15,16 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kMetadata = "__metadata__";
-constexpr size_t kMaxOtherKeys = 1000;  // limit for ignored keys of one tensor
+constexpr size_t kMaxOtherKeys = 1000;  // the most ignored keys of one tensor
 
-// Takes the JSON as a stream of events, so that only the result is built, and an error ends the parsing at once.
+// Takes the JSON as a stream of events, so that nothing but the result is built, and an error ends the parsing at once.
 class HeaderEvents final : public nlohmann::json_sax<Json> {
  public:
   HeaderEvents(const std::string& source, SafetensorsHeader& header) : source_(source), header_(header) {}
 
   bool null() override { return scalar(Scalar::kNull); }
   bool boolean(bool) override { return scalar(Scalar::kOther); }
-  bool number_integer(number_integer_t) override { return scalar(Scalar::kOther); }  // negative
+  bool number_integer(number_integer_t) override { return scalar(Scalar::kOther); }  // a negative number
   bool number_unsigned(number_unsigned_t value) override { return scalar(Scalar::kUnsigned, value); }
   bool number_float(number_float_t, const string_t&) override { return scalar(Scalar::kOther); }
   bool string(string_t& value) override { return scalar(Scalar::kString, 0, &value); }
@@ -105,14 +105,14 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   const std::string& source_;
   SafetensorsHeader& header_;
   std::vector<Place> stack_;
-  bool in_root_ = true;  // not in a tensor or the metadata; used in messages
+  bool in_root_ = true;  // whether the parser is neither in a tensor nor in the metadata; for messages
   bool in_metadata_ = false;
   bool seen_metadata_ = false;
   std::string metadata_key_;
-  Field field_ = Field::kIgnored;  // field of the tensor whose value comes next
-  std::array<bool, 3> seen_{};     // fields of the tensor that have occurred
-  std::set<std::string> others_;   // ignored keys of the tensor that have occurred
-  int offsets_ = 0;                // count of numbers in data_offsets
+  Field field_ = Field::kIgnored;  // the field of the tensor whose value comes next
+  std::array<bool, 3> seen_{};     // which fields of the tensor have occurred
+  std::set<std::string> others_;   // which ignored keys of the tensor have occurred
+  int offsets_ = 0;                // how many numbers data_offsets has so far
 };
 
 bool HeaderEvents::key(string_t& name) {
@@ -186,7 +186,7 @@ template <typename... Args>
       concat(source, " is not a safetensors file that can be used: tensor '", shown(entry.name), "': ", args...));
 }
 
-// Computes in 64 bits, dimension by dimension, like the format's own reader.
+// Returns the bytes of a tensor. Multiplies in 64 bits, dimension by dimension, as the format's own reader does.
 uint64_t bytes_of(const std::string& source, const SafetensorsEntry& entry) {
   uint64_t bits = 1;
   bool overflow = false;
@@ -241,7 +241,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view header_json, int64_t
   if (bytes > kMaxSafetensorsHeaderBytes || bytes > file_size - 8)
     refuse("its header has ", bytes, " bytes, and the file ", file_size);
   if (!header_json.starts_with('{')) refuse("its header does not begin with '{'");
-  // The JSON parser would take a zero byte for the end.
+  // Without this check, the JSON parser would take a zero byte for the end.
   if (const size_t zero = header_json.find('\0'); zero != header_json.npos)
     refuse("its header has a zero byte at ", zero);
   SafetensorsHeader header;

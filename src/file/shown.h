@@ -4,8 +4,8 @@
 
 namespace zeroshard {
 
-// Returns foreign text for a message: with a limited length, without control characters, and not cut inside a UTF-8
-// character.
+// Returns foreign text as a message shows it: without control characters, and cut to a limited length, but not inside a
+// UTF-8 character.
 inline std::string shown(std::string_view text) {
   constexpr size_t kMaxBytes = 160;
   size_t end = text.size();

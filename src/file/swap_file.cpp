@@ -32,7 +32,7 @@ SwapFile::SwapFile(Io& io, const std::string& path, int64_t bytes)
 
 void SwapFile::grow(int64_t bytes) {
   const int64_t more = bytes - bytes_;
-  // Checks the free space first, because reserving scarce space may take long and then fail.
+  // The free space is checked first, because a reservation of scarce space can take long and then fail.
   const int64_t free = io_->free_bytes(fd_.get());
   int result = free >= 0 && free < more ? -ENOSPC : 0;
   if (result == 0) result = retry_interrupted([&] { return io_->fallocate(fd_.get(), bytes); });

@@ -9,16 +9,17 @@
 
 namespace zeroshard {
 
-// An open file for swapped-out memory. It has mode 0600 and no name, and is closed on exec. It is deleted when its
+// An open file for swapped-out memory. It has mode 0600 and no name. exec() closes it. The file is deleted when its
 // descriptor is closed, also by the process's death.
 class SwapFile {
  public:
-  // Creates the file in the existing directory `path`. Reserves `bytes`, so that a full disk is noticed here. Throws
-  // IoError with the path, the bytes needed and the bytes free.
+  // Creates the file in the existing directory `path`. Reserves `bytes`, so that a full disk causes an error now.
+  // Throws IoError with the path, the bytes needed and the bytes free.
   SwapFile(Io& io, const std::string& path, int64_t bytes);
-  // Reserves `bytes` in all and keeps the contents. Throws the same IoError, and then nothing has changed.
+  // Reserves `bytes` in all and keeps the contents. Throws the same IoError. Then nothing has changed.
   void grow(int64_t bytes);
-  // Frees the space at once, even if a forked child, or a ring that the kernel is closing, still has the file open.
+  // Frees the space at once, even if a forked child still has the file open, or a ring that the kernel is still
+  // closing.
   ~SwapFile();
   SwapFile(SwapFile&&) = default;
   SwapFile& operator=(SwapFile&&) = delete;
@@ -26,8 +27,8 @@ class SwapFile {
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }  // for messages
   int64_t bytes() const { return bytes_; }
-  bool direct() const { return direct_; }        // the page cache is bypassed
-  bool in_memory() const { return in_memory_; }  // the file system is a tmpfs, so nothing leaves memory
+  bool direct() const { return direct_; }        // whether the page cache is bypassed
+  bool in_memory() const { return in_memory_; }  // whether the file system is a tmpfs, so that nothing leaves memory
 
  private:
   ProcessMark process_;  // a forked child must not touch the file of its parent

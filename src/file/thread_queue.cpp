@@ -19,7 +19,7 @@ class ThreadQueue final : public BlockQueue {
       try {
         threads_.emplace_back([this] { run(); });
       } catch (const std::system_error&) {
-        break;  // the process may be unable to start more threads
+        break;  // this process might be unable to start more threads
       }
     }
   }
@@ -89,7 +89,7 @@ class ThreadQueue final : public BlockQueue {
   std::deque<BlockRequest> waiting_;
   std::vector<BlockResult> results_;
   bool stopping_ = false;
-  std::vector<std::thread> threads_;  // the last member, because threads use the members above
+  std::vector<std::thread> threads_;  // the last member, because the threads use the members above
 };
 
 }  // namespace

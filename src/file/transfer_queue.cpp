@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kMaxRequestTries = 1000;  // limit for a request that is interrupted, or for which the system has no room
+constexpr int kMaxRequestTries = 1000;  // for a request that is interrupted, or for which the system has no room
 constexpr std::chrono::milliseconds kPause(1);
 
 bool is_no_room(int64_t error) {
@@ -100,7 +100,7 @@ void TransferQueue::take(const BlockResult& result) {
     return;
   }
   if (result.result == -EINVAL && file.direct) {
-    // The device needs another alignment, or a short result has left an unaligned position.
+    // The device needs another alignment, or a short result has left a position that is not aligned.
     file.direct = false;
     const int changed = retry_interrupted([&] { return io_.set_direct(file.fd, false); });
     if (changed < 0) fail(block, changed);
@@ -109,7 +109,7 @@ void TransferQueue::take(const BlockResult& result) {
   is_short_ = is_short_ || is_no_room(result.result);
   // ECANCELED means that the thread which started the request has ended.
   const bool again = result.result == -EINTR || result.result == -ECANCELED || is_no_room(result.result) ||
-                     (result.result == -EINVAL && block.tries == 0);  // started when the file still had O_DIRECT
+                     (result.result == -EINVAL && block.tries == 0);  // it was started when the file still had O_DIRECT
   if (!again || ++block.tries >= kMaxRequestTries) fail(block, result.result == 0 ? -EIO : result.result);
   waiting_.push_front(block);
 }

@@ -13,14 +13,14 @@ namespace zeroshard {
 struct Transfer {
   BlockRequest::Kind kind = BlockRequest::Kind::kRead;
   size_t file = 0;
-  std::byte* data = nullptr;  // aligned to kDirectAlignment, like `bytes` and `offset`
+  std::byte* data = nullptr;  // must be aligned to kDirectAlignment, like `bytes` and `offset`
   int64_t bytes = 0, offset = 0;
-  size_t owner = 0;         // number by which the caller waits for its transfers; below `num_owners`
-  int64_t block_bytes = 0;  // size of a request, aligned like `bytes`; 0: the queue's size
+  size_t owner = 0;         // a number below `num_owners`, by which the caller waits for its transfers
+  int64_t block_bytes = 0;  // size of a request, aligned like `bytes`; 0: the size that the queue was given
 };
 
 // Runs transfers of any length. Cuts each transfer into blocks that go to a BlockQueue, at most `depth` at a time.
-// Continues after short results and repeats interrupted requests. If the system has no room for a request, the request
+// Continues after short results, and repeats interrupted requests. If the system has no room for a request, the request
 // waits until another one is done, or for a moment if none is running. If a file does not accept an access with
 // O_DIRECT, turns O_DIRECT off. Only one thread may use it. Functions throw IoError with path and position. After the
 // first error nothing new is started.
@@ -30,9 +30,9 @@ class TransferQueue {
     int fd = -1;
     std::string path;  // for messages
     bool direct = false;
-    std::function<std::string(int64_t offset)> what_is_at = {};  // for messages; may be empty
+    std::function<std::string(int64_t offset)> what_is_at = {};  // for messages; can be empty
   };
-  // `queue` must have been made for these files, in this order, with this depth. `io` must outlive it.
+  // `queue` must have been made for these files, in this order, and with this depth. `io` must outlive the object.
   TransferQueue(std::unique_ptr<BlockQueue> queue, Io& io, std::vector<File> files, size_t num_owners, int depth,
                 int64_t block_bytes);
   // Waits for running requests.
@@ -41,18 +41,19 @@ class TransferQueue {
   TransferQueue& operator=(const TransferQueue&) = delete;
 
   std::string_view name() const { return queue_->name(); }
-  // Starts a transfer without waiting. The memory belongs to the transfer until its owner is idle().
+  // Starts a transfer without waiting. The memory belongs to the transfer until is_idle() is true for its owner.
   void begin(const Transfer& transfer);
   bool is_idle(size_t owner) const { return pending_[owner] == 0; }
   bool is_idle() const { return waiting_.empty() && running_ == 0; }
-  // Takes the available results, and starts blocks that waited for them. With `wait`, waits for at least one result.
+  // Takes the available results, and starts blocks that had to wait for them. If `wait` is true, waits for at least one
+  // result.
   void advance(bool wait);
   int64_t bytes_moved(BlockRequest::Kind kind) const { return moved_[size_t(kind)]; }
 
  private:
   struct Block {
-    Transfer rest;  // remaining part of the block
-    int tries = 0;  // tries in a row that have moved nothing
+    Transfer rest;  // the part of the block that is left
+    int tries = 0;  // how many tries in a row have moved nothing
   };
   void start_waiting();
   void take(const BlockResult& result);
@@ -62,12 +63,12 @@ class TransferQueue {
   std::unique_ptr<BlockQueue> queue_;
   Io& io_;
   std::vector<File> files_;
-  std::vector<int64_t> pending_;  // by owner: blocks that are not done
-  std::vector<Block> blocks_;     // by tag
+  std::vector<int64_t> pending_;  // for each owner: number of blocks that are not done
+  std::vector<Block> blocks_;     // for each tag
   std::vector<uint64_t> free_tags_;
   std::deque<Block> waiting_;
   int running_ = 0;
-  bool is_short_ = false;  // the system had no room for a request, and none has succeeded since
+  bool is_short_ = false;  // whether the system had no room for a request, and none has succeeded since
   int64_t block_bytes_;
   int64_t moved_[2] = {0, 0};
   std::string failure_;
