@@ -15,7 +15,7 @@ using torch::autograd::variable_list;
 
 namespace {
 
-// Makes a weak pointer from either kind of GradHook::NodePtr.
+// Makes a weak pointer from either type that GradHook::NodePtr can be.
 template <typename T>
 std::weak_ptr<T> weakly(const std::shared_ptr<T>& node) {
   return node;
@@ -45,7 +45,7 @@ void call_at_end_of_backward(std::function<void()> callback) {
 
 namespace {
 
-thread_local std::weak_ptr<void> pass_of_scaled_loss;  // alive during the pass
+thread_local std::weak_ptr<void> pass_of_scaled_loss;  // expires at the end of the pass
 
 }  // namespace
 
@@ -105,9 +105,9 @@ BackwardHooks::Entry& BackwardHooks::entry_of(const at::Tensor& tensor) {
 
 void BackwardHooks::add(const at::Tensor& output, Callback callback) {
   Entry& entry = entry_of(output);
-  // A linear layer returns a view. A write in place to a view creates a new node from the view's base, so the node that
-  // is hooked here is not used. Therefore the base is hooked, too. A base that other tensors share may belong to
-  // another unit.
+  // A linear layer returns a view. If the view is then written in place, autograd makes a new node from the view's
+  // base, and the node that is hooked below is not used. Therefore the base is hooked, too. A base that other tensors
+  // share is not hooked, because it might belong to another unit.
   if (output.is_view() && output._base().grad_fn() && output._base().use_count() == 1) {
     const auto passed = std::make_shared<bool>(false);
     add(at::Tensor(output._base()), [passed, callback, number = entry.number](int64_t) {
@@ -132,7 +132,8 @@ void BackwardHooks::add(const at::Tensor& output, Callback callback) {
   entry.callbacks = callbacks;
 }
 
-// Removes the entries of freed tensors, because a program that calls modules but never the engine removes no entries.
+// Removes the entries of freed tensors. Otherwise a program that calls modules but never the engine would keep all
+// entries.
 void BackwardHooks::sweep() {
   std::erase_if(entries_, [](const auto& entry) { return entry.second.tensor.expired(); });
   sweep_at_ = std::max(kFewEntries, 2 * entries_.size());

@@ -15,11 +15,11 @@
 namespace zeroshard {
 
 // Takes the gradients that autograd accumulates into a leaf. The class hooks the leaf's AccumulateGrad node, as
-// DistributedDataParallel does, and leaves the tensor's own hooks to the user. The destructor removes the hook. `leaf`
-// must require a gradient.
+// DistributedDataParallel does, so the user can still set hooks on the tensor itself. The destructor removes the hook.
+// `leaf` must require a gradient.
 class GradHook {
  public:
-  // `before` is called before a gradient is accumulated. `take` is called with each gradient, which is then removed
+  // `before` is called before a gradient is accumulated. `take` is called with each gradient, which has been removed
   // from the leaf.
   struct Calls {
     std::function<void()> before;
@@ -30,11 +30,11 @@ class GradHook {
   GradHook& operator=(GradHook&&) noexcept = default;
   ~GradHook();
 
-  // Gives the leaf the hooked node back, because casting the leaf to another dtype and back gives it another node.
+  // Gives the hooked node back to the leaf. If the leaf was cast to another dtype and back, it has got another node.
   void renew() const;
 
  private:
-  // A shared_ptr up to LibTorch 2.12, an intrusive_ptr from 2.13 on. Autograd itself holds the node weakly.
+  // A shared_ptr up to LibTorch 2.12, an intrusive_ptr from 2.13 on. Autograd itself holds the node only weakly.
   using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
   NodePtr node_;
@@ -44,30 +44,31 @@ class GradHook {
   const void* pre_hook_ = nullptr;
 };
 
-// Registers a callback within a backward pass. `callback` runs at the end of the pass, unless the pass fails. If
-// `callback` throws, the pass fails with that error.
+// Registers `callback` within a backward pass. It runs at the end of the pass, but not if the pass fails. If `callback`
+// throws, the pass fails with that error.
 void call_at_end_of_backward(std::function<void()> callback);
 
-// During a backward pass of `loss`, is_of_scaled_loss() returns true on this thread, even inside backward passes that
-// functions run within it. The gradient of `loss` first goes through `scale`. Does nothing for a loss that requires no
-// gradient.
+// After this call, is_of_scaled_loss() returns true on this thread during a backward pass of `loss`, even inside
+// backward passes that functions run within that pass. The gradient of `loss` first goes through `scale`. Does nothing
+// for a loss that requires no gradient.
 void mark_scaled_loss(const at::Tensor& loss, std::function<at::Tensor(const at::Tensor& grad)> scale);
 bool is_of_scaled_loss();
 
-// Calls a function as soon as the gradient of a tensor is known, before the backward of the function that computed the
-// tensor.
+// Calls a function as soon as the gradient of a tensor is known, which is before the backward of the function that
+// computed the tensor.
 class BackwardHooks {
  public:
-  // A function that gets the number of the tensor. Numbers are never reused. Addresses are: after a tensor is freed,
-  // another tensor may get its address while code still remembers that the first one had a gradient.
+  // A function that gets the number of the tensor. Numbers are used instead of addresses, because they are never
+  // reused. If a tensor is freed, another tensor can get its address while code still remembers that the first one had
+  // a gradient.
   using Callback = std::function<void(int64_t tensor)>;
 
-  // `output` must require a gradient. A module may return a tensor that it was given or that an inner module returned.
-  // Hooks of one tensor are therefore called in reverse order of addition, like backward passes through the modules.
+  // `output` must require a gradient. A module can return a tensor that it was given, or that an inner module returned.
+  // Hooks of one tensor are therefore called in reverse order of addition, as backward passes go through the modules.
   void add(const at::Tensor& output, Callback callback);
 
-  // Returns the number of known tensors. Entries of freed tensors are removed so often that there are never many more
-  // of them than entries of living tensors.
+  // Returns the number of tensors that have entries. Entries of freed tensors are removed so often that they never
+  // outnumber the entries of living tensors by much.
   size_t size() const { return entries_.size(); }
 
  private:
@@ -77,7 +78,8 @@ class BackwardHooks {
     // A weak pointer, so that the entry keeps no graph alive. The address is not reused while the entry exists.
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     int64_t number;
-    const torch::autograd::Node* node = nullptr;  // an in-place operation gives the tensor another node
+    // The tensor's node when the tensor was hooked. An in-place operation gives it another node.
+    const torch::autograd::Node* node = nullptr;
     std::weak_ptr<Callbacks> callbacks;
   };
 
@@ -85,19 +87,19 @@ class BackwardHooks {
   void sweep();
 
   std::unordered_map<const c10::TensorImpl*, Entry> entries_;
-  int64_t num_tensors_ = 0;  // number of tensors that ever had an entry
+  int64_t num_tensors_ = 0;  // number of tensors that have ever had an entry
   size_t sweep_at_ = kFewEntries;
 };
 
-// During the lifetime of an object, operations of its thread are on plain tensors, even inside a function that
-// torch.func transforms.
+// While an object lives, operations of its thread are on plain tensors, even inside a function that torch.func
+// transforms.
 class WithoutTransforms {
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKeySet{c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
                                                                 c10::DispatchKey::FuncTorchDynamicLayerBackMode}};
 };
 
-// Returns whether a backward pass is running on this thread. A forward that is called now is a recomputation
-// (activation checkpointing).
+// Returns whether a backward pass is running on this thread. If so, a forward is a recomputation (activation
+// checkpointing).
 bool in_backward();
 
 }  // namespace zeroshard

@@ -32,7 +32,7 @@ using Tensors = TiledCall::Tensors;
 using Join = TiledCall::Join;
 using torch::autograd::Node;
 
-// The autocast state of a thread, for the CPU and one device.
+// The autocast state of a thread, for the CPU and for one other type of device.
 class Autocast {
  public:
   explicit Autocast(at::DeviceType device) : states_{read(at::kCPU), read(device)} {}
@@ -64,7 +64,7 @@ class Autocast {
   std::array<State, 2> states_;
 };
 
-// Sets the autocast state of the current thread for its lifetime.
+// While it lives, the current thread has the autocast state `wanted`.
 class WithAutocast {
  public:
   explicit WithAutocast(const Autocast& wanted) : before_(wanted.states_[1].device) {
@@ -82,7 +82,7 @@ class WithAutocast {
   Autocast before_;
 };
 
-// The states of the random generators of the CPU and of one device, if it has one.
+// The states of the random generators of the CPU and, if `device` is a GPU, of `device`.
 class RandomStates {
  public:
   explicit RandomStates(at::Device device) {
@@ -114,7 +114,7 @@ class RandomStates {
   Tensors states_;
 };
 
-// For its lifetime, the generators continue from the given states. Afterwards they continue from their earlier states.
+// While it lives, the generators continue from the states `wanted`. Afterwards they continue from their earlier states.
 class WithRandomStates {
  public:
   WithRandomStates(const RandomStates& wanted, at::Device device) : before_(device) { wanted.set(); }
@@ -126,7 +126,7 @@ class WithRandomStates {
   RandomStates before_;
 };
 
-// For its lifetime, graphs save tensors without the hooks of torch.autograd.graph.saved_tensors_hooks. Used for a graph
+// While it lives, graphs save tensors without the hooks of torch.autograd.graph.saved_tensors_hooks. It is for a graph
 // that is destroyed before the forward ends.
 class WithoutSavedTensorHooks {
  public:
@@ -143,8 +143,8 @@ class WithoutSavedTensorHooks {
   at::impl::SavedTensorDefaultHooksTLS before_;
 };
 
-// For its lifetime, the tensors have no hooks of their own (Tensor.register_hook), because such hooks expect the
-// gradient of all tiles together.
+// While it lives, the tensors have no hooks of their own (Tensor.register_hook). Such hooks expect the gradient of all
+// tiles together.
 class WithoutTensorHooks {
  public:
   explicit WithoutTensorHooks(const Tensors& tensors) : tensors_(tensors) {
@@ -166,7 +166,7 @@ bool contains(const Tensors& tensors, const at::Tensor& tensor) {
   return std::ranges::any_of(tensors, [&](const at::Tensor& each) { return each.is_same(tensor); });
 }
 
-// Returns the leaves that the graph of `output` leads to, except those in `known`.
+// Returns the leaves of the graph of `output`, without those in `known`.
 Tensors other_leaves(const at::Tensor& output, const Tensors& known) {
   Tensors found;
   std::vector<const Node*> left = {output.grad_fn().get()};
@@ -194,10 +194,10 @@ std::vector<Tile> tiles_of(int64_t length, int64_t tiles) {
   return result;
 }
 
-// The sum of the gradients of all tiles so far, first of the inputs and then of the parameters.
+// The sums of the gradients of all tiles so far: first those of the inputs, then those of the parameters.
 class Gradients {
  public:
-  // Called when more parameters have joined.
+  // Must be called when parameters were added.
   void grow(size_t size) { sums_.resize(std::max(sums_.size(), size)); }
 
   void add_piece(size_t index, const at::Tensor& input, int64_t dim, const Tile& tile, const at::Tensor& grad) {
@@ -228,7 +228,7 @@ class Gradients {
       if (sum.defined()) sum.mul_(factor);
   }
 
-  // Returns the first `size` sums, in the dtypes of the gradients.
+  // Returns the sums, in the dtypes of the gradients. There are at least `size` of them.
   Tensors take(size_t size) {
     grow(size);
     for (const auto& [index, dtype] : narrow_) sums_[index] = sums_[index].to(dtype);
@@ -237,10 +237,10 @@ class Gradients {
 
  private:
   Tensors sums_;
-  std::map<size_t, at::ScalarType> narrow_;  // dtypes of gradients that are summed in fp32
+  std::map<size_t, at::ScalarType> narrow_;  // for each sum in fp32 of narrower gradients: their dtype
 };
 
-// The data that the backward pass needs in addition to the inputs.
+// What the backward pass needs in addition to the inputs.
 struct Tiling : torch::CustomClassHolder {
   Tiling(TiledCall of, at::Device device) : call(std::move(of)), autocast(device.type()) {}
 
@@ -248,7 +248,7 @@ struct Tiling : torch::CustomClassHolder {
     Tensors result;
     for (size_t i = 0; i < inputs.size(); ++i) {
       const at::Tensor all = inputs[i].detach();
-      // Made contiguous, because functions take views of their inputs.
+      // A tile is contiguous, because functions take views of their inputs.
       result.push_back(i < call.num_cut ? all.narrow(call.dim, tile.begin, tile.length).contiguous() : all);
       if (with_grad && inputs[i].requires_grad()) result.back().requires_grad_();
     }
@@ -287,10 +287,11 @@ struct Tiling : torch::CustomClassHolder {
   std::vector<Tile> tiles;
   Tensors params;
   size_t num_all = 0;              // number of inputs and parameters
-  std::vector<uint32_t> versions;  // versions of the parameters in the forward pass
+  std::vector<uint32_t> versions;  // version counters of the parameters in the forward pass
   Autocast autocast;
   std::optional<RandomStates> random;  // set if the function has used random numbers
-  std::optional<Gradients> at_once;    // set until the backward pass takes them
+  // The gradients, if the forward pass computes them. Set until the backward pass takes them.
+  std::optional<Gradients> at_once;
   at::Tensor result;
 };
 
@@ -299,7 +300,7 @@ void check_is_scalar(const at::Tensor& of_tile) {
            " elements: a sum, mean or list of tiles is of scalars");
 }
 
-// Joins the results of tiles in a new tensor.
+// Joins the results of the tiles in a new tensor.
 class Result {
  public:
   Result(const TiledCall& call, int64_t length) : call_(call), length_(length) {}
@@ -370,7 +371,7 @@ void run_backward(const Tiling& tiling, const Tensors& inputs, const at::Tensor&
 
 class TileFunction : public torch::autograd::Function<TileFunction> {
  public:
-  // `all` are the inputs, then the parameters.
+  // `all` has the inputs, followed by the parameters.
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList all,
                             const c10::intrusive_ptr<Tiling>& tiling) {
     if (!tiling->at_once) ctx->save_for_backward(all.slice(0, all.size() - tiling->params.size()).vec());
@@ -401,7 +402,7 @@ class TileFunction : public torch::autograd::Function<TileFunction> {
     sums.scale(grad);
   }
 
-  // Adds undefined gradients for the `rest` of the inputs.
+  // Appends `rest` undefined gradients, for arguments that have none.
   static Tensors with_rest(Tensors grads, size_t rest) {
     grads.resize(grads.size() + rest);
     return grads;
@@ -487,7 +488,7 @@ at::Tensor compute_tiled(TiledCall call, const Tensors& inputs, const Tensors& p
   tiling->num_all = all.size();
   if (!random.are_current()) tiling->random = random;
   for (const at::Tensor& param : tiling->params) tiling->versions.push_back(uint32_t(param._version()));
-  // Drops the function, because nobody calls it again, and it may keep the graph of the inputs alive.
+  // Drops the function, because nobody calls it any more, and it can keep the graph of the inputs alive.
   if (own.at_once) tiling->call.function = nullptr;
   return TileFunction::apply(at::TensorList(all), tiling);
 }
