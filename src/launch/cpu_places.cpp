@@ -30,8 +30,8 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-// Returns the `usable` CPUs of each node, by number. Leaves out nodes without usable CPUs. Empty if the kernel does not
-// report nodes.
+// Returns the `usable` CPUs of each node, by the node's number. Leaves out nodes without usable CPUs. Returns nothing
+// if the kernel does not report nodes.
 std::map<int, std::vector<int>> nodes_of(const fs::path& root, const std::vector<int>& usable) {
   std::map<int, std::vector<int>> nodes;
   std::error_code failed;
@@ -47,7 +47,7 @@ std::map<int, std::vector<int>> nodes_of(const fs::path& root, const std::vector
   return nodes;
 }
 
-// Returns the nodes of the GPUs, in the order of the GPUs' bus addresses, which is the order of nvidia-smi.
+// Returns the node of each GPU, in the order of the GPUs' bus addresses, which is the order of nvidia-smi.
 std::vector<std::optional<int>> nodes_of_all_gpus(const fs::path& root) {
   std::vector<std::string> addresses;
   std::error_code failed;
@@ -61,7 +61,7 @@ std::vector<std::optional<int>> nodes_of_all_gpus(const fs::path& root) {
   return nodes;
 }
 
-// Returns the node of each local rank; nothing unless each rank has a GPU whose node is known.
+// Returns the node of each local rank. Returns nothing if some rank has no GPU, or if the node of its GPU is unknown.
 std::optional<std::vector<int>> nodes_of_gpus(const fs::path& root, const std::vector<std::string>& gpus,
                                               const std::map<int, std::vector<int>>& nodes, int num_ranks) {
   if (gpus.size() < size_t(num_ranks)) return std::nullopt;
@@ -85,7 +85,7 @@ std::optional<std::vector<int>> as_many_on_each(const std::map<int, std::vector<
 }
 
 CpuPlaces parts_of(const std::vector<int>& cores, int num_ranks) {
-  const size_t each = cores.size() / size_t(num_ranks);  // remaining cores stay unused
+  const size_t each = cores.size() / size_t(num_ranks);  // if cores remain, they stay unused
   CpuPlaces places{.cpus = {}, .threads = std::max(1, int(each)), .numa = {}};
   for (size_t rank = 0; rank < size_t(num_ranks); ++rank) {
     const auto begin = cores.begin() + std::ptrdiff_t(rank * each);

@@ -20,10 +20,11 @@ namespace zeroshard {
 namespace {
 
 constexpr std::string_view kPythonPathEnd = "/zeroshard/compat/path", kPathEnd = "/zeroshard/compat/bin";
-constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";  // where programs are searched if there is no PATH
+// The folders in which programs are looked for if PATH is not set.
+constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
 
-// A Python program that writes the folder of the package, as a script would find it. It drops the empty entry of
-// sys.path, the current folder, because scripts have no such entry.
+// A Python program that prints the package's folder, as a script would find it. It first drops the empty entry of
+// sys.path, which means the current folder, because a script has no such entry.
 constexpr const char* kFind =
     "import importlib.util, os, sys\n"
     "sys.path[:] = filter(None, sys.path)\n"
@@ -37,7 +38,7 @@ std::vector<std::string> current_environment() {
   return result;
 }
 
-// Returns the standard output of `argv`.
+// Runs `argv` and returns its standard output.
 std::string output_of(const std::vector<std::string>& argv) {
   const UniqueFd nowhere(::open("/dev/null", O_RDWR | O_CLOEXEC));
   Pipe pipe = make_pipe();
@@ -59,7 +60,7 @@ std::string output_of(const std::vector<std::string>& argv) {
   return text;
 }
 
-// Returns the folder of the Python package; empty if there is none.
+// Returns the folder of the Python package, or "" if there is none.
 std::string find_package() {
   try {
     const std::string text = output_of({find_python(), "-c", kFind});
@@ -70,7 +71,7 @@ std::string find_package() {
   }
 }
 
-// Returns `list` without the entries that end in `end`.
+// Returns the entries of `list` that do not end in `end`.
 std::string without(std::string_view list, std::string_view end) {
   std::string rest;
   bool first = true;

@@ -21,12 +21,12 @@ std::optional<pid_t> to_pid(const std::string& text) {
   return pid;
 }
 
-// Reads field 4 of stat. The name before it, in parentheses, may contain anything.
+// Reads field 4 of /proc/<pid>/stat. Field 2, the name in parentheses, can contain any characters.
 std::optional<pid_t> parent_of(pid_t pid) {
   const std::string text = read_process_file(pid, "stat");
   const size_t end = text.rfind(") ");
   if (end == text.npos) return {};  // the process has just ended
-  const size_t begin = end + 4;     // position after ") S "
+  const size_t begin = end + 4;     // the position behind ") S "
   return to_pid(text.substr(begin, text.find(' ', begin) - begin));
 }
 

@@ -39,8 +39,8 @@ Variables variables_of(const LaunchOptions& options, int local_rank, const Start
                       {"ZEROSHARD_LAUNCHER", "1"}};
   if (start.heartbeat_fd >= 0) variables[heartbeat::kVariable] = text(start.heartbeat_fd);
   if (const int threads = omp_num_threads(options); threads > 0) variables["OMP_NUM_THREADS"] = text(threads);
-  // Ranks of a single host should not listen beyond it. If there are several hosts, NCCL finds the interfaces itself,
-  // and may use many.
+  // The ranks of a single host should not listen beyond it. If there are several hosts, NCCL itself finds the
+  // interfaces, and can use many.
   const std::string interface = options.nnodes == 1 ? "lo" : start.interface;
   for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
     const bool is_chosen = options.nnodes == 1 || name[0] == 'G';
@@ -60,8 +60,8 @@ std::vector<std::string> environment_of(const LaunchOptions& options, int local_
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view name(*entry, std::string_view(*entry).find('='));
-    // These variables of an outer launcher are not passed on, because rank 0 serves the store itself, and an outer
-    // launcher's heartbeat memory is not for these ranks.
+    // If this launcher was started by another one, some variables of that launcher are not passed on. Rank 0 itself
+    // serves the store, and the other launcher's heartbeat memory is not for these ranks.
     const bool foreign = name == "TORCHELASTIC_USE_AGENT_STORE" || name == heartbeat::kVariable;
     if (!variables.contains(name) && !foreign) result.emplace_back(*entry);
   }

@@ -6,20 +6,20 @@
 
 namespace zeroshard {
 
-// The values that differ between the starts of one job.
+// What differs between the starts of one job.
 struct Start {
   int port = 0;  // port of rank 0's store
   int restarts = 0;
-  int heartbeat_fd = -1;  // descriptor that the ranks inherit; -1: none
+  int heartbeat_fd = -1;  // a descriptor that the ranks inherit; -1: none
   std::string interface;  // the network interface that leads to the ranks of other hosts; "" if it is unknown
 };
 
-// Returns "NAME=value" strings for one rank: the launcher's own environment, and the variables that torchrun sets for
-// this rank.
+// Returns "NAME=value" strings for one rank. They are the launcher's own environment, and the variables that torchrun
+// would set for this rank.
 std::vector<std::string> environment_of(const LaunchOptions& options, int local_rank, const Start& start);
 
-// Returns the number of threads that OMP_NUM_THREADS gives each rank. 0 means that the launcher does not set the
-// variable, because the user has set it or because this host has a single rank that may use all CPUs.
+// Returns the number of threads that OMP_NUM_THREADS gives to each rank. Returns 0 if the launcher does not set that
+// variable, because the user has set it, or because this host has a single rank that may use all CPUs.
 int omp_num_threads(const LaunchOptions& options);
 
 }  // namespace zeroshard

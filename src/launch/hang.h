@@ -14,7 +14,8 @@ namespace zeroshard {
 struct WatchedRank {
   RankProcess process;
   HeartbeatState heart;
-  // The process that trains. It is the rank itself or, if the rank is a shell, a process that the rank started.
+  // Returns the process that trains. It is the rank itself or, if the rank is a shell, a process that the rank has
+  // started.
   pid_t worker() const { return heart.owner > 0 ? heart.owner : process.pid; }
 };
 
@@ -24,23 +25,23 @@ struct HangLimits {
   int64_t now_ns = 0;
 };
 
-// Returns the index of the rank that the others most likely wait for, if the job hangs. A job hangs if, for the
-// time-out, none of the ranks that have reported a step makes progress. It also hangs if one rank makes no progress and
-// waits for nobody, while another rank has waited for the time-out. A rank that has ended or never reported a step does
-// not count as hanging, but other ranks may wait for it.
+// If the job hangs, returns the index of the rank for which the others most likely wait. A job hangs if none of the
+// ranks that have reported a step has made progress for the time-out. It also hangs if, for the time-out, one rank has
+// made no progress and waits for nobody, while another rank has waited. A rank that has ended or never reported a step
+// does not count as hanging, but other ranks might wait for it.
 std::optional<size_t> find_hang(const std::vector<WatchedRank>& ranks, const HangLimits& limits);
 
 // Returns the index of a rank that ended with 0 at least `limits.timeout_s` ago, and the index of a rank that has
-// waited as long for all `world_size` ranks of the job; nothing unless both exist. A rank that waits for fewer ranks
-// does not count, because its script may have left the ended rank out on purpose. `elapsed_s` is the present time on
-// the clock of ProcessExit::at_s.
+// waited as long for all `world_size` ranks of the job to arrive. Returns nothing if one of the two does not exist. A
+// rank that waits for fewer ranks does not count, because its script might have left out the ended rank on purpose.
+// `elapsed_s` is the present time on the clock of ProcessExit::at_s.
 std::optional<std::pair<size_t, size_t>> find_absence(const std::vector<WatchedRank>& ranks, const HangLimits& limits,
                                                       double elapsed_s, int world_size);
 
-// Returns for example "step 41, 31.2 s ago; waits in all_gather 'layer.3' for 31.1 s".
+// Returns for example "step 41, last progress 31.2 s ago; waits in all_gather 'layer.3' for 31.1 s".
 std::string describe_heart(const HeartbeatState& heart, int64_t now_ns);
 
-// Returns several lines with the state of all ranks, including the kernel's view of each.
+// Returns several lines that describe the state of all ranks, including what the kernel says about each.
 std::string hang_report(const std::vector<WatchedRank>& ranks, size_t suspect, const HangLimits& limits);
 
 }  // namespace zeroshard

@@ -16,40 +16,39 @@ namespace zeroshard {
 class HangWatch {
  public:
   struct Finding {
-    int rank;  // the most likely cause of the hang, or the rank that ended
+    int rank;  // the rank that most likely causes the hang, or that ended
     std::string report;
   };
 
-  // If the kernel cannot provide the shared memory, the object works without heartbeats. In that case it throws Error
-  // if the user gave --hang-timeout, which needs them.
+  // If the kernel cannot provide the shared memory, the object works without heartbeats. But if the user gave
+  // --hang-timeout, which needs heartbeats, throws Error.
   explicit HangWatch(const LaunchOptions& options);
 
   int heartbeat_fd() const { return board_ ? board_->fd() : -1; }
   bool any_step() const { return board_ && board_->any_step(); }
   std::optional<int64_t> last_step(int rank) const;
-  // Tells this host's ranks how the job has failed on another host.
+  // Tells the ranks of this host how the job has failed on another host.
   void tell_ranks(std::string_view news) {
     if (board_) board_->tell(news);
   }
   // Makes check() ignore all silence of ranks before this call.
   void forgive();
 
-  // Returns a hang if there is one. The object looks only a few times per --hang-timeout, and never finds a hang if the
-  // time-out is 0.
+  // Returns a hang, if there is one. Looks only a few times per --hang-timeout. If that is 0, never finds a hang.
   std::optional<Finding> check(const std::vector<RankProcess>& ranks);
 
-  // Returns a finding if a rank ended with 0, and so will never arrive, while another rank waits for all ranks. See
-  // find_absence() for `elapsed_s`.
+  // Returns a finding if a rank ended with 0, and so will never arrive, while another rank waits for all ranks.
+  // `elapsed_s` is that of find_absence().
   std::optional<Finding> check_absence(const std::vector<RankProcess>& ranks, double elapsed_s) const;
 
-  // Asks every rank that supports it to print to stderr the stacks of its first thread and of its waiting thread.
+  // Asks each rank that can do so to print the stacks of its first thread and of its waiting thread to stderr.
   void ask_for_stacks(const std::vector<RankProcess>& ranks);
   bool stacks_printed() const;
 
  private:
   struct Asked {
     int local_rank;
-    uint32_t dumps;  // the rank's count of printed stacks once it has answered
+    uint32_t dumps;  // the rank's number of printed stacks, once it has answered
   };
   std::vector<WatchedRank> look(const std::vector<RankProcess>& ranks) const;
 

@@ -62,9 +62,9 @@ std::optional<int> number_in(const char* variable) {
   return value;
 }
 
-// Returns the number of slots of the heartbeat board behind the descriptor; 0 if it is no board. A process may pass its
-// variables to children without the descriptor, so the descriptor's number may belong to any file. A file that could
-// shrink or has another size is not mapped.
+// Returns the number of slots of the heartbeat board behind the descriptor, or 0 if it is no board. The descriptor's
+// number can belong to any file, because a process can pass its variables to children without the descriptor. A file
+// that could shrink or has a wrong size is not mapped.
 off_t slots_of(int fd, const struct stat& file) {
   constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
   const int seals = ::fcntl(fd, F_GET_SEALS);
@@ -94,7 +94,8 @@ std::shared_ptr<Slot> map_slot(int fd, int local_rank) {
   return {mapping, slot};
 }
 
-// Claims the slot for a process. Only one process reports for a rank: the first or, when that has ended, a successor.
+// Claims the slot for a process, and returns whether that worked. Only one process reports for a rank: the first one
+// or, when that has ended, a successor.
 bool claim(Slot& slot, pid_t pid) {
   int32_t owner = slot.owner.load();
   while (owner != pid) {
@@ -108,8 +109,8 @@ int32_t thread_id() {
   return static_cast<int32_t>(::syscall(SYS_gettid));
 }
 
-// The writer's side of Note [Sequence lock], which also excludes this rank's other threads. Gives up after a while,
-// because a thread that was cancelled inside must not stop the others.
+// Takes the writer's side of Note [Sequence lock], which also keeps out other threads of this rank. Gives up after a
+// while and returns false, because a thread that was cancelled while it had the lock must not stop the others.
 bool begin_write(Slot& slot) {
   for (int attempt = 0; attempt < kLockAttempts; ++attempt) {
     uint32_t sequence = slot.sequence.load(memory_order_relaxed);
@@ -125,7 +126,7 @@ void end_write(Slot& slot) {
   slot.sequence.store(slot.sequence.load(memory_order_relaxed) + 1, memory_order_release);
 }
 
-// Returns this rank's slot, claimed for process `pid`; null if it has none.
+// Returns this rank's slot, claimed for process `pid`. Returns null if the rank has none.
 std::shared_ptr<Slot> connect(pid_t pid) {
   const auto fd = number_in(heartbeat::kVariable), local_rank = number_in("LOCAL_RANK");
   if (!fd || !local_rank) return nullptr;
@@ -188,7 +189,7 @@ void Heartbeat::waiting(std::string_view where) noexcept {
 void Heartbeat::done_waiting() noexcept {
   if (!mine()) return;
   slot_->progress_ns = heartbeat::now_ns();
-  // If another thread began to wait later, its wait stays.
+  // If another thread has begun to wait since, that thread's wait stays.
   if (slot_->waiting_thread.load(memory_order_relaxed) != thread_id() || !begin_write(*slot_)) return;
   slot_->waiting_thread.store(0, memory_order_release);
   slot_->waiting_since_ns.store(0, memory_order_release);

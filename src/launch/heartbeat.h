@@ -14,7 +14,8 @@ struct Slot;
 }  // namespace heartbeat
 
 // Reports to `zeroshard run`, through shared memory, that this rank makes progress and where it waits. The methods use
-// no network, no locks and no system call but getpid. Any thread may call them. In a forked child they do nothing.
+// no network, no locks and no system calls except for getpid. Any thread may call them. In a forked child they do
+// nothing.
 class Heartbeat {
  public:
   // Connects to the launcher that ZEROSHARD_HEARTBEAT_FD names, in the slot LOCAL_RANK, and installs the stack dump of
@@ -22,33 +23,33 @@ class Heartbeat {
   // another living process already reports for this rank. Never throws.
   static Heartbeat from_environment() noexcept;
 
-  Heartbeat() = default;  // an object that does nothing
+  Heartbeat() = default;  // makes an object that does nothing
 
   bool connected() const { return slot_ != nullptr; }
 
   // Reports that step `step` is done.
   void beat(int64_t step) noexcept;
-  // Reports that no progress is expected of this rank until its next step.
+  // Reports that this rank is expected to make no progress until its next step.
   void finish() noexcept;
-  // Reports that this thread begins to wait for other ranks. `where` names the collective and its parameter; its first
-  // 200 bytes are kept. If several threads wait, the launcher sees the latest.
+  // Reports that this thread begins to wait for other ranks. `where` names the collective and its parameter. Its first
+  // 200 bytes are kept. If several threads wait, the launcher sees the one that began last.
   void waiting(std::string_view where) noexcept;
-  // Reports that the wait has ended, which counts as progress.
+  // Reports that this thread's wait has ended, which counts as progress.
   void done_waiting() noexcept;
-  // Returns how the job has failed on another host; "" if this host's launcher has not heard of a failure.
+  // Returns how the job has failed on another host, or "" if this host's launcher has not heard of a failure.
   std::string news() const;
 
  private:
-  bool mine() const noexcept;  // false in a forked child
+  bool mine() const noexcept;  // false if there is no slot, and in a forked child
 
   std::shared_ptr<heartbeat::Slot> slot_;  // owns the mapping, together with the handler of the stack dump
-  heartbeat::Header* header_ = nullptr;    // header of the same mapping
+  heartbeat::Header* header_ = nullptr;    // the header in the same mapping
   pid_t pid_ = 0;
 };
 
-// While an object lives, it tells `zeroshard run` that this rank waits for all of `world_size` ranks to arrive. If they
-// are all ranks of the job, none of them may end before the wait ends. The object does nothing without a launcher, or
-// wherever Heartbeat would do nothing.
+// While an object lives, it tells `zeroshard run` that this rank waits for `world_size` ranks to arrive. If these are
+// all ranks of the job, none of them may end before the wait ends. The object does nothing in the cases in which a
+// Heartbeat would do nothing.
 class MeetingSign {
  public:
   explicit MeetingSign(int world_size) noexcept;

@@ -19,7 +19,7 @@ namespace zeroshard {
 namespace {
 
 constexpr int kReadAttempts = 1000;
-constexpr int kLowestFd = 100;  // shell scripts use small numbers for their own files
+constexpr int kLowestFd = 100;  // high, because shell scripts use small numbers for their own files
 
 UniqueFd make_memory_file() {
 #ifdef MFD_NOEXEC_SEAL
@@ -27,7 +27,7 @@ UniqueFd make_memory_file() {
 #else
   constexpr unsigned kNoExec = 0x0008U;
 #endif
-  // Kernels before 6.3 do not know the flag; later ones may require it.
+  // Kernels before 6.3 do not know MFD_NOEXEC_SEAL. Later kernels can require it.
   UniqueFd file(::memfd_create("zeroshard-heartbeat", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExec));
   if (!file) file = UniqueFd(::memfd_create("zeroshard-heartbeat", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw_errno("cannot make shared memory for heartbeats");
@@ -38,7 +38,7 @@ UniqueFd make_memory_file() {
   throw_errno("cannot make shared memory for heartbeats");
 }
 
-// Replaces unprintable characters, because a rank may write anything into its slot.
+// Replaces unprintable characters, because a rank can write anything into its slot.
 std::string printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
@@ -61,9 +61,9 @@ Wait load_wait(const heartbeat::Slot& slot) {
   return wait;
 }
 
-// The reader's side of Note [Sequence lock]. If a rank died while it wrote, the lock stays closed, and the current
-// contents are used. A rank that writes all the time, or that the system has just paused, does not hang, so its text
-// does not matter.
+// Reads a wait on the reader's side of Note [Sequence lock]. If a rank died while it wrote, the lock stays closed, and
+// the present contents are returned. A rank that writes all the time, or that the system has just paused, does not
+// hang, so its text does not matter.
 Wait read_wait(const heartbeat::Slot& slot) {
   Wait wait;
   const uint32_t first = slot.sequence.load(std::memory_order_acquire);
@@ -82,7 +82,7 @@ Wait read_wait(const heartbeat::Slot& slot) {
 
 HeartbeatBoard::HeartbeatBoard(int slots) : fd_(make_memory_file()), slots_(slots) {
   const size_t bytes = heartbeat::board_bytes(static_cast<size_t>(slots));
-  // Allocates all pages now, so that a rank does not die of a missing page when there is no memory left.
+  // All pages are allocated now, so that a rank does not die of a missing page when there is no memory left.
   if (const int error = ::posix_fallocate(fd_.get(), 0, static_cast<off_t>(bytes)); error != 0) errno = error;
   struct stat file {};
   const bool allocated = ::fstat(fd_.get(), &file) == 0 && file.st_size == static_cast<off_t>(bytes);

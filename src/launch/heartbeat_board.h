@@ -11,27 +11,28 @@ namespace zeroshard {
 
 // The last report that a rank made through its Heartbeat.
 struct HeartbeatState {
-  enum class Activity { kNone, kBeating, kFinished } activity = Activity::kNone;  // kNone: it has reported no step yet
-  pid_t owner = 0;                                                                // 0: the rank has not connected
-  uint32_t dumps = 0;  // number of stacks that the rank has printed
+  // kNone means that the rank has reported no step yet.
+  enum class Activity { kNone, kBeating, kFinished } activity = Activity::kNone;
+  pid_t owner = 0;     // 0: the rank has not connected
+  uint32_t dumps = 0;  // how many stacks the rank has printed
   int64_t step = 0;
-  int64_t progress_ns = 0;       // time of the last progress, on CLOCK_MONOTONIC
-  int64_t meeting_since_ns = 0;  // 0: it does not wait for ranks to arrive
-  int32_t meeting_size = 0;      // number of ranks for which it waits, itself included
+  int64_t progress_ns = 0;       // of the last progress, on CLOCK_MONOTONIC
+  int64_t meeting_since_ns = 0;  // 0: the rank does not wait for ranks to arrive
+  int32_t meeting_size = 0;      // for how many ranks the rank waits, itself included
   pid_t waiting_thread = 0;
-  int64_t waiting_since_ns = 0;  // 0: it does not wait
-  std::string where;             // the collective in which it waits, in printable characters
+  int64_t waiting_since_ns = 0;  // 0: the rank waits in no collective
+  std::string where;             // the collective in which the rank waits, in printable characters
 };
 
-// The launcher's view of the shared memory into which its ranks write heartbeats. Owns the memory.
+// The launcher's side of the shared memory into which its ranks write heartbeats. Owns the memory.
 class HeartbeatBoard {
  public:
-  // Throws Error if the kernel has no sealed memory files.
+  // Throws Error if the kernel has no memory files that can be sealed.
   explicit HeartbeatBoard(int slots);
   ~HeartbeatBoard();
   HeartbeatBoard(const HeartbeatBoard&) = delete;
 
-  // The descriptor that ranks inherit. exec() closes it by default.
+  // Returns the descriptor that ranks inherit. By default, exec() closes it.
   int fd() const { return fd_.get(); }
   int slots() const { return slots_; }
   HeartbeatState read(int local_rank) const;

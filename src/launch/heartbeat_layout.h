@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string_view>
 
-// Defines the memory that a launcher shares with the ranks of its host: a header, then one slot per local rank. All
-// members are lock-free and initially zero. Each rank writes its own slot, and the launcher reads all slots. The
-// launcher writes the header and the index of each slot.
+// Defines the memory that a launcher shares with the ranks of its host. It consists of a header and one slot for each
+// local rank. All members are lock-free and initially zero. Each rank writes its own slot, and the launcher reads all
+// slots. The launcher writes the header and the index of each slot.
 namespace zeroshard::heartbeat {
 
 constexpr const char* kVariable = "ZEROSHARD_HEARTBEAT_FD";
@@ -16,10 +16,11 @@ constexpr size_t kTextBytes = 200, kNewsBytes = 480;
 
 struct alignas(64) Header {
   uint64_t magic;
-  uint64_t inode;  // inode of the memfd; differs if the descriptor's number now belongs to another file
+  // The inode of the memfd. It differs from that of the file if the descriptor's number now belongs to another file.
+  uint64_t inode;
   uint32_t slots, slot_bytes;
-  // How the job has failed on another host. The launcher writes it once: first the text, then its length with release
-  // order.
+  // How the job has failed on another host. The launcher writes it once: first the text, and then its length with
+  // release order.
   uint32_t news_bytes;
   std::array<char, kNewsBytes> news;
 };
@@ -28,21 +29,21 @@ enum class Activity : uint32_t { kNone, kBeating, kFinished };
 
 // The last report of one rank. Times are in nanoseconds, on CLOCK_MONOTONIC.
 struct alignas(64) Slot {
-  std::atomic<int32_t> owner;  // process id of the rank; 0: no rank has connected
+  std::atomic<int32_t> owner;  // the process that reports for the rank; 0: no process has connected
   std::atomic<Activity> activity;
-  std::atomic<uint32_t> dumps;  // number of stacks that the rank has printed; see stack_dump.h
+  std::atomic<uint32_t> dumps;  // how many stacks the rank has printed; see stack_dump.h
   std::atomic<int64_t> step;
   std::atomic<int64_t> progress_ns;
-  std::atomic<int64_t> meeting_since_ns;  // 0: it does not wait for ranks to arrive
-  std::atomic<int32_t> meeting_size;      // number of ranks for which it waits, itself included
+  std::atomic<int64_t> meeting_since_ns;  // 0: the rank does not wait for ranks to arrive
+  std::atomic<int32_t> meeting_size;      // for how many ranks the rank waits, itself included
   uint32_t index;                         // index of this slot
 
-  // Note [Sequence lock]: `sequence` is odd while the fields below change. All these fields are atomics, stored with
-  // release and loaded with acquire. So a reader that sees a new value of any field also sees that `sequence` has
-  // changed.
+  // Note [Sequence lock]: `sequence` is odd while the fields below change. All these fields are atomics, which are
+  // stored with release and loaded with acquire. So a reader that sees a new value of any field also sees that
+  // `sequence` has changed.
   alignas(64) std::atomic<uint32_t> sequence;
-  std::atomic<int32_t> waiting_thread;    // thread id; 0: it does not wait
-  std::atomic<int64_t> waiting_since_ns;  // 0: it does not wait
+  std::atomic<int32_t> waiting_thread;    // id of the thread that waits; 0: none
+  std::atomic<int64_t> waiting_since_ns;  // 0: no thread waits
   std::atomic<uint64_t> length;
   std::array<std::atomic<uint64_t>, kTextBytes / 8> text;
 };

@@ -72,8 +72,8 @@ std::optional<std::string> HostConnection::read(int stream_number) {
   return stream_number == STDOUT_FILENO ? without_marks(lines) : lines;
 }
 
-// Searches for marks anywhere in a line, because a shell's start file or a rank may have written the beginning of the
-// line.
+// Removes the marks from `lines`. A mark can be anywhere in a line, because a shell's start file or a rank might have
+// written the beginning of the line.
 std::string HostConnection::without_marks(std::string_view lines) {
   std::string result;
   while (!lines.empty()) {
@@ -97,7 +97,7 @@ void HostConnection::look() {
   while (input_ && !pending_.empty()) {
     const ssize_t written = ::write(input_.get(), pending_.data(), pending_.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0 && errno != EAGAIN) input_.reset();  // the process has ended
+    if (written < 0 && errno != EAGAIN) input_.reset();  // the process does not read any more
     if (written < 0) break;
     pending_.erase(0, static_cast<size_t>(written));
   }

@@ -15,36 +15,36 @@
 
 namespace zeroshard {
 
-// One host of a job, and the command that reaches it.
+// One host of a job, and how to reach it.
 struct HostStart {
-  std::string name;                // the host's name in the hostfile
-  std::vector<std::string> reach;  // ssh and its arguments, or zeroshard if it is this host; reach[0] is a path
+  std::string name;                // as the hostfile has it
+  std::vector<std::string> reach;  // ssh and its arguments, or zeroshard if the host is this one; reach[0] is a path
   HostOrder order;
 };
 
-// The connection to one host of a job, through a child process such as ssh. The launcher that starts the job owns it,
-// and uses it to send the order, pass signals on and read output. No method waits.
-// The caller ignores SIGPIPE, because the process may end before it has read its input.
+// The connection to one host of a job, through a child process such as ssh. The launcher that starts the job owns it.
+// Over it, this launcher sends the order, passes signals on and reads output. No method waits. The caller must ignore
+// SIGPIPE, because the process can end before it has read its input.
 class HostConnection {
  public:
-  // Starts the process. The kernel kills it when this process dies.
+  // Starts the child process. The kernel kills that process when this one dies.
   HostConnection(const HostStart& start, const sigset_t& signal_mask);
 
   const std::string& name() const { return name_; }
   void add_to(std::vector<pollfd>& fds, bool reads) const;
-  // Sends a control line: "beat", or for example "signal 15". The line is lost if the host is gone.
+  // Sends a control line: "beat", or for example "signal 15". If the host is gone, the line is lost.
   void send(std::string_view line);
-  // Reads new bytes of stream 1 or 2. Returns the lines that they complete, each with its newline; nothing if no bytes
-  // have come. The marks of host_relay_lines.h are removed.
+  // Reads new bytes of stream 1 or 2. Returns the lines that these bytes complete, each with its newline. Returns
+  // nothing if there are no new bytes. The marks of host_relay_lines.h are removed.
   std::optional<std::string> read(int stream);
-  // Sends the part of the order that is still pending, and notes whether the process has ended.
+  // Sends what is left of the order, and notes whether the process has ended.
   void look();
   void close_input() { input_.reset(); }  // makes the host's launcher kill its ranks
   void kill(int signal) const;
 
-  bool has_begun() const { return has_begun_; }  // zeroshard runs on the host
+  bool has_begun() const { return has_begun_; }  // whether zeroshard runs on the host
   bool is_over() const { return exited_; }
-  // Returns the exit code of zeroshard on the host; nothing if the connection was lost, or never made.
+  // Returns the exit code of zeroshard on the host. Returns nothing if the connection was lost or never made.
   std::optional<int> code() const { return code_; }
   // Returns the last lines that ssh wrote to stderr.
   std::string last_words() const;
@@ -59,9 +59,9 @@ class HostConnection {
   std::string name_, nonce_;
   pid_t pid_ = -1;
   UniqueFd input_;
-  std::string pending_;  // bytes that the process has not read yet
+  std::string pending_;  // bytes that could not be sent yet
   std::array<Stream, 2> streams_;
-  Tail tail_;  // last lines of its stderr
+  Tail tail_;  // the last lines of its stderr
   bool has_begun_ = false, exited_ = false;
   std::optional<int> code_;
 };

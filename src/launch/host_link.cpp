@@ -1,5 +1,5 @@
-// The launchers send the lines "beat", "done", "failed CODE AGE_MS TEXT", "signal NUMBER AGE_MS HOST" and "kill NUMBER
-// AGE_MS HOST".
+// The lines that launchers send to each other are "beat", "done", "failed CODE AGE_MS TEXT", "signal NUMBER AGE_MS
+// HOST" and "kill NUMBER AGE_MS HOST".
 #include "launch/host_link.h"
 
 #include <sys/socket.h>
@@ -16,7 +16,7 @@ namespace zeroshard {
 namespace {
 
 constexpr double kBeatS = 1;
-constexpr std::array<const char*, 3> kNewsWords{"failed", "signal", "kill"};  // by HostNews::Kind
+constexpr std::array<const char*, 3> kNewsWords{"failed", "signal", "kill"};  // for each HostNews::Kind
 
 std::string line_of(const HostNews& news) {
   return concat(kNewsWords[static_cast<size_t>(news.kind)], " ", news.number, " ",
@@ -51,7 +51,7 @@ HostLink::HostLink(const LaunchOptions& options, HostMeeting meeting)
       nproc_(options.nproc),
       patience_s_(options.stall_timeout_s),
       meeting_(std::move(meeting)) {
-  for (HostPeer& peer : meeting_.peers) peer.forgive();  // launchers may be silent while they meet
+  for (HostPeer& peer : meeting_.peers) peer.forgive();  // a launcher can be silent while the launchers meet
 }
 
 void HostLink::add_to(std::vector<pollfd>& fds) const {
@@ -59,7 +59,7 @@ void HostLink::add_to(std::vector<pollfd>& fds) const {
     if (peer.is_open()) fds.push_back({peer.fd(), POLLIN, 0});
 }
 
-// Tells a launcher that comes late, or a second time, why it is not accepted.
+// Refuses launchers that come late or a second time, and tells them why.
 void HostLink::send_away() {
   if (!meeting_.listener) return;
   for (;;) {
@@ -89,7 +89,7 @@ std::vector<HostNews> HostLink::look() {
 void HostLink::hear(HostPeer& from, const std::string& line, std::vector<HostNews>& news) {
   if (line == "done") from.is_over = true;
   const auto heard = read_news(line);
-  if (!heard) return;  // a beat
+  if (!heard) return;  // "beat" or "done"
   if (heard->kind == HostNews::Kind::kFailed) from.is_over = true;
   news.push_back(*heard);
   pass_on(&from, line);
@@ -107,7 +107,8 @@ void HostLink::report_loss(HostPeer& peer, std::vector<HostNews>& news) {
   pass_on(&peer, line_of(loss));
 }
 
-// Sends the line to all launchers but `from`. A node other than 0 is only connected to node 0.
+// Sends the line to all launchers except `from`. Node 0 is connected to all other nodes, and each of these only to node
+// 0.
 void HostLink::pass_on(const HostPeer* from, const std::string& line) {
   for (HostPeer& peer : meeting_.peers)
     if (&peer != from) peer.send(line);

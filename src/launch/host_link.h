@@ -11,16 +11,16 @@
 
 namespace zeroshard {
 
-// News of how a job ends, which the launcher of one host sends to the launchers of the others.
+// Says how a job ends. The launcher of one host sends it to the launchers of the others.
 struct HostNews {
   enum class Kind {
-    kFailed,  // `number` is the job's exit code; `text` names the rank and its host
-    kSignal,  // the launcher on host `text` was the first that got signal `number`
-    kKill,    // the sending host kills its ranks, because its launcher got a second signal
+    kFailed,  // `number` is the job's exit code, and `text` names the rank and its host
+    kSignal,  // the launcher on host `text` was the first to get signal `number`
+    kKill,    // the host `text` kills its ranks, because its launcher got a second signal
   } kind = Kind::kFailed;
   int number = 0;
   std::string text;
-  double age_s = 0;  // seconds since it happened, without the time that the message took
+  double age_s = 0;  // seconds since the event, without the time that the message took
 };
 
 // Connects the launchers of a job's hosts, from the meeting to the end of the job. The connections form a star around
@@ -31,17 +31,17 @@ class HostLink {
   HostLink(const LaunchOptions& options, HostMeeting meeting);
 
   int store_port() const { return meeting_.store_port; }
-  // Returns the network interface that leads to the other hosts; "" if it is unknown.
+  // Returns the network interface that leads to the other hosts, or "" if it is unknown.
   const std::string& interface() const { return meeting_.interface; }
 
   void add_to(std::vector<pollfd>& fds) const;
-  // Returns the news since the last call, and tells the other launchers that this one lives. The launcher calls it at
-  // least once a second.
+  // Returns the news since the last call, and tells the other launchers that this one lives. Must be called at least
+  // once a second.
   std::vector<HostNews> look();
   void tell(const HostNews& news);
   // Tells the other launchers that all ranks of this host have ended with 0.
   void tell_done();
-  // Returns whether this launcher has to stay. Node 0 stays until the ranks of all hosts have ended.
+  // Returns whether this launcher has to stay. Node 0's launcher stays until the ranks of all hosts have ended.
   bool is_needed() const;
 
  private:

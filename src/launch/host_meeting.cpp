@@ -1,7 +1,7 @@
-// The lines by which launchers meet. A launcher of node N > 0 begins with
+// Launchers meet by sending lines. The launcher of a node N > 0 begins with
 //   zeroshard-launcher 2 NNODES NODE NPROC HOST JOB
-// JOB is "-" if the job has no name. Node 0 answers "refused WHY", or "welcome HOST", "beat" as long as others are
-// missing, and then "start PORT".
+// JOB is "-" if the job has no name. Node 0's launcher answers "refused WHY" or "welcome HOST". After "welcome" it
+// sends "beat" as long as some launcher is missing, and finally "start PORT".
 #include "launch/host_meeting.h"
 
 #include <arpa/inet.h>
@@ -39,7 +39,7 @@ double s_since(MeetingClock::time_point begin) {
   return std::chrono::duration<double>(MeetingClock::now() - begin).count();
 }
 
-// Logs from time to time for which launchers this launcher waits.
+// Logs from time to time for what this launcher waits.
 class WaitingLog {
  public:
   void waits(const std::string& what) {
@@ -93,7 +93,7 @@ UniqueFd listen_for_launchers(bool on_loopback, int port) {
   return fd;
 }
 
-// The line with which a launcher introduces itself.
+// The line by which a launcher introduces itself.
 struct Greeting {
   int protocol = 0, nnodes = 0, node = -1, nproc = 0;
   std::string host, job = kNoJob;
@@ -117,7 +117,7 @@ bool read_greeting(const std::string& line, Greeting& greeting) {
   return true;
 }
 
-// Returns why a launcher cannot take part; "" if it can.
+// Returns why a launcher cannot take part, or "" if it can.
 std::string objection(const LaunchOptions& options, const Greeting& other) {
   const std::string who = concat("node ", other.node, " (host ", other.host, ")");
   if (other.protocol != kProtocol) return who + " runs another version of zeroshard";
@@ -131,7 +131,7 @@ std::string objection(const LaunchOptions& options, const Greeting& other) {
   return {};
 }
 
-// Accepts the other launchers on node 0, until all have come.
+// Accepts the other launchers, until all have come. It runs on node 0.
 class Reception {
  public:
   Reception(const LaunchOptions& options, int port)
@@ -176,14 +176,14 @@ class Reception {
       const std::vector<std::string> lines = peer.receive();
       if (!lines.empty()) admit(peer, lines.front());
       if (peer.is_open() && peer.node > 0)
-        came_.push_back(std::move(peer));  // before the next peer is read, because it may claim the same node
+        came_.push_back(std::move(peer));  // before the next peer is read, because that one might claim the same node
       else if (peer.silent_s() > kAnswerS)
         peer.close();
     }
     std::erase_if(unknown_, [](const HostPeer& peer) { return !peer.is_open(); });
   }
 
-  // Closes the connection of a program that is no launcher, without an answer.
+  // Answers the first line of a peer. If the peer is no launcher, closes its connection without an answer.
   void admit(HostPeer& peer, const std::string& line) {
     Greeting greeting;
     if (!read_greeting(line, greeting)) return peer.close();
@@ -206,7 +206,7 @@ class Reception {
     peer.send("welcome " + host_name());
   }
 
-  // Refuses a launcher without ending this job, because a launcher of another job has other options and must do no
+  // Refuses a launcher of another job. This job does not end, because such a launcher has other options and must do no
   // harm.
   void send_away(HostPeer& peer, const Greeting& greeting) {
     const std::string text = concat("another job runs at port ", port_,
@@ -243,7 +243,7 @@ class Reception {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-// Returns the addresses of `host`; none while the name server does not answer.
+// Returns the addresses of `host`. Returns none, and sets `why`, while the name server does not answer.
 Addresses addresses_of(const std::string& host, int port, std::string& why) {
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -267,7 +267,8 @@ UniqueFd try_to_connect(const addrinfo& address, std::string& why) {
   socklen_t size = sizeof own;
   if (error == 0 && ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
       size == address.ai_addrlen && std::memcmp(&own, address.ai_addr, std::min<size_t>(size, 8)) == 0)
-    error = ECONNREFUSED;  // the socket was bound to the port that it connects to, and is connected to itself
+    // The system has chosen the target port as the socket's own port, so the socket is connected to itself.
+    error = ECONNREFUSED;
   if (error == 0) return fd;
   why = concat(address_text(*reinterpret_cast<const sockaddr_storage*>(address.ai_addr)), ": ", std::strerror(error));
   return {};
@@ -286,7 +287,7 @@ UniqueFd connect_to_node_0(const std::string& host, int port, WaitingLog& patien
   }
 }
 
-// The meeting on a node N > 0.
+// Meets the other launchers on a node N > 0.
 HostMeeting meet_node_0(const LaunchOptions& options, int port) {
   WaitingLog patience;
   HostPeer node_0(connect_to_node_0(options.master_addr, port, patience));

@@ -53,13 +53,13 @@ std::vector<std::string> values_of(std::string_view text) {
     text.remove_prefix(colon + 1);
     if (text.size() <= size || text[size] != ',') refuse();
     values.emplace_back(text.substr(0, size));
-    if (values.back().find('\0') != std::string::npos) refuse();  // argv and environ cannot contain it
+    if (values.back().find('\0') != std::string::npos) refuse();  // neither argv nor environ can contain a zero byte
     text.remove_prefix(size + 1);
   }
   return values;
 }
 
-// Throws if `fd` ends too early, or if the bytes have not come by `end`.
+// Reads `size` bytes. Throws ValueError if `fd` ends before, or if the bytes have not come by `end`.
 void read_exactly(int fd, char* to, size_t size, std::chrono::steady_clock::time_point end) {
   while (size > 0) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
@@ -79,7 +79,7 @@ HostOrder order_of(std::string_view values_text) {
   if (values.empty()) refuse();
   ZS_CHECK(values[0] == kVersion, "this host has zeroshard ", kVersion, ", and the one that starts the job has ",
            shown_text(values[0]), ": install the same version on all hosts");
-  constexpr size_t kBefore = 5;  // number of values before the arguments
+  constexpr size_t kBefore = 5;  // how many values come before the arguments
   if (values.size() < kBefore) refuse();
   HostOrder order{.version = values[0], .nonce = values[1], .folder = values[3], .arguments = {}, .environment = {}};
   order.patience_s = static_cast<double>(number_or_refuse(values[2], size_t{1} << 40)) / 1000;

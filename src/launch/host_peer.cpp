@@ -13,7 +13,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr size_t kLineBytes = 4096;  // longer than any line that a launcher writes
+constexpr size_t kLineBytes = 4096;  // more than any line that a launcher writes
 
 }  // namespace
 

@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// A connection to the launcher of another host, which carries lines of text. No method waits.
+// A connection to the launcher of another host. It carries lines of text. No method waits.
 class HostPeer {
  public:
   using Clock = std::chrono::steady_clock;
@@ -26,16 +26,16 @@ class HostPeer {
 
   bool is_open() const { return static_cast<bool>(socket_); }
   int fd() const { return socket_.get(); }
-  double silent_s() const;  // seconds since anything arrived, or since forgive()
+  double silent_s() const;  // since something arrived, or since forgive()
   void forgive() { heard_ = Clock::now(); }
 
-  int node = -1;         // the host's number; -1: it has not sent the number yet
-  std::string host;      // the host's name
-  bool is_over = false;  // the host has told how its ranks ended, or its launcher was found to be gone
+  int node = -1;         // the number of the launcher's host; -1: it has not sent the number yet
+  std::string host;      // the name of the launcher's host
+  bool is_over = false;  // whether the launcher has said how its ranks ended, or was found to be gone
 
  private:
   UniqueFd socket_;
-  std::string begun_;  // the beginning of a line whose end has not arrived
+  std::string begun_;  // a line whose end has not arrived yet
   Clock::time_point heard_ = Clock::now();
 };
 

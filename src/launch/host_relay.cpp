@@ -1,7 +1,7 @@
 // Note [Started from another host]: `zeroshard run --hostfile` starts this process on each host, over ssh. This process
-// starts `zeroshard run`, the host's launcher, with the arguments of its order, and ends when its connection ends. The
-// host's launcher then gets SIGKILL. The launcher's supervisor reacts as it always does if its launcher is killed. So a
-// lost connection, a killed ssh and a killed launcher are handled as one case.
+// (the relay) starts `zeroshard run`, the host's launcher, with the arguments of its order. When the relay's connection
+// ends, the relay kills the launcher by SIGKILL and ends. The launcher's supervisor reacts as it always does when its
+// launcher is killed. So a lost connection, a killed ssh and a killed launcher are handled as one case.
 #include "launch/host_relay.h"
 
 #include <fcntl.h>
@@ -33,7 +33,7 @@ namespace {
 
 using RelayClock = std::chrono::steady_clock;
 constexpr int kLookMs = 500;
-constexpr double kOrphansS = 10;  // time for a supervisor to kill the ranks of its killed launcher
+constexpr double kOrphansS = 10;  // the time that a supervisor has to kill the ranks of its killed launcher
 
 double s_after(RelayClock::time_point begin) {
   return std::chrono::duration<double>(RelayClock::now() - begin).count();
@@ -50,7 +50,7 @@ class Connection {
   Connection(int fd, double patience_s) : fd_(fd), patience_s_(patience_s) { set_nonblocking(fd_); }
 
   int fd() const { return fd_; }
-  // Returns the signals that have come.
+  // Returns the signals that have come since the last call.
   std::vector<int> receive() {
     std::vector<int> signals;
     std::array<char, 4096> buffer;
@@ -66,11 +66,11 @@ class Connection {
         if (const int signal = signal_of_control_line(std::string_view(begun_).substr(0, end))) note(signal, signals);
         begun_.erase(0, end + 1);
       }
-      if (begun_.size() > buffer.size()) is_open_ = false;  // a launcher writes no such line
+      if (begun_.size() > buffer.size()) is_open_ = false;  // no launcher writes such a long line
     }
     return signals;
   }
-  // Returns why the job of this host has to end; "" if it goes on.
+  // Returns why the job has to end on this host, or "" if it goes on.
   std::string loss() const {
     if (!is_open_) return "the connection to the host that started the job is gone";
     if (patience_s_ == 0 || is_suspended_ || s_after(heard_) <= patience_s_) return {};
@@ -85,8 +85,8 @@ class Connection {
 
   int fd_;
   double patience_s_;
-  bool is_open_ = true, is_suspended_ = false;  // a suspended launcher sends no beats
-  std::string begun_;                           // the beginning of a line whose end has not arrived
+  bool is_open_ = true, is_suspended_ = false;  // a suspended launcher sends no beats, so its silence does not count
+  std::string begun_;                           // a line whose end has not arrived yet
   RelayClock::time_point heard_ = RelayClock::now();
 };
 
@@ -112,8 +112,8 @@ pid_t start(const HostOrder& order, const sigset_t& signal_mask) {
   return spawn({argv, environment(), {null.get(), STDOUT_FILENO, STDERR_FILENO}, signal_mask, -1, {}});
 }
 
-// Returns the exit code of the launcher, if it has ended. A launcher that got SIGKILL has no code, so 1 is returned, as
-// on the other hosts.
+// Returns the exit code of the launcher, if it has ended. A launcher that got SIGKILL has none, so 1 is returned, which
+// is the code on the other hosts.
 std::optional<int> exit_code(pid_t launcher) {
   int status = 0;
   if (::waitpid(launcher, &status, WNOHANG) != launcher) return {};
@@ -121,7 +121,7 @@ std::optional<int> exit_code(pid_t launcher) {
   return WTERMSIG(status) == SIGKILL ? 1 : 128 + WTERMSIG(status);
 }
 
-// Waits until the supervisor of a killed launcher has killed the launcher's ranks.
+// Waits until the supervisor of a killed launcher has killed the ranks. Kills what is left when its time is over.
 void await_orphans(const Subreaper& subreaper) {
   for (const auto begin = RelayClock::now(); s_after(begin) < kOrphansS; ::poll(nullptr, 0, 20)) {
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {
@@ -143,7 +143,7 @@ int relay(pid_t launcher, Connection connection, const TakenSignals& signals) {
     for (const int signal : connection.receive()) ::kill(launcher, signal);
     if (is_lost || connection.loss().empty()) continue;
     ::kill(launcher, SIGKILL);
-    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) set_nonblocking(fd);  // there may be no reader any more
+    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) set_nonblocking(fd);  // the reader of the output might be gone
     log(LogLevel::kError, connection.loss() + ": killing all ranks of this host");
     is_lost = true;
   }
@@ -154,7 +154,7 @@ int relay(pid_t launcher, Connection connection, const TakenSignals& signals) {
 int follow_order(int fd) {
   const HostOrder order = read_order(fd);
   enter(order);
-  ::signal(SIGPIPE, SIG_IGN);  // receive() notices the end of the connection
+  ::signal(SIGPIPE, SIG_IGN);  // receive() notices the end of the connection instead
   const TakenSignals signals;
   const Subreaper subreaper;
   say(begin_mark(order.nonce));

@@ -4,8 +4,8 @@ namespace zeroshard {
 
 // Runs the order that the launcher of another host sends over `fd`, as `zeroshard run` with the order's arguments
 // would. Passes on the signals that come over `fd`, and ends the job of this host when the connection is gone. Returns
-// the exit code. The function prints the first and the last line of standard output; see host_relay_lines.h. Throws the
-// errors of read_order(), and ValueError if the order's folder does not exist on this host.
+// the exit code. Prints the first and the last line of standard output (host_relay_lines.h). Throws the errors of
+// read_order(), and ValueError if the order's folder does not exist on this host.
 int follow_order(int fd);
 
 }  // namespace zeroshard

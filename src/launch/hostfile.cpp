@@ -24,7 +24,7 @@ std::optional<int> whole_number(std::string_view text) {
   return value;
 }
 
-// Returns whether a name may be a host's. It must not begin with "-", because ssh would take it as an option.
+// Returns whether `name` can be the name of a host. It must not begin with "-", because ssh would take it as an option.
 bool is_host_name(const std::string& name) {
   const auto fits = [](unsigned char c) {
     return c < 128 && (std::isalnum(c) != 0 || std::string_view("-._:@").find(char(c)) != std::string_view::npos);
@@ -49,18 +49,19 @@ std::optional<JobHost> read_line(const std::string& line) {
   return host;
 }
 
-// One entry of a filter: NAME or NAME:SLOT,SLOT.
+// A filter of slots, as --include and --exclude have it: NAME or NAME:SLOT,SLOT, several of them separated by "@".
 class Filter {
  public:
   Filter(std::string option, std::string value) : option_(std::move(option)), value_(std::move(value)) {}
 
-  // Returns for each host which of its slots are named.
+  // Returns for each host which of its slots the filter names.
   std::vector<std::vector<bool>> named(const std::vector<JobHost>& hosts) const {
     std::vector<std::vector<bool>> result;
     for (const JobHost& host : hosts) result.emplace_back(size_t(host.all_slots), false);
     for (const std::string& part : parts_of(value_, '@', hosts)) {
       const auto is_whole = [&](const JobHost& host) { return host.name == part; };
-      const auto whole = std::find_if(hosts.begin(), hosts.end(), is_whole);  // the host's name may contain colons
+      // A whole name is tried first, because the name of a host can contain colons.
+      const auto whole = std::find_if(hosts.begin(), hosts.end(), is_whole);
       const size_t colon = whole != hosts.end() ? part.npos : part.rfind(':');
       const JobHost& host = find(part.substr(0, colon), hosts);
       std::vector<bool>& slots = result[size_t(&host - hosts.data())];
@@ -73,7 +74,7 @@ class Filter {
   }
 
  private:
-  // Splits a filter at `separator`, but not inside USER@HOST.
+  // Splits `text` at `separator`, but not inside a name USER@HOST of `hosts`.
   std::vector<std::string> parts_of(const std::string& text, char separator, const std::vector<JobHost>& hosts) const {
     std::vector<std::string> parts;
     for (size_t begin = 0; begin <= text.size();) {

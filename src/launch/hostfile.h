@@ -8,19 +8,20 @@ namespace zeroshard {
 struct JobHost {
   std::string name;        // HOST or USER@HOST
   int all_slots = 0;       // the number N of "slots=N"
-  std::vector<int> slots;  // the slots to use, in ascending order
+  std::vector<int> slots;  // the slots that the job uses, in ascending order
   int line = 0;            // line number in the file
 
   bool uses_all() const { return int(slots.size()) == all_slots; }
-  std::string host() const { return name.substr(name.find('@') + 1); }  // the name without USER
+  std::string host() const { return name.substr(name.find('@') + 1); }  // returns the name without USER
 };
 
 // Reads the lines "NAME slots=N" of a hostfile. Ignores empty lines, and comments that begin with #. Throws ValueError
-// with file and line for any other line, a name that occurs twice or is no host name, and a file without hosts.
+// with file and line for any other line, and for a name that occurs twice or is no host name. Also throws if there are
+// no hosts.
 std::vector<JobHost> read_hostfile(const std::string& path);
 
 // Returns the hosts and slots that `include` names, or that `exclude` does not name, in the file's order. At most one
-// of the two texts may be given; without them all hosts are returned. "host1:0,2@host2" means slots 0 and 2 of host1,
+// of the two texts may be given. Without them, all hosts are returned. "host1:0,2@host2" means slots 0 and 2 of host1,
 // and all slots of host2. Throws ValueError for unknown hosts and slots, and if no slot is left.
 std::vector<JobHost> chosen_hosts(const std::vector<JobHost>& hosts, const std::string& include,
                                   const std::string& exclude);

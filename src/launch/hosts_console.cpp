@@ -63,7 +63,7 @@ std::string HostsConsole::shown(size_t host, std::string_view line, bool foreign
   }
   if (of_several && of_launcher && told_.size() < kMostTold) {
     const auto [told, is_first] = told_.emplace(line, host);
-    if (!is_first && told->second != host) return {};  // a host may print its own line again
+    if (!is_first && told->second != host) return {};  // a second line from the same host is shown
   }
   const bool is_unnamed = line.starts_with("zeroshard: ") || (foreign && !line.starts_with('['));
   return is_unnamed ? concat("[", names_[host], "] ", line, "\n") : concat(line, "\n");
@@ -73,8 +73,8 @@ void HostsConsole::notice(std::string_view text) {
   console(STDERR_FILENO).write(concat(kLauncher, text, "\n"));
 }
 
-// Returns the longest report of the same failure, because the host on which a rank failed knows more than the other
-// hosts.
+// Returns the longest report of the failure that host `first` has reported, because the host on which a rank failed
+// knows more than the others.
 std::string HostsConsole::report(size_t first) const {
   std::string best = reports_[first];
   for (const std::string& other : reports_)

@@ -19,10 +19,11 @@ namespace {
 
 using JobClock = std::chrono::steady_clock;
 constexpr double kBeatEveryS = 1;
-constexpr double kBeginS = 60;  // from the start of ssh until zeroshard runs on the host
-constexpr double kTellS = 1;  // time for the launchers to tell each other of a failure, before all hosts are signalled
-constexpr double kEndS = 25;  // added to the grace period: by then, launchers that were told to end have ended
-constexpr double kCloseS = 12;  // from the end of its connection until a host's launcher has ended
+constexpr double kBeginS = 60;  // time from the start of ssh until zeroshard must run on the host
+// The time in which the launchers tell each other of a failure, before all hosts are signalled.
+constexpr double kTellS = 1;
+constexpr double kEndS = 25;    // added to the grace period; by then, launchers that were told to end have ended
+constexpr double kCloseS = 12;  // time from the end of a host's connection until its launcher has ended
 constexpr int kRoundMs = 200;
 
 double s_since_begin(JobClock::time_point begin) {
@@ -35,11 +36,11 @@ std::vector<std::string> names_of(const std::vector<HostStart>& hosts) {
   return names;
 }
 
-// The first failure. Later signals do not change it.
+// The first failure of the job. Later signals do not change it.
 struct Failure {
   size_t host = 0;
-  std::string own;          // the message of the launcher on this host; "" if the failed host has shown its own
-  std::optional<int> code;  // exit code of the job; nothing after a signal
+  std::string own;          // the report of the launcher on this host; "" if the failed host itself has reported
+  std::optional<int> code;  // exit code of the job; unset after a signal
   bool could_not_start = false;
   double after_s = 0;
 };
@@ -83,7 +84,7 @@ class JobOfHosts {
     if (host.is_over() && host.code() != 0) note_failure(number);
   }
 
-  // Passes on the lines that have come. Returns false if there are none.
+  // Shows the lines of a host that have come. Returns whether there were any.
   bool pass_on(size_t number) {
     HostConnection& host = hosts_[number];
     bool has_any = false;
@@ -96,7 +97,7 @@ class JobOfHosts {
     return has_any;
   }
 
-  // Notes the failure of a host, unless a signal has stopped the host before zeroshard ran on it.
+  // Notes the failure of a host. If a signal has stopped the host before zeroshard ran on it, that is no failure.
   void note_failure(size_t number) {
     if (stop_signal_ != 0 && !hosts_[number].code()) return;
     note_first({number, loss_of(hosts_[number]), hosts_[number].code()});
@@ -104,7 +105,7 @@ class JobOfHosts {
 
   void note_first(Failure failure) {
     if (first_) return;
-    if (failure.code) failure.own.clear();  // the failed host says why
+    if (failure.code) failure.own.clear();  // the failed host itself says why
     if (stop_signal_ == 0 && !failure.code) failure.code = 1;
     if (stop_signal_ != 0) failure.code.reset();
     failure.could_not_start = !hosts_[failure.host].has_begun();
@@ -131,7 +132,7 @@ class JobOfHosts {
       if (!host.has_begun()) host.kill(SIGTERM);
   }
 
-  // Suspends this process after it has sent the signal to the hosts.
+  // Suspends this process, after the signal for the hosts was sent.
   void suspend() {
     for (HostConnection& host : hosts_) host.look();
     ::raise(SIGSTOP);
@@ -143,7 +144,7 @@ class JobOfHosts {
     for (HostConnection& host : hosts_) host.send("beat");
   }
 
-  // Ends the other hosts after a failure, and in stages, because some may not end by themselves.
+  // Ends the other hosts after a failure. It does so in stages, because some might not end by themselves.
   void end_others() {
     const double now = s_since_begin(begin_);
     for (size_t number = 0; now >= kBeginS && stop_signal_ == 0 && number < hosts_.size(); ++number) {
@@ -165,7 +166,8 @@ class JobOfHosts {
     return std::all_of(hosts_.begin(), hosts_.end(), [](const HostConnection& host) { return host.is_over(); });
   }
 
-  // Returns the exit code after a signal: the code of a rank that failed after the signal, or else the signal's.
+  // Returns the exit code of the job after a signal: the code of a rank that failed after the signal. If no rank
+  // failed, returns the code of the signal.
   int code_after_stop() const {
     int code = 0;
     for (const HostConnection& host : hosts_) {
@@ -207,7 +209,7 @@ class JobOfHosts {
   std::deque<HostConnection> hosts_;
   std::optional<HostsConsole> console_;
   std::optional<Failure> first_;
-  int stop_signal_ = 0;  // a signal from the user
+  int stop_signal_ = 0;  // the last signal by which the user asked the job to end; 0: none
   double beats_at_s_ = 0;
   std::optional<double> ends_at_s_, kills_at_s_;
 };

@@ -16,7 +16,7 @@ struct JobEnd {
 };
 
 // Starts `zeroshard run` on every host, and returns when the job has ended on all of them; see Note [Started from
-// another host]. The ranks have `grace_period_s` to end after a signal.
+// another host]. After a signal the ranks have `grace_period_s` to end.
 JobEnd launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s);
 
 }  // namespace zeroshard

@@ -18,7 +18,7 @@ std::string without_rank(const std::string& line) {
   return line.substr(std::min(line.size(), end + 3));
 }
 
-// Returns whether the line is a log line of torch that is no error, like "[W1127 19:00:48.356545006 socket.cpp:207]
+// Returns whether the line is a log line of torch that is no error, such as "[W1127 19:00:48.356545006 socket.cpp:207]
 // ...".
 bool is_log_of_torch(std::string_view line) {
   return (line.starts_with("[W") || line.starts_with("[I")) && line.size() > 2 && line[2] >= '0' && line[2] <= '9';
@@ -32,7 +32,8 @@ bool says_nothing(const std::string& line) {
          is_log_of_torch(text);
 }
 
-// Recognises for example "RuntimeError: ...", "torch.OutOfMemoryError: ..." and "KeyboardInterrupt".
+// Returns whether the line names an exception, as "RuntimeError: ...", "torch.OutOfMemoryError: ..." and
+// "KeyboardInterrupt" do.
 bool names_exception(const std::string& line) {
   const std::string_view name = std::string_view(line).substr(0, line.find(':'));
   if (name.empty() || name.find_first_of(" \t(\"'") != name.npos) return false;
@@ -46,13 +47,14 @@ bool begins_error(const std::string& line) {
 constexpr std::string_view kTraceback = "Traceback (most recent call last):";
 using Lines = std::vector<std::string>;
 
-// Returns the line after the frames, which names the exception and precedes its notes; the end if it is missing.
+// Returns the line behind the frames of a traceback, which names the exception and precedes its notes. Returns `end` if
+// that line is missing.
 Lines::iterator end_of_frames(Lines::iterator traceback, const Lines::iterator end) {
   return std::find_if(traceback + 1, end, [](const std::string& line) { return line.front() != ' '; });
 }
 
-// Keeps only the last of equal tracebacks, because a script that logs an exception and raises it again writes its
-// traceback twice.
+// Removes tracebacks that occur again later. A script that logs an exception and raises it again writes its traceback
+// twice.
 void drop_repeated_tracebacks(Lines& lines) {
   for (size_t i = 0; i < lines.size(); ++i) {
     if (lines[i] != kTraceback) continue;
@@ -64,9 +66,9 @@ void drop_repeated_tracebacks(Lines& lines) {
   }
 }
 
-// Returns the first line of the error that ended the rank; the end if there is no error. In Python the last traceback
-// is followed by the exception and its notes, which may look like errors, too. Other programs print the error in a
-// single line.
+// Returns the first line of the error that ended the rank, or the end of `lines` if there is no error. In Python, the
+// last traceback is followed by the exception and its notes, and the notes can look like errors, too. Other programs
+// print an error in a single line.
 Lines::iterator beginning_of_error(Lines& lines) {
   const auto named = std::find_if(lines.rbegin(), lines.rend(), begins_error);
   const auto traceback = std::find(lines.rbegin(), lines.rend(), kTraceback);

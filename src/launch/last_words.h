@@ -4,14 +4,15 @@
 
 namespace zeroshard {
 
-// The error of a rank that ended, taken from the last lines that it wrote to stderr.
+// The error of a rank that has ended, found among the last lines that the rank wrote to stderr.
 struct LastWords {
-  std::vector<std::string> message;  // the error that ended the rank if it is recognised, otherwise the last line
+  std::vector<std::string> message;  // the error that ended the rank; if no error is recognised, the last line
   std::vector<std::string> before;   // the lines before the message, newest last
-  bool is_last = true;               // nothing after the message, such as stack frames, was left out
+  // Whether the message was the end of the lines, so that nothing after it, such as stack frames, was left out.
+  bool is_last = true;
 };
 
-// Finds the error in the last lines of a rank's stderr. Leaves out zeroshard's own log, repeated tracebacks, and the
+// Finds the error among the last lines of a rank's stderr. Leaves out zeroshard's own log, repeated tracebacks, and the
 // "[rank1]: " that torch puts before its lines. Also leaves out the stack frames below a C++ error, because they can be
 // longer than everything else. Keeps the notes of a Python exception.
 LastWords last_words(const std::vector<std::string>& lines);

@@ -1,9 +1,10 @@
 // Note [Two processes]: `launch` forks a supervisor, which starts the ranks. Launcher and supervisor clean up for each
-// other. Both are "subreapers": a process below them that loses its parent becomes the child of the nearest one above
-// it. If the launcher is killed, even by SIGKILL, the supervisor sees the end of the lifeline pipe and kills everything
-// below itself. If the supervisor is killed, the kernel kills the ranks (PR_SET_PDEATHSIG). The processes that the
-// ranks had started become the launcher's children, and the launcher kills them. The supervisor has a process group of
-// its own, so that Ctrl-C reaches it only once: from the launcher, which forwards every signal it gets.
+// other. Both are "subreapers", so a process below them that loses its parent becomes a child of the nearest subreaper
+// above. If the launcher is killed, even by SIGKILL, the supervisor sees the end of the lifeline pipe and kills
+// everything below itself. If the supervisor is killed, the kernel kills the ranks (PR_SET_PDEATHSIG). The processes
+// that the ranks had started then become the launcher's children, and the launcher kills them. The supervisor has a
+// process group of its own, so that Ctrl-C reaches it only once, from the launcher, which forwards every signal that it
+// gets.
 #include "zeroshard/launch.h"
 
 #include <limits.h>
@@ -40,7 +41,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kDefaultPort = 29500;  // torchrun's default, used for several hosts
+constexpr int kDefaultPort = 29500;  // that of torchrun; used if there are several hosts
 
 bool is_job_name(const std::string& name) {
   constexpr size_t kLongest = 64;
@@ -55,7 +56,7 @@ void make_log_dir(const std::string& folder) {
            "': ", error ? error.message() : "it is read-only", advice_on_umask());
 }
 
-// Returns the conclusion of a start in which a rank could not be started.
+// Returns the conclusion of a start in which some rank could not be started.
 Conclusion without_start(const LaunchOptions& options, const Attempt& attempt, const RankStartError& error) {
   std::cerr << "zeroshard: " << error.what() << std::endl;
   const JobFailure failure{.kind = JobFailure::Kind::kNoStart, .rank = error.rank(), .code = 1};
@@ -68,12 +69,13 @@ void tell_hosts(const SupervisorInputs& inputs, const std::string& text) {
   if (inputs.link != nullptr) inputs.link->tell({HostNews::Kind::kFailed, 1, text, 0});
 }
 
-// Writes the Conclusion to `result` and exits. If it exits without writing one, it has failed.
+// Supervises the ranks, writes the Conclusion to `result` and exits. A supervisor that has written no Conclusion has
+// failed.
 [[noreturn]] void run_supervisor(const LaunchOptions& options, const SupervisorInputs& inputs, int result) {
   ::setpgid(0, 0);
-  ::signal(SIGTTOU, SIG_IGN);  // the supervisor may write to the terminal from the background
-  for (const int signal : {SIGPIPE, SIGXFSZ}) ::signal(signal, SIG_IGN);  // the failed write is reported as an error
-  ::prctl(PR_SET_NAME, "zs-supervisor");  // so that `killall -9 zeroshard` does not kill both
+  ::signal(SIGTTOU, SIG_IGN);  // the supervisor is in the background, and must be able to write to the terminal
+  for (const int signal : {SIGPIPE, SIGXFSZ}) ::signal(signal, SIG_IGN);  // a failed write is an error instead
+  ::prctl(PR_SET_NAME, "zs-supervisor");  // so that `killall -9 zeroshard` does not kill both processes
   Conclusion conclusion{.code = 1, .next = {}};
   try {
     Supervisor supervisor(options, inputs);
@@ -90,7 +92,7 @@ void tell_hosts(const SupervisorInputs& inputs, const std::string& text) {
   ::_exit(conclusion.code);
 }
 
-// Returns the supervisor's exit code; nothing while it runs.
+// Returns the supervisor's exit code, or nothing while it runs. If the supervisor was killed, kills all ranks.
 std::optional<int> exit_of(pid_t supervisor, const Subreaper& subreaper) {
   siginfo_t info{};
   if (::waitid(P_PID, static_cast<id_t>(supervisor), &info, WEXITED | WNOHANG) != 0) throw_errno("waitid");
@@ -102,8 +104,8 @@ std::optional<int> exit_of(pid_t supervisor, const Subreaper& subreaper) {
   return 128 + info.si_status;
 }
 
-// Forwards signals to the supervisor until it ends, and returns its exit code. Sets `stop_signal` to the last signal
-// that asked the job to end.
+// Forwards signals to the supervisor until it ends, and returns its exit code. If a signal asks the job to end, sets
+// `stop_signal` to it.
 int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreaper& subreaper, int& stop_signal) {
   for (;;) {
     siginfo_t info{};
@@ -119,7 +121,7 @@ int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreap
   }
 }
 
-// Returns a signal that asks the job to end and was not handled yet; 0 if there is none.
+// Returns a signal that asks the job to end and was not handled yet. Returns 0 if there is none.
 int pending_stop(const TakenSignals& signals) {
   const timespec now{};
   for (;;) {
@@ -130,7 +132,8 @@ int pending_stop(const TakenSignals& signals) {
 }
 
 struct Ports {
-  // The launchers of several hosts meet at the fixed port. Node 0's launcher gives a free port to rank 0's store.
+  // If there are several hosts, their launchers meet at the fixed port. Node 0's launcher gives a free port to rank 0's
+  // store.
   explicit Ports(const LaunchOptions& options) : fixed(options.master_port) {
     if (options.node_rank == 0) reservation.emplace(options.nnodes == 1 ? fixed : 0);
     if (options.nnodes == 1) return;
@@ -138,7 +141,7 @@ struct Ports {
     link.emplace(options, meet_hosts(options, fixed == 0 ? kDefaultPort : fixed, own));
   }
   int port() const { return reservation ? reservation->port() : link->store_port(); }
-  // Takes another port, unless the port is fixed, because connections of the last start may linger on the old port.
+  // Takes another port if the port is not fixed, because connections of the last start might linger on the old port.
   void renew() {
     if (reservation && fixed == 0 && !link) reservation = PortReservation(0);
   }
@@ -148,7 +151,7 @@ struct Ports {
   std::optional<HostLink> link;
 };
 
-// Starts the ranks once, in a supervisor of their own. Sets `stop_signal` if the user asked the job to end.
+// Starts the ranks once, in a supervisor of their own. If a signal asks the job to end, sets `stop_signal` to it.
 Conclusion run_attempt(const LaunchOptions& options, const Attempt& attempt, Ports& ports, const TakenSignals& signals,
                        int& stop_signal) {
   const Subreaper subreaper;
@@ -167,7 +170,7 @@ Conclusion run_attempt(const LaunchOptions& options, const Attempt& attempt, Por
   result.write_end.reset();
   const int code = forward_signals(supervisor, signals, subreaper, stop_signal);
   Conclusion conclusion;
-  // A supervisor that was killed has written no conclusion, and cannot restart the job.
+  // A supervisor that was killed has written no Conclusion, so the job is not restarted.
   if (::read(result.read_end.get(), &conclusion, sizeof conclusion) != sizeof conclusion) conclusion = {};
   conclusion.code = code;
   return conclusion;

@@ -5,15 +5,15 @@
 
 namespace zeroshard {
 
-// Cuts the output of one rank into lines, and puts a prefix before each line. If a line rewrites itself with carriage
+// Cuts the output of one rank into lines, and puts a prefix before each line. If a line rewrites itself by carriage
 // returns (a progress bar), only its last state is kept, as on a terminal.
 class LineBuffer {
  public:
   explicit LineBuffer(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  // Appends the lines that `bytes` completes to `out`. Cuts lines that are longer than kMaxLineBytes.
+  // Appends to `out` the lines that `bytes` completes. Cuts lines that are longer than kMaxLineBytes.
   void append(std::string_view bytes, std::string& out);
-  // Appends the incomplete line and a newline, if there is an incomplete line.
+  // If there is an incomplete line, appends it and a newline to `out`.
   void flush(std::string& out);
   bool empty() const { return line_.empty(); }
 
@@ -25,11 +25,11 @@ class LineBuffer {
   std::string prefix_, line_;
 };
 
-// Keeps the last lines of a stream, for the report of a failure.
+// Keeps the last lines of a stream, so that a failure can be reported.
 class Tail {
  public:
   void append(std::string_view bytes);
-  // Returns at most `count` lines, without newlines. Longer lines are cut after 500 bytes and end with "...".
+  // Returns at most `count` lines, without newlines. A longer line is cut after 500 bytes and ends with "...".
   std::vector<std::string> lines(size_t count) const;
 
  private:

@@ -35,14 +35,14 @@ int port_of(int fd) {
   return ntohs(address.sin_port);
 }
 
-// Returns an empty descriptor if another launcher has the name.
+// Claims the name for a port. Returns an empty descriptor if another launcher has the name.
 UniqueFd claim_name(int port) {
   UniqueFd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) throw_errno("cannot make a socket");
   const std::string name = concat("zeroshard/master_port/", port);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());  // the leading NUL makes the name abstract
+  std::memcpy(address.sun_path + 1, name.data(), name.size());  // the leading zero byte makes the name abstract
   const size_t size = offsetof(sockaddr_un, sun_path) + 1 + name.size();
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), static_cast<socklen_t>(size)) == 0) return fd;
   if (errno != EADDRINUSE) throw_errno("cannot bind a socket");

@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-// System calls in which ranks wait.
+// System calls in which ranks can wait.
 constexpr std::pair<long, std::string_view> kSystemCalls[] = {
     {SYS_read, "read"},
     {SYS_write, "write"},
@@ -68,7 +68,7 @@ std::string_view word(char state) {
 std::string system_call(const std::string& text) {
   char* end = nullptr;
   const long number = std::strtol(text.c_str(), &end, 10);
-  if (end == text.c_str() || number < 0) return {};  // the file says "running"
+  if (end == text.c_str() || number < 0) return {};  // the file has the word "running" instead of a number
   for (const auto& [known, name] : kSystemCalls) {
     if (known == number) return std::string(name);
   }
@@ -79,7 +79,7 @@ std::string system_call(const std::string& text) {
 
 std::string kernel_state(pid_t pid) {
   const std::string stat = read_process_file(pid, "stat");
-  const size_t end = stat.rfind(") ");  // end of the name, which may contain anything
+  const size_t end = stat.rfind(") ");  // the end of the name, which can contain anything
   if (end == stat.npos || end + 2 >= stat.size()) return "gone";
   const char state = stat[end + 2];
   std::string result{state};

@@ -5,11 +5,11 @@
 
 namespace zeroshard {
 
-// Returns what the kernel knows about the first thread of a process, for example "S (sleeping) in futex_do_wait, system
+// Returns what the kernel says about the first thread of a process, for example "S (sleeping) in futex_do_wait, system
 // call futex".
 std::string kernel_state(pid_t pid);
 
-// Returns whether the process has a handler for `signal`. Without a handler the signal would end it.
+// Returns whether the process has a handler for `signal`. Without a handler the signal would end the process.
 bool handles_signal(pid_t pid, int signal);
 
 }  // namespace zeroshard

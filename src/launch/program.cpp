@@ -1,4 +1,4 @@
-// Decides what to run: counts the host's devices, finds Python, and makes the argv of a rank.
+// Decides what to run. Counts the host's devices, finds Python, and makes the argv of a rank.
 #include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,7 +34,7 @@ std::string find_program(const std::string& script) {
   return path;
 }
 
-// Returns the entries of CUDA_VISIBLE_DEVICES before the first invalid one, because CUDA stops there.
+// Returns the entries of CUDA_VISIBLE_DEVICES up to the first invalid one, at which CUDA stops.
 std::vector<std::string> entries_of(const std::string& list) {
   std::istringstream entries(list);
   std::vector<std::string> names;
@@ -44,7 +44,7 @@ std::vector<std::string> entries_of(const std::string& list) {
   return names;
 }
 
-// Counts the CUDA devices of this host, visible or not.
+// Returns the number of CUDA devices of this host, visible or not.
 int count_devices() {
   int devices = 0;
   std::error_code error;
@@ -96,7 +96,8 @@ std::vector<std::string> visible_gpus() {
     for (int device = 0; device < devices; ++device) names.push_back(std::to_string(device));
     return names;
   }
-  const bool slices = std::string_view(visible).find("MIG") != std::string_view::npos;  // parts of a device
+  // MIG devices are parts of a device, so there can be more of them than devices.
+  const bool slices = std::string_view(visible).find("MIG") != std::string_view::npos;
   if (devices > 0 && !slices && names.size() > size_t(devices)) names.resize(size_t(devices));
   return names;
 }
@@ -130,7 +131,8 @@ std::vector<std::string> resolve(const Program& program) {
     argv = {find_python(), "-u", "-m", script};
   } else if (!program.no_python && script.ends_with(".py")) {
     ZS_CHECK(std::filesystem::exists(script), "no such file: '", script, "'");
-    argv = {find_python(), "-u", script[0] == '-' ? "./" + script : script};  // Python must not take it as an option
+    // "./" is added because Python must not take the script as an option.
+    argv = {find_python(), "-u", script[0] == '-' ? "./" + script : script};
   } else {
     argv = {find_program(script)};
   }

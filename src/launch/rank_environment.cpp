@@ -13,11 +13,11 @@ namespace {
 
 using Variable = std::function<std::optional<std::string>(const char*)>;
 
-// The names of one launcher's variables; nullptr if it has no such variable.
+// The names of the variables of one launcher. nullptr means that it has no such variable.
 struct Source {
   const char* name;
   const char* rank;
-  std::array<const char*, 2> world_size;  // the first one that is set counts
+  std::array<const char*, 2> world_size;  // the first of them that is set counts
   const char* local_rank;
   const char* local_world_size;
 };
@@ -55,7 +55,8 @@ std::optional<Value> read(const Variable& variable, const char* name) {
   return Value{name, value};
 }
 
-// The script of a Slurm batch job has SLURM_PROCID=0 and the job's SLURM_NTASKS, but is not a rank of the job.
+// Returns whether this process is the script of a Slurm batch job. It has SLURM_PROCID=0 and the job's SLURM_NTASKS,
+// but is not a rank of the job.
 bool is_batch_script(const Source& source, const Variable& variable) {
   return std::string_view(source.rank) == "SLURM_PROCID" && variable("SLURM_JOB_ID") && !variable("SLURM_STEP_ID");
 }
@@ -85,7 +86,7 @@ std::optional<RankEnvironment> read(const Source& source, const Variable& variab
            world_size->value);
   const auto local_rank = read(variable, source.local_rank);
   const auto local_size = read(variable, source.local_world_size);
-  // If there is no local rank, all ranks are assumed to run on one host.
+  // If the launcher sets no local rank, all ranks are assumed to run on one host.
   RankEnvironment result{.rank = rank->value,
                          .world_size = world_size->value,
                          .local_rank = local_rank ? local_rank->value : rank->value,
@@ -109,7 +110,7 @@ RankEnvironment rank_environment(const Variable& variable) {
 
 RankEnvironment rank_environment() {
   return rank_environment([](const char* name) -> std::optional<std::string> {
-    const char* value = std::getenv(name);  // an empty value counts as not set
+    const char* value = std::getenv(name);  // an empty value counts as if it were not set
     if (value == nullptr || *value == 0) return {};
     return value;
   });

@@ -71,7 +71,8 @@ RankGroup::RankGroup(const LaunchOptions& options, const Start& how, const sigse
   try {
     for (; local_rank < options.nproc; ++local_rank) start(options, local_rank, how, signal_mask);
   } catch (const std::exception& error) {
-    streams_.clear();  // frees descriptors for reading /proc, because the start may have failed for lack of them
+    // Frees descriptors so that /proc can be read, because the start might have failed for lack of descriptors.
+    streams_.clear();
     for (const RankProcess& rank : ranks_) ::kill(-rank.pid, SIGKILL);
     signal_descendants(SIGKILL);
     while (::waitpid(-1, nullptr, 0) > 0) {
@@ -82,7 +83,7 @@ RankGroup::RankGroup(const LaunchOptions& options, const Start& how, const sigse
 
 void RankGroup::start(const LaunchOptions& options, int local_rank, const Start& how, const sigset_t& signal_mask) {
   const int rank = options.node_rank * options.nproc + local_rank;
-  // A process group in the background cannot read from a terminal. A file or pipe can have only one reader.
+  // A terminal cannot be read by a process group in the background. A file or pipe can have only one reader.
   const bool has_stdin = local_rank == 0 && ::isatty(STDIN_FILENO) != 1 && ::fcntl(STDIN_FILENO, F_GETFD) >= 0;
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   std::array<int, 3> stdio{has_stdin ? STDIN_FILENO : null.get(), STDOUT_FILENO, STDERR_FILENO};
@@ -92,7 +93,8 @@ void RankGroup::start(const LaunchOptions& options, int local_rank, const Start&
     Pipe& pipe = pipes[static_cast<size_t>(stream)];
     if (mode != OutputMode::kDirect) {
       pipe = make_pipe();
-      ::fcntl(pipe.read_end.get(), F_SETPIPE_SZ, 1 << 20);  // fewer waits; the default size works, too
+      // A larger pipe causes fewer waits. If it is refused, the default size works, too.
+      ::fcntl(pipe.read_end.get(), F_SETPIPE_SZ, 1 << 20);
       stdio[static_cast<size_t>(stream)] = pipe.write_end.get();
     }
     streams_.push_back({rank, stream, mode, std::move(pipe.read_end)});
@@ -141,7 +143,7 @@ void RankGroup::reap_others() {
   for (;;) {
     siginfo_t info{};
     if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
-    if (find(info.si_pid) != nullptr) return;  // a rank that has just ended, which the next reap() sees
+    if (find(info.si_pid) != nullptr) return;  // a rank that has just ended; the next reap() sees it
     ::waitpid(info.si_pid, nullptr, WNOHANG);
   }
 }

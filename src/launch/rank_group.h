@@ -11,12 +11,12 @@
 
 namespace zeroshard {
 
-// Notes the order in which child processes end, because the first process that ended has caused the errors of the
-// others. waitid(2) does not tell the order.
+// Notes the order in which child processes end. The order matters because the first process that ended has caused the
+// errors of the others, and waitid(2) does not tell it.
 class ExitOrder {
  public:
   ExitOrder();
-  void add(pid_t pid);  // does nothing on kernels without pidfd_open (before 5.3)
+  void add(pid_t pid);  // on kernels without pidfd_open (before 5.3), does nothing
   std::vector<pid_t> ended();
 
  private:
@@ -34,31 +34,32 @@ class RankStartError : public Error {
   int rank_;
 };
 
-// The processes of this host's ranks, and all processes that the ranks start. This process becomes their "subreaper": a
-// process that loses its parent becomes a child of this one. Only a process without other children may use it.
+// The processes of this host's ranks, and all processes that the ranks start. This process becomes their "subreaper",
+// so a process that loses its parent becomes a child of this one. Only a process without other children may use the
+// class.
 class RankGroup {
  public:
   // Starts the ranks. If a rank cannot be started, kills the others and throws RankStartError.
   RankGroup(const LaunchOptions& options, const Start& how, const sigset_t& signal_mask);
 
-  // Hands the ranks' output streams to the caller, who reads them. The caller calls it once.
+  // Hands the ranks' output streams to the caller, who must read them. Must be called only once.
   std::vector<RankStream> take_streams() { return std::move(streams_); }
   const std::vector<RankProcess>& ranks() const { return ranks_; }
   double elapsed_s() const;
 
-  // Notes which ranks ended, stopped or continued, and reaps all other processes. Returns the ranks that ended, in the
-  // order in which they ended.
+  // Notes which ranks have ended, stopped or continued, and reaps all other processes. Returns the ranks that have
+  // ended, in the order in which they did.
   std::vector<RankProcess> reap();
   bool all_exited() const;
-  // Returns whether no process is left, not even a process that a rank left behind.
+  // Returns whether no process is left, not even one that a rank has left behind.
   bool empty() const;
 
-  // Returns whether any process is left in the process group of any rank.
+  // Returns whether the process group of some rank still has a process.
   bool has_group_members() const;
 
   // Sends `signal` to all living ranks, or to their process groups if options.signal_whole_group is set.
   void signal(int signal) const;
-  // Sends `signal` to the process groups of all living ranks. Continues stopped processes, so that they receive it.
+  // Sends `signal` to the process groups of all living ranks. Continues stopped processes, so that they get the signal.
   void end(int signal) const;
   // Sends `signal` to every process below this one.
   void signal_descendants(int signal) const;

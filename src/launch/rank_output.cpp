@@ -14,7 +14,8 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kReadBytes = size_t{64} << 10;
-constexpr int kReadsPerRound = 4;  // a rank with much output must not delay signals or the output of others
+// The number is small because a rank with much output must not delay signals or the output of others.
+constexpr int kReadsPerRound = 4;
 constexpr std::chrono::seconds kShowIncompleteAfter{10};
 constexpr ConsoleWriter::Seconds kConsolePatience{5}, kLastPatience{2};
 
@@ -25,11 +26,11 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino;
 }
 
-// Opens a log that only this user can read. Does not follow a link, because another user who can write to the folder
-// could otherwise choose a file to be truncated.
+// Opens a log that only this user can read. Does not follow a link. Otherwise another user who can write to the folder
+// could choose a file to be truncated.
 UniqueFd open_log(const std::string& folder, int rank, bool append) {
   const std::string path = concat(folder, "/rank-", rank, ".log"), what = "cannot write " + path;
-  // O_NONBLOCK, because opening a FIFO would wait for a reader for ever.
+  // O_NONBLOCK is set because otherwise the opening of a FIFO would wait for a reader forever.
   constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
   UniqueFd file(::open(path.c_str(), kFlags, 0600));
   struct stat found {};
@@ -49,7 +50,7 @@ OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream)
   // Open MPI gives the launcher of each host a terminal of its own.
   const bool terminal = options.nnodes == 1 && ::isatty(stream) == 1;
   if (!unchanged && !(terminal && local_rank == 0)) return OutputMode::kPrefixed;
-  // stderr goes through a pipe for the failure report, unless it is a terminal.
+  // If stderr is no terminal, it goes through a pipe, for the report of a failure.
   return options.log_dir.empty() && (terminal || stream == STDOUT_FILENO) ? OutputMode::kDirect : OutputMode::kRaw;
 }
 
@@ -153,7 +154,7 @@ void RankOutput::notice(std::string_view text) {
 
 void RankOutput::drain() {
   for (Stream& stream : streams_) {
-    // Reads at most the contents of the pipes, even if the console is full.
+    // Reads at most what the pipes hold, even if the console is full.
     while (read_once(stream)) {
     }
     std::string rest;

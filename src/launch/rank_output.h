@@ -15,18 +15,18 @@
 
 namespace zeroshard {
 
-// Says how a stream (stdout or stderr) of a rank reaches the launcher's own stream.
+// Says how a rank's stream (stdout or stderr) reaches the launcher's own stream.
 enum class OutputMode {
-  kDirect,    // the rank inherits the launcher's own descriptor
+  kDirect,    // the rank inherits the launcher's descriptor
   kRaw,       // through a pipe, unchanged
-  kPrefixed,  // through a pipe, with the rank before each line
+  kPrefixed,  // through a pipe, with the rank's number before each line
 };
 
-// Chooses the mode of stream 1 or 2. Local rank 0 gets a terminal directly, for its progress bars. A job of one rank
-// has no prefixes.
+// Chooses the mode of stream 1 or 2. Local rank 0 gets a terminal directly, so that its progress bars work. A job of
+// one rank has no prefixes.
 OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream);
 
-// One stream of a rank, as the supervisor reads it.
+// One stream of a rank, from which the supervisor reads.
 struct RankStream {
   int rank = 0;
   int stream = 1;
@@ -35,28 +35,28 @@ struct RankStream {
 };
 
 // Carries the ranks' output to the console and to log files, and keeps the last lines for reports. Never blocks, even
-// if a reader stops; see Note [Slow consoles].
+// if the console's reader stops; see Note [Slow consoles].
 class RankOutput {
  public:
-  // Starts threads, so construct it after the ranks. Appends to existing logs if `append_logs`.
+  // Starts threads, so it must be made after the ranks. If `append_logs` is true, appends to existing logs.
   RankOutput(const LaunchOptions& options, std::vector<RankStream> streams, bool append_logs);
 
-  // Adds the ranks' streams to `fds`, for poll(2). Adds none while the console is full.
+  // Adds the ranks' streams to `fds`, for poll(2). While the console is full, adds none.
   void add_to(std::vector<pollfd>& fds) const;
-  // Reads the available data, up to a limit per stream.
+  // Reads the available data, up to a limit for each stream.
   void read_some();
-  // Returns whether add_to() adds no streams because the console is full. The caller then tries again soon.
+  // Returns whether add_to() adds no streams because the console is full. If so, the caller should try again soon.
   bool throttled() const;
-  // Shows incomplete lines that are older than a few seconds.
+  // Shows incomplete lines that are a few seconds old.
   void flush_stale();
-  // Writes a line of the launcher to stderr.
+  // Writes a line from the launcher to stderr.
   void notice(std::string_view text);
-  // Reads all remaining data. The caller calls it when no process writes any more.
+  // Reads all data that is left. Must be called only when no process writes any more.
   void drain();
   // Waits until everything is written, or until the reader has stopped reading.
   void finish();
 
-  // Returns the last lines that `rank` wrote to stderr; none if they went to the terminal directly.
+  // Returns the last lines that `rank` wrote to stderr. Returns none if the lines went to the terminal directly.
   std::vector<std::string> last_stderr_lines(int rank, size_t count) const;
 
  private:
@@ -72,7 +72,7 @@ class RankOutput {
     UniqueFd file;
   };
 
-  // Reads once. Returns false at the end of the stream, and if no more data is available at present.
+  // Reads once. Returns false at the end of the stream, and if there is no data at present.
   bool read_once(Stream& stream);
   void take(Stream& stream, std::string_view bytes);
   void write_log(int rank, std::string_view bytes);
@@ -80,7 +80,7 @@ class RankOutput {
 
   std::vector<Stream> streams_;
   std::vector<Log> logs_;
-  // The consoles of stdout and stderr. The second is null if both streams are the same file.
+  // The consoles of stdout and stderr. The second is null if both are the same file.
   std::array<std::unique_ptr<ConsoleWriter>, 2> consoles_;
   std::vector<char> buffer_;
 };

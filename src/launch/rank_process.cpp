@@ -23,7 +23,7 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 }
 
 bool place_stdio(std::array<int, 3> stdio) {
-  // Moves the descriptors away from 0, 1 and 2 first, so that no dup2 overwrites a descriptor that is still needed.
+  // First moves the descriptors away from 0, 1 and 2, so that no dup2() overwrites a descriptor that is still needed.
   for (int& fd : stdio) {
     fd = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0) return false;
@@ -34,11 +34,12 @@ bool place_stdio(std::array<int, 3> stdio) {
   return true;
 }
 
-// Runs in the child, where only async-signal-safe calls are allowed. Returns when something failed, with errno set.
+// Becomes the program. Runs in the child, in which only async-signal-safe calls are allowed. Returns only if something
+// failed, with errno set.
 void become(const ProcessSpec& spec, pid_t parent, char* const* argv, char* const* environment) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);  // the parent died before the prctl above
+  if (::getppid() != parent) ::_exit(1);  // the parent died before the call of prctl() above
   if (!place_stdio(spec.stdio)) return;
   if (spec.cpus && ::sched_setaffinity(0, sizeof *spec.cpus, &*spec.cpus) != 0) return;
   if (spec.inherited_fd >= 0) ::fcntl(spec.inherited_fd, F_SETFD, 0);
@@ -53,7 +54,7 @@ void become(const ProcessSpec& spec, pid_t parent, char* const* argv, char* cons
 
 pid_t spawn(const ProcessSpec& spec) {
   const std::vector<char*> argv = pointers(spec.argv), environment = pointers(spec.environment);
-  Pipe failure = make_pipe();  // a successful execve closes it; otherwise it carries errno
+  Pipe failure = make_pipe();  // closed by a successful execve(); otherwise carries errno
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid < 0) throw_errno("cannot start a process");
   if (pid == 0) {
@@ -62,7 +63,7 @@ pid_t spawn(const ProcessSpec& spec) {
     [[maybe_unused]] const ssize_t written = ::write(failure.write_end.get(), &error, sizeof error);
     ::_exit(127);
   }
-  ::setpgid(pid, pid);  // also in the parent, so that the group exists when this function returns
+  ::setpgid(pid, pid);  // the parent does it, too, so that the group exists when this function returns
   failure.write_end.reset();
   int error = 0;
   ssize_t got = 0;

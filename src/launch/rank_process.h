@@ -12,22 +12,22 @@ namespace zeroshard {
 
 struct ProcessSpec {
   const std::vector<std::string>& argv;
-  const std::vector<std::string>& environment;  // "NAME=value"
-  std::array<int, 3> stdio;                     // become the process's descriptors 0, 1 and 2
+  const std::vector<std::string>& environment;  // "NAME=value" strings
+  std::array<int, 3> stdio;                     // they become the process's descriptors 0, 1 and 2
   sigset_t signal_mask;
-  int inherited_fd = -1;          // stays open in the process, with the same number
-  std::optional<cpu_set_t> cpus;  // CPUs on which it runs; nothing: all CPUs that this process may use
+  int inherited_fd = -1;          // stays open in the process, with the same number; -1: none
+  std::optional<cpu_set_t> cpus;  // CPUs on which the process runs; unset: all CPUs that this process may use
 };
 
-// Starts a process in a process group of its own. The kernel kills the process when this one dies. argv[0] is the path
-// of the program. Throws Error with the reason if the program cannot be executed. Only a process with a single thread
-// may call it.
+// Starts a process in a process group of its own. The kernel kills it when this process dies. argv[0] is the path of
+// the program. Throws Error with the reason if the program cannot be executed. Only a process with a single thread may
+// call it.
 pid_t spawn(const ProcessSpec& spec);
 
-// How a process ended. `signal` is 0 unless a signal killed it.
+// How a process ended. `signal` is the signal that killed it, or 0 if none did.
 struct ProcessExit {
   int code = 0, signal = 0;
-  double at_s = 0;  // seconds after the start of the job
+  double at_s = 0;  // in seconds after the start of the job
   bool failed() const { return code != 0 || signal != 0; }
   // Returns the exit code that a shell would report.
   int shell_code() const { return signal != 0 ? 128 + signal : code; }

@@ -27,7 +27,7 @@ std::string how(const ProcessExit& exit) {
   return "ended with exit code " + std::to_string(exit.code);
 }
 
-// Removes the name of the rank that reports another rank's error.
+// Removes from `message` the name of the rank that reported it, which is another rank than the one that failed.
 std::string without_reporter(const std::string& message) {
   return message.substr(0, message.rfind(" [reported by rank "));
 }

@@ -11,9 +11,10 @@ namespace zeroshard {
 
 // Returns for example "rank 1 (pid 1234 on host box) was killed by SIGSEGV after 12.3 s".
 std::string describe_exit(const RankProcess& rank);
-// Returns whether the exit code of a rank or a job says that it got SIGTERM or SIGINT and ended cleanly in response.
+// Returns whether the exit code of a rank or a job says that it got SIGTERM or SIGINT, and ended cleanly because of
+// that.
 bool was_asked_to_stop(int code);
-// Returns the beginning of a report: "job failed: ", or "job stopped: " if was_asked_to_stop(code).
+// Returns the beginning of a report: "job failed: ", or "job stopped: " if was_asked_to_stop(code) is true.
 std::string verdict(int code);
 // Returns for example "rank 1 (pid 1234 on host box) has been stopped by SIGSTOP for 10 s".
 std::string describe_stop(const RankProcess& rank, double seconds);
@@ -24,9 +25,9 @@ struct LaterFailure {
   std::string message;  // the first line of its error on stderr
 };
 
-// Returns a report of several lines. It begins with the first failure and the last step that its rank reported, if any.
-// Then come the error that the rank wrote, the later failures, and the lines that the rank wrote before its error.
-// Nothing is repeated.
+// Returns a report of several lines. It begins with the first failure and, if there is one, the last step that its rank
+// reported. Then come the error that the rank wrote, the later failures, and the lines that the rank wrote before its
+// error. Nothing is repeated.
 std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
                            const std::vector<LaterFailure>& later, const LastWords& words);
 

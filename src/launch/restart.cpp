@@ -11,8 +11,8 @@ bool early(const JobFailure& failure) {
   return !failure.any_step && fails_at_once(failure.after_s);
 }
 
-// Returns whether the job may not fit its number of ranks, which is new: it can neither share the batch nor, with
-// sequence_parallel_size, the rows.
+// Returns whether the job might not fit its new number of ranks, because that many ranks cannot share the batch or,
+// with sequence_parallel_size, the rows.
 bool unfit(const Attempt& attempt, const JobFailure& failure) {
   const bool is_new = attempt.restarts > 0 && !attempt.last_failure;
   return is_new && early(failure) && failure.kind == JobFailure::Kind::kExit && failure.signal == 0;
@@ -23,7 +23,7 @@ bool crash_loop(const JobFailure& last, const JobFailure& failure) {
          last.signal == failure.signal;
 }
 
-// Returns whether the failed rank ended because it was asked to. A rank that a signal killed has no exit code.
+// Returns whether the failed rank ended because it was asked to. If a signal killed the rank, it has no exit code.
 bool ended_by_request(const JobFailure& failure) {
   return failure.kind == JobFailure::Kind::kExit && failure.signal == 0 && was_asked_to_stop(failure.code);
 }
@@ -54,7 +54,7 @@ RestartDecision decide_restart(const LaunchOptions& options, const Attempt& atte
   const bool twice = attempt.last_failure && attempt.last_failure->rank == failure.rank;
   const bool no_start = failure.kind == JobFailure::Kind::kNoStart;
   const bool is_unfit = unfit(attempt, failure);
-  // If the first rank cannot be started, fewer ranks do not help.
+  // If not even the first rank can be started, fewer ranks do not help.
   const bool may_drop = twice || is_unfit || (no_start && failure.rank > 0);
   const bool fewer = may_drop && options.min_ranks > 0 && attempt.nproc > options.min_ranks;
   if (no_start && !fewer) return {{}, concat("not started again: ", what)};

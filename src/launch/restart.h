@@ -8,33 +8,33 @@ namespace zeroshard {
 
 // The failure that ended one start of the job. It is sent between processes as bytes, so it has no pointers.
 struct JobFailure {
-  // kNoStart: the rank's process could not be started. kAbsence: the rank ended with 0 while others waited for it to
-  // arrive.
+  // kNoStart: the rank's process could not be started. kAbsence: the rank ended with 0 while others waited for the rank
+  // to arrive.
   enum class Kind { kExit, kHang, kNoStart, kAbsence } kind = Kind::kExit;
   int rank = 0;              // the first rank that failed
-  int code = 0, signal = 0;  // its exit code, and the signal that killed it or 0
-  bool any_step = false;     // some rank had reported a step
+  int code = 0, signal = 0;  // its exit code, and the signal that killed it (0: none)
+  bool any_step = false;     // whether some rank had reported a step
   double after_s = 0;
 };
 
 // One start of the job.
 struct Attempt {
-  int restarts = 0;  // restarts before this start
+  int restarts = 0;  // how many restarts there were before this start
   int nproc = 1;
-  // The failure of the previous start, if that start had as many ranks as this one.
+  // The failure of the previous start. Set only if that start had as many ranks as this one.
   std::optional<JobFailure> last_failure;
 };
 
 struct RestartDecision {
-  std::optional<Attempt> next;  // the next start; empty if the job ends
-  std::string text;             // one line for the user; empty if the user asked for no restarts
+  std::optional<Attempt> next;  // the next start; unset if the job ends
+  std::string text;             // one line for the user; "" if the user asked for no restarts
 };
 
-// Returns whether a start that failed after `seconds` has failed at once. A model takes minutes to load, but an error
-// in the script shows within seconds.
+// Returns whether a start that failed after `seconds` has failed at once. A model can take minutes to load, but an
+// error in the script shows within seconds.
 bool fails_at_once(double seconds);
 
-// Decides whether to restart, and with how many ranks, by --max-restarts and --min-ranks.
+// Decides by --max-restarts and --min-ranks whether to start the job again, and with how many ranks.
 RestartDecision decide_restart(const LaunchOptions& options, const Attempt& attempt, const JobFailure& failure);
 
 }  // namespace zeroshard

@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kMaxFrames = 64;
 
-// The input of the signal handler, which gets no arguments from us. It is set once and never freed, because the handler
-// may run until the process is gone.
+// What the signal handler needs, because nobody can pass arguments to it. It is set once and never freed, because the
+// handler can run until the process is gone.
 struct Target {
   std::shared_ptr<heartbeat::Slot> slot;
   struct sigaction previous {};
@@ -29,8 +29,9 @@ struct Target {
 };
 std::atomic<const Target*> target{nullptr};
 
-// Set in a thread that runs the handler, because the handlers of a process forked from another rank may call each other
-// in a cycle. It is in static memory, because a signal handler must not allocate.
+// Set in a thread while the handler runs there. In a process that a rank has forked and that is a rank itself, the
+// handlers might call each other in a cycle. The variable is in static memory, because a signal handler must not
+// allocate.
 [[gnu::tls_model("initial-exec")]] thread_local volatile sig_atomic_t inside = 0;
 
 void append(std::array<char, 160>& line, size_t& size, std::string_view text) {
@@ -45,8 +46,8 @@ void append(std::array<char, 160>& line, size_t& size, long number) {
   append(line, size, std::string_view(digits.data(), static_cast<size_t>(end - digits.data())));
 }
 
-// Makes only calls that are allowed in a signal handler. backtrace() is allowed once it has run before; see
-// install_stack_dump().
+// Makes only calls that are allowed in a signal handler. backtrace() is allowed because install_stack_dump() has called
+// it before.
 void print_stack() {
   std::array<char, 160> line;
   std::array<char, 16> name{};
@@ -92,9 +93,10 @@ int stack_dump_signal() {
 
 void install_stack_dump(const std::shared_ptr<heartbeat::Slot>& slot) {
   const Target* old = target.load();
-  if (old != nullptr && old->pid == ::getpid()) return;  // otherwise it belongs to the process that forked this one
+  // With another pid, the target belongs to the process that forked this one.
+  if (old != nullptr && old->pid == ::getpid()) return;
   std::array<void*, 1> frame;
-  ::backtrace(frame.data(), 1);  // loads libgcc, which needs malloc
+  ::backtrace(frame.data(), 1);  // loads libgcc now, because that needs malloc()
   auto mine = std::make_unique<Target>(Target{slot, {}, ::getpid()});
   ::sigaction(stack_dump_signal(), nullptr, &mine->previous);
   const bool installed = (mine->previous.sa_flags & SA_SIGINFO) != 0 && mine->previous.sa_sigaction == handle;

@@ -10,7 +10,7 @@
 
 namespace zeroshard {
 
-// While an object lives, processes below this one that lose their parent become children of this process.
+// While an object lives, a process below this one that loses its parent becomes a child of this process.
 class Subreaper {
  public:
   Subreaper() : before_(children(::getpid())) {
@@ -20,7 +20,7 @@ class Subreaper {
   ~Subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, was_); }
   Subreaper(const Subreaper&) = delete;
 
-  // Kills all processes below this one, except those that existed before.
+  // Kills all processes below this one, except those that existed before this object.
   void kill_all() const {
     for (;;) {
       const std::vector<pid_t> found = descendants(::getpid(), before_);

@@ -14,15 +14,16 @@
 namespace zeroshard {
 namespace {
 
-constexpr double kFailureGraceS = 5;  // from a rank's failure until the others get SIGKILL
-constexpr double kLingerS = 2;        // time for processes that outlive a successful job to end by themselves
-constexpr double kEndS = 1;           // time for such processes to end after a signal
-constexpr double kDumpS = 2;          // time for hanging ranks to print their stacks
-constexpr double kGiveUpS = 20;       // time for processes that even SIGKILL does not end (they wait for a device)
-constexpr double kLaterFailureS = 1;  // later failures within this time are reported, too
-constexpr double kTwiceS = 0.25;      // two signals this close were sent once, to the launcher and to its group
-constexpr size_t kReadLines = 400;    // lines of a rank's stderr that are searched; many may be stack frames
-constexpr double kNewsS = 1;          // time in which news of an earlier failure on another host may arrive
+constexpr double kFailureGraceS = 5;  // time from a rank's failure until the others get SIGKILL
+constexpr double kLingerS = 2;        // time in which processes that outlive a successful job can end by themselves
+constexpr double kEndS = 1;           // time that such processes have to end after a signal
+constexpr double kDumpS = 2;          // time that hanging ranks have to print their stacks
+// The time to wait for processes that even SIGKILL does not end, because they wait for a device.
+constexpr double kGiveUpS = 20;
+constexpr double kLaterFailureS = 1;  // failures within this time after the first are reported, too
+constexpr double kTwiceS = 0.25;      // two signals this close together are one, sent to the launcher and to its group
+constexpr size_t kReadLines = 400;    // how many lines of a rank's stderr are searched; many can be stack frames
+constexpr double kNewsS = 1;          // time in which news of an earlier failure on another host can arrive
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 Start start_of(const SupervisorInputs& inputs, const HangWatch& watch) {
@@ -67,8 +68,8 @@ void Supervisor::wait() {
   output_.add_to(fds);
   const double now = group_.elapsed_s();
   double wait_s = output_.throttled() ? 0.02 : 1.0;
-  if (!group_.empty()) wait_s = std::min(wait_s, deadline_s_ - now);  // only running ranks have a deadline
-  // The end of an orphan is not always signalled to this process.
+  if (!group_.empty()) wait_s = std::min(wait_s, deadline_s_ - now);  // a deadline is only for ranks that run
+  // This process is not always told that a process which lost its parent has ended, so it looks often.
   if (phase_ != Phase::kRunning && !group_.empty()) wait_s = std::min(wait_s, 0.02);
   if (options_.stall_timeout_s > 0) wait_s = std::min(wait_s, options_.stall_timeout_s / 4);
   if (options_.hang_timeout_s > 0) wait_s = std::min(wait_s, options_.hang_timeout_s / 8);
@@ -86,7 +87,7 @@ void Supervisor::handle_signals() {
 void Supervisor::handle_signal(int signal, bool forwarded) {
   switch (signal) {
     case SIGCHLD:
-      break;  // reap() checks in every round
+      break;  // reap() looks for ended processes in every round
     case SIGTSTP:
       suspend();
       break;
@@ -103,8 +104,8 @@ void Supervisor::handle_signal(int signal, bool forwarded) {
 }
 
 // Ends the job after a signal. `forwarded` says that the launcher has forwarded the signal. Slurm and systemd send
-// signals to all processes of a job, so this process may get the signal twice, with any delay between. The launcher of
-// another host, `other_host`, may also report a signal that this host gets itself.
+// signals to all processes of a job, so this process can get a signal twice, with any delay between. The launcher of
+// another host, `other_host`, can also report a signal that this host gets itself.
 void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_host) {
   const double now = group_.elapsed_s();
   const bool known = signal == SIGINT || signal == stop_signal_ || signal == cause_.signal;
@@ -120,7 +121,7 @@ void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_h
     group_.signal(signal);
     if (!suspended_) group_.signal(SIGCONT);
     enter(Phase::kStopping, options_.grace_period_s);
-  } else if (first_here && other_host.empty()) {  // the ranks have got the signal already
+  } else if (first_here && other_host.empty()) {  // the ranks have already got the signal
     cause_.text.clear();
     signalled_at_s_ = now;
   } else if (known && forwarded && now - signalled_at_s_ > kTwiceS) {
@@ -130,7 +131,7 @@ void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_h
   }
 }
 
-// Sends SIGSTOP, because a program may ignore SIGTSTP.
+// Stops all processes below this one. Sends SIGSTOP, because a program can ignore SIGTSTP.
 void Supervisor::suspend() {
   suspended_ = true;
   group_.signal_descendants(SIGSTOP);
@@ -163,7 +164,8 @@ void Supervisor::handle_exits() {
   }
   if (!group_.all_exited()) return;
   if (phase_ == Phase::kRunning) enter(Phase::kLingering, kLingerS);
-  // A shell that ran the rank may die of the signal at once. The rank, which got the signal too, may still be saving.
+  // A shell that runs a rank might die of the signal at once, while the rank, which got the signal, too, is still
+  // saving.
   const bool still_ending =
       cause_.kind == Cause::Kind::kSignal && options_.signal_whole_group && group_.has_group_members();
   if ((phase_ == Phase::kStopping || phase_ == Phase::kDumping) && !still_ending) enter(Phase::kEnding, kEndS);
@@ -208,8 +210,8 @@ void Supervisor::check_hosts() {
   for (const HostNews& news : inputs_.link->look()) heed(news);
 }
 
-// Handles news of another host. If ranks fail on two hosts, the earlier failure is the cause of the job's end, because
-// ranks also fail when ranks of another host have failed.
+// Acts on news from another host. If ranks have failed on two hosts, the earlier failure is the cause of the job's end,
+// because ranks also fail when ranks of another host have failed.
 void Supervisor::heed(const HostNews& news) {
   if (news.kind == HostNews::Kind::kSignal) return stop_for(news.number, /*forwarded=*/false, news.text);
   if (news.kind == HostNews::Kind::kKill) {
@@ -226,7 +228,7 @@ void Supervisor::heed(const HostNews& news) {
   if (is_first && !group_.empty()) end_ranks();
 }
 
-// Begins to end the job. The cause happened `age_s` seconds ago.
+// Notes the cause of the job's end, which happened `age_s` seconds ago, and tells the launchers of other hosts.
 void Supervisor::begin_end(Cause cause, double age_s) {
   cause_ = std::move(cause);
   if (inputs_.link == nullptr) return;
@@ -236,7 +238,8 @@ void Supervisor::begin_end(Cause cause, double age_s) {
     inputs_.link->tell({HostNews::Kind::kSignal, cause_.signal, host_name(), age_s});
 }
 
-// Waits for news. A rank that failed because a rank of another host failed may end before that host's news arrives.
+// Waits for news of an earlier failure. A rank that failed because a rank of another host failed can end before that
+// host's news arrives.
 void Supervisor::await_hosts() {
   const double end_s = group_.elapsed_s() + kNewsS;
   const auto may_follow = [this] {
@@ -265,7 +268,7 @@ void Supervisor::enter(Phase phase, double seconds) {
 
 void Supervisor::check_deadline() {
   if (phase_ == Phase::kKilling) {
-    // Sends SIGKILL repeatedly, because processes may start others while they are being killed.
+    // Sent repeatedly, because processes can start others while they are being killed.
     group_.signal_descendants(SIGKILL);
     return;
   }
@@ -282,7 +285,8 @@ void Supervisor::check_deadline() {
   }
 }
 
-// The launcher of node 0 must stay to pass on the others' news.
+// Returns whether this launcher is needed although its ranks have ended. Node 0's launcher must pass on the others'
+// news.
 bool Supervisor::has_to_stay() const {
   return inputs_.link != nullptr && cause_.kind == Cause::Kind::kNone && inputs_.link->is_needed();
 }
@@ -321,13 +325,13 @@ bool Supervisor::leave_ranks_behind() {
   return !left.empty();
 }
 
-// Returns the first rank that got a forwarded signal and ended with an exit code of its own, because it may have failed
-// to save.
+// Returns the first rank that got a forwarded signal and ended with an exit code of its own, because that rank might
+// have failed to save. Returns null if there is none.
 const RankProcess* Supervisor::failed_after_signal() const {
   const RankProcess* first = nullptr;
   for (const RankProcess& rank : group_.ranks()) {
     const int code = rank.exit && rank.exit->signal == 0 ? rank.exit->code : 0;
-    if (code == 0 || code > 128) continue;  // 128 + n: that signal ended the rank
+    if (code == 0 || code > 128) continue;  // 128 + n: signal n ended the rank
     if (first == nullptr || rank.exit->at_s < first->exit->at_s) first = &rank;
   }
   return first;
@@ -335,7 +339,7 @@ const RankProcess* Supervisor::failed_after_signal() const {
 
 int Supervisor::report_failure(const RankProcess& first, const std::vector<LaterFailure>& later) {
   LastWords words = last_words(output_.last_stderr_lines(first.rank, kReadLines));
-  if (options_.nproc == 1 && options_.nnodes == 1) {  // the rank's lines are right above
+  if (options_.nproc == 1 && options_.nnodes == 1) {  // the lines of the only rank are right above
     if (words.is_last) words.message.clear();
     words.before.clear();
   }
@@ -343,7 +347,7 @@ int Supervisor::report_failure(const RankProcess& first, const std::vector<Later
   return first.exit->shell_code();
 }
 
-// Returns the exit code.
+// Reports the cause of the job's end, and returns the job's exit code.
 int Supervisor::report_cause() {
   switch (cause_.kind) {
     case Cause::Kind::kNone:
@@ -372,7 +376,7 @@ int Supervisor::report_cause() {
 std::optional<Attempt> Supervisor::next_attempt() {
   const bool exited = cause_.kind == Cause::Kind::kFailure, absent = cause_.kind == Cause::Kind::kAbsence;
   if (!exited && !absent && cause_.kind != Cause::Kind::kStall && cause_.kind != Cause::Kind::kHang) return {};
-  if (stop_signal_ != 0) return {};  // the user wants the job to end
+  if (stop_signal_ != 0) return {};  // the user has asked the job to end
   JobFailure failure{.rank = cause_.rank, .any_step = hang_watch_.any_step(), .after_s = signalled_at_s_};
   if (exited) {
     const ProcessExit& exit = *rank(cause_.rank).exit;

@@ -17,21 +17,21 @@
 namespace zeroshard {
 
 struct SupervisorInputs {
-  int lifeline;  // read end of a pipe that ends when the launcher is gone
+  int lifeline;  // read end of a pipe whose write end closes when the launcher is gone
   int port;      // port of rank 0's store
   Attempt attempt;
-  HostLink* link;      // link to the launchers of other hosts; null if there are none
-  sigset_t handled;    // signals to act on, which are blocked
-  sigset_t rank_mask;  // signal mask with which ranks start
+  HostLink* link;      // the link to the launchers of other hosts; null if there are none
+  sigset_t handled;    // the signals on which the supervisor acts; they are blocked
+  sigset_t rank_mask;  // the signal mask with which ranks start
 };
 
 // The result of a supervisor. It is sent between processes as bytes, so it has no pointers.
 struct Conclusion {
   int code = 0;                 // exit code of the job, if the job ends
-  std::optional<Attempt> next;  // the next start, if the job is restarted
+  std::optional<Attempt> next;  // the next start; unset if the job ends
 };
 
-// Supervises the ranks of this host: starts them, watches them, and returns when none of their processes is left. Runs
+// Supervises the ranks of this host. Starts them, watches them, and returns when none of their processes is left. Runs
 // in a process of its own; see Note [Two processes] in launch.cpp.
 class Supervisor {
  public:
@@ -42,20 +42,20 @@ class Supervisor {
   enum class Phase {
     kRunning,
     kDumping,    // hanging ranks print their stacks
-    kStopping,   // ranks were told to end, and are killed at the deadline
+    kStopping,   // ranks were told to end, and will be killed at the deadline
     kLingering,  // all ranks have ended, but a process that they started has not
-    kEnding,     // that process was told to end
+    kEnding,     // such a process was told to end
     kKilling,    // everything is being killed
   };
-  // Why the job ends, unless every rank ended with 0.
+  // Says why the job ends. kNone: every rank ended with 0.
   struct Cause {
     enum class Kind { kNone, kFailure, kSignal, kStall, kHang, kAbsence, kLauncherGone, kOtherHost } kind = Kind::kNone;
     int rank = -1;   // for kFailure, kStall, kHang and kAbsence
     int signal = 0;  // for kSignal
-    // The reason in words for kStall, kHang, kAbsence and kOtherHost. For kSignal: the host whose launcher got the
+    // For kStall, kHang, kAbsence and kOtherHost: the reason in words. For kSignal: the host whose launcher got the
     // signal, or "" for this host.
     std::string text;
-    int code = 1;  // exit code of the job, for kOtherHost
+    int code = 1;  // for kOtherHost: exit code of the job
   };
 
   void wait();
@@ -96,8 +96,8 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   double deadline_s_ = 0;
   double signalled_at_s_ = 0;
-  bool suspended_ = false;  // SIGTSTP has stopped the ranks and the launcher
-  int stop_signal_ = 0;     // a signal from the user, whatever the cause of the end
+  bool suspended_ = false;  // whether SIGTSTP has stopped the ranks and the launcher
+  int stop_signal_ = 0;     // the last signal by which the user asked the job to end, whatever ended it; 0: none
   Cause cause_;
 };
 

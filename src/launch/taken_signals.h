@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// Makes the launcher handle signals that would kill it. The destructor restores the previous handling.
+// Lets the launcher handle signals that would otherwise kill it. The destructor restores the previous handling.
 class TakenSignals {
  public:
   TakenSignals() {
@@ -13,7 +13,7 @@ class TakenSignals {
     }
     struct sigaction hangup {};
     ::sigaction(SIGHUP, nullptr, &hangup);
-    if (hangup.sa_handler != SIG_IGN) ::sigaddset(&taken_, SIGHUP);  // nohup has set SIGHUP to be ignored
+    if (hangup.sa_handler != SIG_IGN) ::sigaddset(&taken_, SIGHUP);  // if SIGHUP is ignored, nohup has set that
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;  // if SIGCHLD were ignored, children would vanish without an exit code
     ::sigaction(SIGCHLD, &standard, &child_action_);
