@@ -13,17 +13,17 @@ struct MatrixShape {
   bool operator==(const MatrixShape&) const = default;
 };
 
-// Splits a parameter's shape, which has two or more dimensions, into matrices. A shape of 4 dimensions, as of a
-// convolution's weight, is one matrix with a row per output. Otherwise the last two dimensions are the matrix, and
-// earlier dimensions count matrices.
+// Splits a parameter's shape, which must have two or more dimensions, into matrices. A shape of 4 dimensions, as that
+// of a convolution's weight, is one matrix with a row for each output. Otherwise the last two dimensions are a matrix,
+// and the earlier dimensions say how many matrices there are.
 MatrixShape matrix_shape(std::span<const int64_t> shape);
 
-// DeepSpeed's rule for the parameters that "Muon" orthogonalises: they have two or more dimensions, and neither "embed"
-// nor "lm_head" in a name.
+// Returns whether "Muon" orthogonalises a parameter by DeepSpeed's rule. Such a parameter has two or more dimensions,
+// and none of its names contains "embed" or "lm_head".
 bool is_hidden_matrix(std::span<const std::string> names, std::span<const int64_t> shape);
 
-// Assigns a rank to each matrix. The matrix with the most work, m n min(m, n), is assigned first. Each goes to the rank
-// with the least work so far (longest processing time first). Ties go to the lower index and the lower rank.
+// Assigns a rank to each matrix, the matrix with the most work, m n min(m, n), first. Each matrix goes to the rank with
+// the least work so far (longest processing time first). Ties go to the lower index and the lower rank.
 std::vector<int> matrix_owners(std::span<const MatrixShape> matrices, int world_size);
 
 }  // namespace zeroshard

@@ -12,32 +12,33 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-// Returns the elements in both ranges; {0, 0} if there are none.
+// Returns the elements that are in both ranges, or {0, 0} if there are none.
 Range intersect(Range a, Range b);
 
-// The number of elements of a block. Shards are cut only between blocks, and so at whole cache lines. Code that
-// computes the gradient norm with LibTorch's operators sums block by block, so that the sums do not depend on the
-// number of ranks.
+// The number of elements of a block. Shards are cut only between blocks, and so between cache lines. Code that computes
+// the gradient norm with LibTorch's operators sums block by block, so that the sums do not depend on the number of
+// ranks.
 inline constexpr int64_t kBlockNumel = 1024;
 
 // The number of neighbouring elements whose moments share one scale, if moments are stored in 8 bits.
 inline constexpr int64_t kScaledNumel = 256;
-// The smallest parameter whose moments may be stored in 8 bits. Smaller parameters keep fp32 moments.
+// The fewest elements of a parameter whose moments can be stored in 8 bits. Smaller parameters keep fp32 moments.
 inline constexpr int64_t kLeastCodedNumel = 4096;
 
-// Maps parameters to a flat buffer cut into equal shards, one per rank. Padding lies between parameters, if their
-// alignment needs it, and at the tail. So the flat position of an element does not depend on world_size, and another
-// number of ranks can read a checkpoint. The class is immutable and has no tensors, because the planner, the runtime
-// and the checkpoint reader share it.
+// Maps parameters to a flat buffer that is cut into equal shards, one for each rank. There is padding at the end, and
+// between parameters if their alignment needs it. So the flat position of an element does not depend on world_size, and
+// another number of ranks can read a checkpoint. The class is immutable and has no tensors, because the planner, the
+// runtime and the checkpoint reader share it.
 class ShardLayout {
  public:
-  // Parameters keep the order of `numels`; a numel may be 0. Each begins at a multiple of `alignment`, which divides
-  // kBlockNumel. Throws ValueError on a negative numel, a world_size below 1, or more elements than an int64 can count.
+  // Parameters keep the order of `numels`. A numel may be 0. Each parameter begins at a multiple of `alignment`, which
+  // must divide kBlockNumel. Throws ValueError for a negative numel, for a world_size below 1, and for more elements
+  // than an int64 can count.
   ShardLayout(std::span<const int64_t> numels, int world_size, int64_t alignment = 1);
 
   int world_size() const { return world_size_; }
   size_t num_params() const { return params_.size(); }
-  int64_t numel() const { return params_.empty() ? 0 : params_.back().end; }  // with padding between parameters
+  int64_t numel() const { return params_.empty() ? 0 : params_.back().end; }  // includes the padding between parameters
   int64_t shard_numel() const { return shard_numel_; }                        // a multiple of kBlockNumel
   int64_t padded_numel() const { return shard_numel_ * world_size_; }
 
@@ -48,7 +49,7 @@ class ShardLayout {
   }
   Range shard(int rank) const { return {rank * shard_numel_, (rank + 1) * shard_numel_}; }
 
-  // Returns the elements of parameter `index` that `rank` owns, as flat positions; empty if it owns none.
+  // Returns the elements of parameter `index` that `rank` owns, as flat positions. The range is empty if it owns none.
   Range owned(size_t index, int rank) const { return intersect(param(index), shard(rank)); }
 
  private:

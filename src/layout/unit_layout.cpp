@@ -32,7 +32,7 @@ int64_t UnitLayout::shard_bytes() const {
 }
 
 UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size) {
-  // The key is (frozen, dtype, is_matrix, is_coded), so trainable groups come first.
+  // The key is (frozen, dtype, is_matrix, is_coded). `frozen` comes first, so that trainable groups come first.
   std::map<std::tuple<bool, DType, bool, bool>, std::vector<size_t>> by_kind;
   for (size_t i = 0; i < params.size(); ++i) {
     const ParamSpec& param = params[i];

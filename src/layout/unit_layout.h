@@ -8,21 +8,21 @@
 
 namespace zeroshard {
 
-// The properties of a parameter that the layout needs. `names` has all names of a tied parameter.
+// What the layout must know about a parameter. `names` has all names of a tied parameter.
 struct ParamSpec {
   std::vector<std::string> names;
   std::vector<int64_t> shape;
   DType dtype = DType::kFloat32;
   bool requires_grad = true;
-  bool is_matrix = false;  // its optimizer updates it as a whole matrix
-  bool is_coded = false;   // its moments are stored in 8 bits
+  bool is_matrix = false;  // whether its optimizer updates it as a whole matrix
+  bool is_coded = false;   // whether its moments are stored in 8 bits
 
   int64_t numel() const;
   const std::string& name() const { return names.front(); }
 };
 
-// Returns whether the moments of a parameter are codes if moments are to have this dtype. Small parameters keep fp32
-// moments.
+// Returns whether the moments of a parameter of `numel` elements are 8-bit codes if `moment_dtype` is configured. Small
+// parameters keep fp32 moments.
 inline bool has_coded_moments(int64_t numel, DType moment_dtype) {
   return moment_dtype == kCodes && numel >= kLeastCodedNumel;
 }
@@ -31,25 +31,25 @@ inline bool has_coded_moments(int64_t numel, DType moment_dtype) {
 struct FlatGroup {
   DType dtype;
   bool requires_grad;
-  std::vector<size_t> params;  // indices into UnitLayout::params, in order
+  std::vector<size_t> params;  // indices into UnitLayout::params, in ascending order
   ShardLayout layout;
   bool is_matrix = false;
-  bool is_coded = false;  // then parameters begin at multiples of kScaledNumel
+  bool is_coded = false;  // if true, parameters begin at multiples of kScaledNumel
 };
 
-// The parameters that are gathered, reduced and freed together: normally one transformer block.
+// The parameters that are gathered, reduced and freed together. Usually a unit is one transformer block.
 struct UnitLayout {
   std::string name;
   std::vector<ParamSpec> params;
-  std::vector<FlatGroup> groups;  // trainable groups first, then by dtype
+  std::vector<FlatGroup> groups;  // trainable groups first, then in the order of their dtypes
 
   int64_t numel() const;
   int64_t full_bytes() const;   // bytes of the gathered unit, padding included
-  int64_t shard_bytes() const;  // bytes of one rank's shards in the parameters' own dtypes
+  int64_t shard_bytes() const;  // bytes of one rank's shards, in the dtypes of the parameters
 };
 
-// Groups `params` by (requires_grad, dtype, is_matrix, is_coded), keeping their order. Throws ValueError for a
-// trainable parameter whose dtype is not floating-point.
+// Groups `params` by (requires_grad, dtype, is_matrix, is_coded). In each group they keep their order. Throws
+// ValueError if the dtype of a trainable parameter is not fp32, bf16 or fp16.
 UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size);
 
 }  // namespace zeroshard
