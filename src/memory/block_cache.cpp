@@ -25,8 +25,8 @@ int64_t seconds(BlockCache::Clock clock) {
   return now.tv_sec;
 }
 
-// Frees a mapping. The system joins neighbouring mappings, and refuses to split them if a process has too many. In that
-// case the pages are freed, but the addresses stay reserved.
+// Frees a mapping. The system joins neighbouring mappings, and refuses to split them if the process has too many. In
+// that case the pages are freed, but their addresses stay reserved.
 void unmap(void* start, size_t bytes) {
   if (::munmap(start, bytes) != 0) ::madvise(start, bytes, MADV_DONTNEED);
 }
@@ -61,7 +61,8 @@ BlockCache::Block BlockCache::take(size_t bytes) noexcept {
 BlockCache::Block BlockCache::take_kept(size_t needed) noexcept {
   auto found = kept_.lower_bound(needed);
   if (found == kept_.end() || found->first - needed > needed / 8) return {};
-  found = std::prev(kept_.upper_bound(found->first));  // the one freed last is most likely still in a processor's cache
+  // Takes the block of this size that was freed last, because it is most likely still in a processor's cache.
+  found = std::prev(kept_.upper_bound(found->first));
   const Block block{found->second.start, found->first};
   kept_bytes_ -= block.bytes;
   kept_.erase(found);

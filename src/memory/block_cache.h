@@ -10,18 +10,19 @@ namespace zeroshard {
 // Allocates memory directly from the system, and keeps freed blocks for the next block of their size.
 //
 // The cache is for large tensors that are allocated and freed in every training step. In a heap, small blocks that stay
-// would lie between them, and the gaps would fit no other tensor. Used and kept memory together never exceed the
-// largest amount in use at one time in this step and the last. If a process ends no step for kStepSeconds, the cache
-// takes the step as ended, and the next allocation or free returns kept blocks to the system. Thread-safe.
+// would lie between these tensors, and the gaps that they leave would fit no other tensor. Used and kept memory
+// together never exceed the largest amount that was in use at one time in this step and the last. If a process ends no
+// step for kStepSeconds, the cache behaves as if a step had ended, so the next allocation or free returns kept blocks
+// to the system. Thread-safe.
 class BlockCache {
  public:
   struct Block {
-    void* start = nullptr;  // start of a page; null: the system has no memory
-    size_t bytes = 0;       // whole pages, at most 1/8 more than requested
+    void* start = nullptr;  // where the block begins, which is the start of a page; null: the system has no memory
+    size_t bytes = 0;       // a whole number of pages, at most 1/8 more than requested
   };
 
   static constexpr int64_t kStepSeconds = 60;
-  using Clock = int64_t (*)();  // seconds
+  using Clock = int64_t (*)();  // returns seconds
 
   BlockCache() = default;
   explicit BlockCache(Clock clock) : now_(clock) {}
@@ -29,18 +30,20 @@ class BlockCache {
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  // Returns at least `bytes` of uninitialised memory. If the system refuses, kept blocks are returned to it first.
+  // Returns at least `bytes` of uninitialised memory. If the system refuses, first returns kept blocks to the system.
+  // Returns a null block if the system still refuses.
   Block take(size_t bytes) noexcept;
   void give_back(Block block) noexcept;
 
-  // Ends a training step: frees blocks that were not needed since the step before.
+  // Ends a training step. Frees kept blocks, oldest first, until used and kept memory together are at most the largest
+  // amount in use at one time in this step.
   void end_step() noexcept;
   // Returns all kept blocks to the system.
   void trim() noexcept;
 
   size_t kept_bytes() const;
 
-  // A fork handler calls lock() before fork() and unlock() after it, so that a child gets the cache in a consistent
+  // A fork handler must call lock() before fork() and unlock() after it, so that a child gets the cache in a consistent
   // state.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
@@ -58,11 +61,11 @@ class BlockCache {
   void release_oldest() noexcept;
 
   mutable std::mutex mutex_;
-  std::multimap<size_t, Kept> kept_;  // key: size in bytes
+  std::multimap<size_t, Kept> kept_;  // by size in bytes
   size_t kept_bytes_ = 0;
   size_t used_bytes_ = 0;
   size_t peak_ = 0;       // highest value of used_bytes_ in this step
-  size_t last_peak_ = 0;  // peak of the step before
+  size_t last_peak_ = 0;  // the same for the step before
   uint64_t clock_ = 0;
   Clock now_ = nullptr;  // null: the system's clock
   int64_t step_ended_ = 0;

@@ -45,7 +45,8 @@ struct CgroupFiles {
   std::string folder, limit, used, cache;
 };
 
-// Finds the files of the controller "memory" of version 1, or the files of version 2, whose line names no controller.
+// Finds the files of the controller "memory" of version 1, or those of version 2, whose line names no controller. Sets
+// `path` to the path of this process's control group.
 std::optional<CgroupFiles> find_cgroup(const std::string& root, std::string& path) {
   std::istringstream lines(text_of(root + "/proc/self/cgroup"));
   std::optional<CgroupFiles> found;
@@ -66,8 +67,8 @@ std::optional<CgroupFiles> find_cgroup(const std::string& root, std::string& pat
   return found;
 }
 
-// Reads the limits of all control groups on the path. In a container the path may be the host's path, of which only the
-// root exists in the container.
+// Reads the limits of all control groups on the path. In a container the path can be that of the host, of which only
+// the root exists in the container.
 void read_cgroups(const std::string& root, HostMemory& memory) {
   std::string path;
   const std::optional<CgroupFiles> files = find_cgroup(root, path);
@@ -75,7 +76,8 @@ void read_cgroups(const std::string& root, HostMemory& memory) {
   for (;; path.resize(path.rfind('/'))) {
     while (path.ends_with('/')) path.pop_back();
     const std::string folder = concat(files->folder, path, "/");
-    const std::optional<int64_t> limit = number_in(text_of(folder + files->limit));  // "max" means no limit
+    // The limit is unset for "max", which means no limit.
+    const std::optional<int64_t> limit = number_in(text_of(folder + files->limit));
     const bool counts = limit && (memory.total == 0 || *limit < memory.total);
     if (counts && *limit < memory.cgroup_limit.value_or(std::numeric_limits<int64_t>::max())) {
       memory.cgroup_limit = limit;

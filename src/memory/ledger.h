@@ -11,7 +11,7 @@
 
 namespace zeroshard {
 
-// The purpose of bytes. The order is the order of printed tables.
+// What bytes are for. Tables are printed in this order.
 enum class Category : uint8_t {
   kParameters,     // full parameters that are never freed (stages 0-2), or shards (stage 3), in the compute dtype
   kGradients,      // reduced gradients (full at stages 0-1, shards at 2-3), and fp32 accumulation
@@ -20,7 +20,7 @@ enum class Category : uint8_t {
   kGatherRing,     // buffers of unsharded parameters (stage 3), and of updated parameters that are offloaded
   kReduceRing,     // buffers in which gradients wait for their reduction, and exchange scratch
   kPinned,         // host memory through which parameters and gradients pass
-  kSwap,           // memory through which states go to a file and back
+  kSwap,           // memory through which states pass on their way to a file and back
   kCheckpointStaging,
   kTemporaries,  // on devices: gradients that wait for packing, and short-lived results of a step
 };
@@ -29,7 +29,7 @@ inline constexpr size_t kNumCategories = 10;
 std::string_view name_of(Category category);
 std::string_view name_of(Tier tier);
 
-// Bytes by category and tier.
+// A number of bytes for each category and tier.
 struct Bytes {
   std::array<std::array<int64_t, kNumTiers>, kNumCategories> cells{};
 
@@ -44,24 +44,25 @@ struct Bytes {
 struct TierLimit {
   std::vector<Tier> tiers;
   int64_t bytes = 0;
-  std::string source;  // the setting behind the limit, for messages
+  std::string source;  // where the limit comes from, for messages
 };
 
 // Counts every byte that zeroshard holds. Planner and runtime fill the same table, and tests compare the two.
 // Thread-safe.
 class Ledger {
  public:
-  // Sets the limits of reserve(). Bytes that are already held may exceed the limits.
+  // Sets the limits of reserve(). Bytes that are already held may exceed them.
   void set_limits(std::vector<TierLimit> limits);
-  // Returns whether `bytes` more on `tier` stay within the limits.
+  // Returns whether `bytes` more on `tier` would stay within the limits.
   bool has_room(Tier tier, int64_t bytes) const;
-  // Counts memory before it is allocated. If a limit would be exceeded, throws OutOfMemory and counts nothing.
+  // Counts memory. Must be called before the memory is allocated. If a limit would be exceeded, throws OutOfMemory and
+  // counts nothing.
   void reserve(Category category, Tier tier, int64_t bytes);
-  // Counts memory that is already allocated, whatever the limits.
+  // Counts memory that is already allocated, even if it exceeds a limit.
   void add(Category category, Tier tier, int64_t bytes);
   void remove(Category category, Tier tier, int64_t bytes);
   Bytes current() const;
-  Bytes peak() const;  // per cell: the highest value so far
+  Bytes peak() const;  // for each cell: the highest value so far
 
  private:
   const TierLimit* passed_limit(Tier tier, int64_t bytes) const;
@@ -73,7 +74,7 @@ class Ledger {
   std::vector<TierLimit> limits_;
 };
 
-// Reserves bytes in a ledger for its lifetime. The ledger must outlive it.
+// Keeps bytes reserved in a ledger for its lifetime. The ledger must outlive it.
 class Reservation {
  public:
   Reservation() = default;
@@ -106,7 +107,7 @@ class Reservation {
   int64_t bytes_ = 0;
 };
 
-// Counts device memory that somebody else owns, for its lifetime.
+// Keeps device memory that somebody else owns counted in a ledger for its lifetime.
 class Temporary {
  public:
   Temporary(Ledger& ledger, int64_t bytes) : ledger_(ledger), bytes_(bytes) {
