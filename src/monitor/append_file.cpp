@@ -12,7 +12,7 @@ AppendFile AppendFile::replace(Directory& directory, const std::string& name, st
     file.sync();
     directory.rename(temporary, name);
   } catch (...) {
-    directory.io().unlink_at(directory.fd(), temporary);  // best effort, because the first error is reported
+    directory.io().unlink_at(directory.fd(), temporary);  // a failure is ignored, because the first error is reported
     throw;
   }
   file.path_ = directory.path_of(name);
@@ -38,7 +38,7 @@ void AppendFile::append(std::string_view record) {
     torn_ = true;
     try {
       cut();
-    } catch (const IoError&) {  // the next append tries again, and a reader drops an unfinished record
+    } catch (const IoError&) {  // the next append() tries again, and readers ignore an unfinished record
     }
     throw;
   }

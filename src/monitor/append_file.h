@@ -8,18 +8,18 @@
 namespace zeroshard {
 
 // A file to which whole records are appended. When append() returns, the record is in the file and survives the end of
-// the process. A power failure may lose everything after the last sync(). All functions throw IoError.
+// the process. A power failure can lose everything after the last sync(). All functions throw IoError.
 class AppendFile {
  public:
-  // Replaces the contents of `name`. Whatever fails, the file afterwards has either its old contents or `contents`. The
-  // change is durable only after the caller has called directory.sync(). If sync() fails, the new file is already in
+  // Replaces the contents of `name`. Whatever fails, the file has afterwards either its old contents or `contents`. The
+  // change is durable only after the caller has called directory.sync(). If that call fails, the new file is already in
   // place.
   static AppendFile replace(Directory& directory, const std::string& name, std::string_view contents);
   // Creates a file that does not exist yet.
   static AppendFile create(Directory& directory, const std::string& name, std::string_view contents);
 
-  // Appends a record. If it throws, the file is unchanged: a part of the record that reached a full disk is cut off
-  // again.
+  // Appends a record. If only a part of the record can be written, for example because the disk is full, cuts that part
+  // off and throws. If the cut fails, too, the next append() first tries to cut again.
   void append(std::string_view record);
   void sync();
 
@@ -30,8 +30,8 @@ class AppendFile {
   Io* io_;
   OpenFd fd_;
   std::string path_;
-  int64_t size_ = 0;   // size of the complete records
-  bool torn_ = false;  // the file may have a partial record behind the complete ones
+  int64_t size_ = 0;   // bytes of the complete records
+  bool torn_ = false;  // whether a partial record might follow the complete ones
 };
 
 }  // namespace zeroshard

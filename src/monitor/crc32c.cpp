@@ -5,7 +5,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr uint32_t kPolynomial = 0x82F63B78;  // bits reversed
+constexpr uint32_t kPolynomial = 0x82F63B78;  // with its bits reversed
 
 constexpr std::array<uint32_t, 256> make_table() {
   std::array<uint32_t, 256> table{};

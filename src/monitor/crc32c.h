@@ -4,7 +4,7 @@
 
 namespace zeroshard {
 
-// Returns the CRC-32C (Castagnoli), which iSCSI, ext4 and TFRecord files use.
+// Returns the CRC-32C (Castagnoli) of `bytes`, as iSCSI, ext4 and TFRecord files use it.
 uint32_t crc32c(std::string_view bytes);
 
 }  // namespace zeroshard

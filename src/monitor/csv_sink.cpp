@@ -7,7 +7,7 @@
 namespace zeroshard {
 namespace {
 
-// Names and numbers contain no commas, so nothing is quoted.
+// Splits a line at its commas. Nothing is quoted, because names and numbers contain no commas.
 std::vector<std::string> split(std::string_view line) {
   std::vector<std::string> fields;
   for (size_t comma = line.find(','); comma != line.npos; comma = line.find(',')) {
@@ -24,8 +24,8 @@ std::string joined(const std::vector<std::string>& fields) {
   return line + "\n";
 }
 
-// Writes one row per record below one header. A new name gets a column at the right. For this the file is rewritten and
-// replaced atomically, so it is a valid table at any moment.
+// Writes one row for each record, below one header. A new name gets a column at the right. For that the file is
+// rewritten and replaced atomically, so it is a valid table at any moment.
 class CsvSink final : public MetricsSink {
  public:
   explicit CsvSink(const MetricsStart& start)
@@ -61,7 +61,7 @@ class CsvSink final : public MetricsSink {
       return LineVerdict::kCut;
     });
     file_ = AppendFile::replace(*directory_, name_, text);
-    columns_ = std::move(columns);  // set last, so that an error leaves both unchanged
+    columns_ = std::move(columns);  // changed last, so that an error leaves both columns_ and the file unchanged
     return true;
   }
 
@@ -95,7 +95,7 @@ class CsvSink final : public MetricsSink {
 
   const std::string name_ = "metrics.csv";
   Directory* directory_;
-  std::vector<std::string> columns_;  // columns in the header of the file; none before the first record
+  std::vector<std::string> columns_;  // the columns in the header of the file; none before the first record
   AppendFile file_;
 };
 

@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// The field numbers of event.proto and summary.proto.
+// Field numbers of event.proto and summary.proto.
 constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
 constexpr uint32_t kSessionStatus = 1, kSessionStart = 1;
 constexpr uint32_t kSummaryValue = 1, kValueTag = 1, kValueSimple = 2;
@@ -19,7 +19,7 @@ void append_little_endian(std::string& out, Integer value) {
   for (size_t i = 0; i < sizeof(value); ++i) out += static_cast<char>(value >> (8 * i) & 0xFF);
 }
 
-// Builds one message, field by field.
+// Builds one protobuf message, field by field.
 class ProtoMessage {
  public:
   ProtoMessage& integer(uint32_t field, uint64_t value) {
@@ -56,11 +56,12 @@ class ProtoMessage {
 };
 
 uint32_t masked_crc(std::string_view data) {
-  // Masked, so that the checksum of data that contains checksums is not a special value.
+  // The checksum is masked, because the checksum of data that contains its own checksum is a special value.
   return std::rotr(crc32c(data), 15) + 0xA282EAD8;
 }
 
-// Limits the value to float's range, because converting a value outside of it would be undefined.
+// Converts `value` to float. Limits it to the range of float first, because the conversion of a value outside of it is
+// undefined.
 float to_float(double value) {
   constexpr double kMax = std::numeric_limits<float>::max();
   if (std::isfinite(value) && std::abs(value) > kMax)

@@ -5,18 +5,19 @@
 
 #include "zeroshard/metrics.h"
 
-// Writes records of TensorBoard's event files: messages of the type tensorflow.Event, framed as in a TFRecord file.
+// Makes records of TensorBoard's event files. They are messages of the type tensorflow.Event, framed as in a TFRecord
+// file.
 namespace zeroshard {
 
-// Frames `data`: length, masked CRC-32C of the length, `data`, masked CRC-32C of `data`; all little-endian.
+// Frames `data`: length, masked CRC-32C of the length, `data`, masked CRC-32C of `data`. All numbers are little-endian.
 std::string tfrecord(std::string_view data);
 
-// Returns the first message of a file.
+// Returns the message with which every file must begin.
 std::string version_event(double time);
-// Returns a message that makes TensorBoard drop `step` and later steps of earlier files. The first such message of a
-// run only marks the beginning of the run, so every file has one.
+// Returns a message that makes TensorBoard drop `step` and later steps of earlier files. TensorBoard takes the first
+// such message of a run only as the beginning of the run.
 std::string session_start_event(double time, int64_t step);
-// Returns a message with the values as scalars, in single precision.
+// Returns a message that has the values as scalars, in single precision.
 std::string scalars_event(double time, int64_t step, const MetricValues& values);
 
 }  // namespace zeroshard

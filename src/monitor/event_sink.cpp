@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 
 // Returns a name for a new file. TensorBoard reads the files of a directory in the order of their names, which begin
-// with a time in seconds. So the time of a new file must be later than all others.
+// with a time in seconds. So the name gets a later time than all other files have.
 std::string new_name(const Directory& directory, double time) {
   auto seconds = int64_t(time);
   for (const std::string& name : directory.list()) {
@@ -27,8 +27,8 @@ std::string new_name(const Directory& directory, double time) {
   return concat(kPrefix, digits, ".", process_name());
 }
 
-// Returns whether there is a file of an earlier run of zeroshard. The names of other programs' files, such as torch's
-// SummaryWriter, end differently.
+// Returns whether the directory has a file of an earlier run of zeroshard. The names of other programs' files, such as
+// those of torch's SummaryWriter, end differently.
 bool holds_earlier_run(const Directory& directory) {
   const std::vector<std::string> names = directory.list();
   return std::any_of(names.begin(), names.end(),
@@ -50,8 +50,9 @@ class EventSink final : public MetricsSink {
   const std::string& name() const override { return name_; }
 
  private:
-  // Returns the first records. They have a session's start only if the run resumes or follows an earlier run, because
-  // TensorBoard then drops earlier records in all files of the directory, also in files of other programs.
+  // Returns the first records of a file. They contain the start of a session only if the run resumes or follows an
+  // earlier run. That record makes TensorBoard drop earlier records in all files of the directory, also in those of
+  // other programs.
   static std::string first_records(const MetricsStart& start) {
     const std::string version = tfrecord(version_event(start.time));
     if (!start.resume_step && !holds_earlier_run(start.directory)) return version;

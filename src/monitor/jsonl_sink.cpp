@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Returns a number for JSON, which has no NaN and no infinities: they become the strings "NaN", "Infinity" and
+// Returns a number as JSON. JSON has no NaN and no infinities, so they become the strings "NaN", "Infinity" and
 // "-Infinity".
 std::string json_number(double value) {
   const std::string text = exact_text(value);
@@ -29,7 +29,7 @@ class JsonlSink final : public MetricsSink {
 
   void record(const MetricsRecord& record) override {
     std::string line = "{\"step\": " + std::to_string(record.step) + ", \"time\": " + fixed_text(record.time, 3);
-    // Names have no characters that JSON would need to escape.
+    // Names have no characters that JSON would have to escape.
     for (const auto& [name, value] : record.values) line += ", \"" + name + "\": " + json_number(value);
     file_.append(line + "}\n");
   }

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 30;
 
-// Returns metrics.2.jsonl for metrics.jsonl and 2.
+// Returns for example metrics.2.jsonl for metrics.jsonl and 2.
 std::string numbered(const std::string& name, int number) {
   const size_t dot = name.rfind('.');
   return name.substr(0, dot) + "." + std::to_string(number) + name.substr(dot);
@@ -44,7 +44,7 @@ KeptLines keep_lines(std::string_view text, const std::function<LineVerdict(std:
     if (verdict == LineVerdict::kDamaged) ++kept.damaged;
     text.remove_prefix(end + 1);
   }
-  return kept;  // the remaining text has no newline, because the process died while writing it
+  return kept;  // the text after the last newline is left out, because the process died while it wrote that
 }
 
 std::string read_metrics_file(const Directory& directory, const std::string& name) {

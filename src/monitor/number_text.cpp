@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// Large enough for every digit of the largest double.
+// Has room for every digit of the largest double.
 using Buffer = std::array<char, 400>;
 
 std::string non_finite_text(double value) {
@@ -24,10 +24,10 @@ std::string text_of(double value, Format... format) {
   return {buffer.data(), result.ptr};
 }
 
-// Returns `value` with a letter for its power of a thousand, and three or four digits.
+// Returns `value` with one of `letters` for its power of a thousand, and with three or four digits.
 std::string scaled(double value, std::string_view letters, int decimals) {
   size_t power = 0;
-  // A value that rounds to 1000 gets the next unit.
+  // A value that would round to 1000 gets the next letter.
   const auto limit = [&] { return 1000 - 0.5 * std::pow(10, -decimals); };
   while (std::abs(value) >= limit() && power + 1 < letters.size()) value /= 1000, ++power;
   std::string text = fixed_text(value, std::abs(value) < 1000 ? decimals : 0);
@@ -38,7 +38,7 @@ std::string scaled(double value, std::string_view letters, int decimals) {
 }  // namespace
 
 std::string exact_text(double value) {
-  if (value == 0 && std::signbit(value)) return "-0.0";  // many readers would read -0 as an integer without the sign
+  if (value == 0 && std::signbit(value)) return "-0.0";  // many readers would read "-0" as an integer and lose the sign
   return text_of(value);
 }
 

@@ -12,7 +12,7 @@ namespace {
 constexpr double kWidth = 800, kLeft = 72, kRight = 24, kTop = 40, kLossHeight = 280, kRateHeight = 110, kGap = 34;
 constexpr double kBottom = 48;
 constexpr double kMaxValue = 1e300;  // keeps differences finite
-constexpr size_t kMaxDots = 60;      // largest number of records of a series that are marked one by one
+constexpr size_t kMaxDots = 60;      // a series with more records has no dots
 
 constexpr const char* kStyle =
     "<style>"
@@ -38,7 +38,7 @@ struct Interval {
     low = std::min(low, value);
     high = std::max(high, value);
   }
-  // Widens the range by `part` of its size at each end. A single point becomes a range, so that the size is never 0.
+  // Widens the range at each end by `part` of its size. A single point becomes a range, so that the size is never 0.
   void widen(double part) {
     const double size = high - low;
     const double more = size > 0 ? size * part : low == 0 ? 1 : std::max(std::abs(low) * 0.05, 1e-300);
@@ -83,7 +83,7 @@ std::string line_at(const std::string& css_class, double x1, double y1, double x
          quoted("y2", y2) + "/>\n";
 }
 
-// Returns the label of a tick. All labels of an axis share a unit and a number of decimals.
+// Returns the label of a tick. All labels of an axis have the same unit and the same number of decimals.
 std::string tick_text(double value, const Ticks& ticks) {
   double largest = 0;
   for (const double tick : ticks.values) largest = std::max(largest, std::abs(tick));
@@ -114,7 +114,7 @@ std::string axes(const Panel& panel, const char* title, bool step_labels) {
   return svg;
 }
 
-// Draws a piece of a line without gaps. A single point becomes a dot.
+// Draws a piece of a line that has no gaps. A single point becomes a dot.
 std::string piece(const Panel& panel, const Line& line, const std::vector<Series::Point>& points) {
   if (points.empty()) return {};
   const std::string css = std::string(" class=\"") + line.css_class + "\"";
@@ -187,7 +187,7 @@ Panel panel_of(const std::vector<Line>& lines, double top, double height, Interv
   for (const Line& line : lines)
     for (const Series::Group& group : line.series->groups())
       for (const Series::Point& point : group.points()) values.add(point.value);
-  if (values.empty()) values.add(0);  // the panel has nothing but crosses
+  if (values.empty()) values.add(0);  // the panel has only crosses
   values.widen(0.05);
   return {top, height, steps, values};
 }
@@ -202,7 +202,7 @@ Ticks round_ticks(double low, double high, int count, double least) {
     ticks.spacing = factor * power;
     if (ticks.spacing >= rough * (1 - 1e-9)) break;
   }
-  // Computes multiples, because a repeated sum would drift.
+  // Multiplies, because repeated addition would drift.
   for (double i = std::ceil(low / ticks.spacing); i * ticks.spacing <= high && ticks.values.size() < 100; ++i)
     ticks.values.push_back(i * ticks.spacing + 0.0);  // + 0.0 avoids a negative zero
   return ticks;
@@ -240,7 +240,7 @@ std::string plot_svg(const SeriesByName& series, int64_t total_steps) {
   }
   if (!rates.empty()) {
     Panel panel = panel_of(rates, kTop + loss_height + kGap / 2, kRateHeight, steps);
-    panel.values.low = std::min(panel.values.low, 0.0);  // starts at zero, so that noise does not look large
+    panel.values.low = std::min(panel.values.low, 0.0);  // rates start at zero, so that noise does not look large
     svg += axes(panel, "tokens per second", true);
     for (const Line& line : rates) svg += curve(panel, line);
   }

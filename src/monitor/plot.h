@@ -8,13 +8,13 @@ namespace zeroshard {
 // Returns an empty series for each metric that the plot shows.
 SeriesByName plotted_series();
 
-// Returns an SVG picture: loss and validation loss over steps and, if there are any, tokens per second below. The same
-// metrics give the same bytes. The picture has its own background, and other colours for a dark page. A value that is
-// not finite breaks the line, and gets a cross at the upper edge.
+// Returns an SVG picture. It shows loss and validation loss over steps and, if there are any, tokens per second below.
+// The same metrics give the same bytes. The picture has a background of its own, and other colours for a dark page. A
+// value that is not finite breaks the line, and is shown as a cross at the upper edge.
 std::string plot_svg(const SeriesByName& series, int64_t total_steps);
 
-// About `count` round numbers from `low` to `high`. They are multiples of a step, which is 1, 2 or 5 times a power of
-// ten, and at least `least`.
+// About `count` round numbers from `low` to `high`. They are multiples of a spacing, which is 1, 2 or 5 times a power
+// of ten, and at least `least`.
 struct Ticks {
   double spacing = 1;
   std::vector<double> values;

@@ -17,7 +17,7 @@ namespace zeroshard {
 namespace {
 
 constexpr double kRedrawSeconds = 0.1;
-constexpr size_t kTimedUpdates = 50;  // number of updates whose speed gives the remaining time
+constexpr size_t kTimedUpdates = 50;  // the remaining time is computed from the speed of this many updates
 constexpr ConsoleWriter::Seconds kPatience{2};
 
 double steady_seconds() {
@@ -34,8 +34,8 @@ size_t columns_of(int fd) {
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-// For its lifetime, threads that this thread starts have SIGPIPE blocked. A write to a closed pipe is then an error
-// instead of the end of the process.
+// While it lives, threads that this thread starts have SIGPIPE blocked. A write to a closed pipe is then an error, and
+// does not end the process.
 class SigpipeBlocked {
  public:
   SigpipeBlocked() {
@@ -52,15 +52,16 @@ class SigpipeBlocked {
   sigset_t before_;
 };
 
-// Owns a copy of a file descriptor for the writer's thread. The thread may hang inside write(2) while the owner of the
-// original descriptor closes it, and the number would then belong to another file. The copy is closed when no write is
-// running.
+// Owns a copy of a file descriptor for the writer's thread. The thread might hang inside write(2) while the owner of
+// the original descriptor closes that, and its number would then belong to another file. The copy is closed when no
+// write is running.
 class OutputCopy {
  public:
   explicit OutputCopy(int fd) : original_(fd), copy_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {}
   OutputCopy(const OutputCopy&) = delete;
   OutputCopy& operator=(const OutputCopy&) = delete;
-  // Returns original_ if it could not be copied, because there are no free descriptors or it is not open.
+  // Returns the original descriptor if it could not be copied, because it is not open or because no descriptors are
+  // free.
   int fd() const { return copy_ >= 0 ? copy_ : original_; }
   void close_if(bool unused) {
     if (unused && copy_ >= 0) ::close(std::exchange(copy_, -1));
@@ -111,7 +112,8 @@ class ProgressLine::Impl {
     state_ = {step, options_.total_steps, values, seconds_left()};
     shown_ = false;
     if (*options_.terminal) {
-      // A terminal that takes nothing at present gets no bar, because it would later show all waiting bars in turn.
+      // A terminal that takes nothing at present gets no bar, because it would later show all the bars that waited, one
+      // by one.
       if (drawn_ && (now - drawn_at_ < kRedrawSeconds || !writer_.idle())) return;
       draw(now);
     } else if (!drawn_ || step >= options_.total_steps || step / options_.every > drawn_step_ / options_.every) {
@@ -147,7 +149,7 @@ class ProgressLine::Impl {
     return seconds / double(steps) * double(std::max<int64_t>(options_.total_steps - times_.back().step, 0));
   }
 
-  // The cursor stays at the beginning of the line, so that other output overwrites the bar instead of following it.
+  // The cursor is left at the beginning of the line, so that other output overwrites the bar instead of following it.
   void draw(double now) {
     writer_.write(concat("\r", progress_bar(state_, columns_of(output_.fd()) - 1), "\x1b[K\r"));
     drawn_ = shown_ = true;
@@ -165,8 +167,8 @@ class ProgressLine::Impl {
   ConsoleWriter writer_;
   std::deque<Time> times_;
   ProgressState state_;
-  bool drawn_ = false;  // something was drawn
-  bool shown_ = true;   // the last state was shown
+  bool drawn_ = false;  // whether anything was drawn
+  bool shown_ = true;   // whether the last state was shown
   double drawn_at_ = 0;
   int64_t drawn_step_ = 0;
   bool finished_ = false;

@@ -7,7 +7,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr size_t kMinBar = 10, kMaxBar = 30;  // widths between the brackets
+constexpr size_t kMinBar = 10, kMaxBar = 30;  // the least and the greatest width between the brackets
 
 std::string described(const std::string& name, double value) {
   if (name == "tokens_per_second") return rate_text(value) + " tok/s";
@@ -53,7 +53,7 @@ std::string progress_bar(const ProgressState& state, size_t columns) {
   for (const auto& [name, value] : state.values)
     if (name == "memory_bytes") text += "  " + described(name, value);
 
-  constexpr size_t kBrackets = 3;  // the brackets and a space
+  constexpr size_t kBrackets = 3;  // two brackets and a space
   const size_t room = columns > text.size() + kBrackets ? columns - text.size() - kBrackets : 0;
   std::string line = room < kMinBar ? text : bar_of(fraction, std::min(room, kMaxBar)) + text;
   if (line.size() > columns) line.resize(columns);

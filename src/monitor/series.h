@@ -7,8 +7,9 @@ namespace zeroshard {
 
 // One metric over a run of any length, in bounded memory, for a plot.
 //
-// Up to kMaxPoints records are kept unchanged. After that, neighbours are merged in pairs, repeatedly. Each group keeps
-// its lowest and its highest value, so a spike of one step is never lost. There are at most kMaxPoints points.
+// Up to kMaxPoints records are kept as they are. After that, neighbours are merged in pairs, again and again. Each
+// group keeps its lowest and its highest value, so a spike of one step is never lost. There are never more than
+// kMaxPoints points.
 class Series {
  public:
   static constexpr size_t kMaxPoints = 2000;
@@ -19,9 +20,9 @@ class Series {
     bool operator==(const Point&) const = default;
   };
   struct Group {
-    std::optional<Point> lowest, highest;    // extremes of the finite values
-    std::optional<int64_t> not_finite_step;  // the first step whose value was not a number
-    std::vector<Point> points() const;       // zero, one or two points, in the order of their steps
+    std::optional<Point> lowest, highest;    // the extremes of the finite values
+    std::optional<int64_t> not_finite_step;  // the first step whose value was not finite
+    std::vector<Point> points() const;       // none, one or two points, in the order of their steps
   };
 
   // Appends a value. Steps must not decrease.

@@ -17,48 +17,48 @@ struct MetricsRecord {
   const MetricValues& values;
 };
 
-// Writes one metric file. All functions throw IoError. After an error of record() the file is unchanged.
+// Writes one file of metrics. All functions throw IoError. If record() throws, the file is unchanged.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
   virtual void record(const MetricsRecord& record) = 0;
   virtual void sync() = 0;
-  virtual const std::string& name() const = 0;  // name of the file
+  virtual const std::string& name() const = 0;  // the name of the file
 };
 
 // The metrics of a run by name.
 using SeriesByName = std::map<std::string, Series, std::less<>>;
 
-// The inputs with which a sink is created at the start of a run.
+// What a sink gets when it is created at the start of a run.
 struct MetricsStart {
   Directory& directory;
   std::optional<int64_t> resume_step;
   double time = 0;                                  // seconds since 1970
-  SeriesByName* series = nullptr;                   // receives the earlier records that a file keeps; may be null
-  std::function<void(const std::string&)> warning;  // called for damage in a file
+  SeriesByName* series = nullptr;                   // gets the earlier records that a file keeps; null is allowed
+  std::function<void(const std::string&)> warning;  // called if a file is damaged
 };
 
 std::unique_ptr<MetricsSink> make_jsonl_sink(const MetricsStart& start);
 std::unique_ptr<MetricsSink> make_csv_sink(const MetricsStart& start);
 std::unique_ptr<MetricsSink> make_event_sink(const MetricsStart& start);
 
-// Renames the files of `names` that are not empty: NAME.ext becomes NAME.1.ext, with the first number that is free for
-// all of them. Returns the number.
+// Renames the files of `names` that are not empty. NAME.ext becomes NAME.1.ext, or gets the next number that is free
+// for all of them. Returns the number.
 int set_aside(Directory& directory, const std::vector<std::string>& names);
 
-// The valid part of a text file when a run resumes: its whole lines, without invalid ones.
+// The lines of a text file that a run keeps when it resumes.
 struct KeptLines {
   std::string text;
-  int64_t damaged = 0;  // invalid lines that were left out; an unfinished last line does not count
+  int64_t damaged = 0;  // how many invalid lines were left out; an unfinished last line does not count
 };
 enum class LineVerdict { kKeep, kCut, kDamaged };
 KeptLines keep_lines(std::string_view text, const std::function<LineVerdict(std::string_view)>& judge);
 
-// Returns the contents of a file that a run continues; empty if it is missing.
+// Returns the contents of a file that a run continues, or "" if the file is missing.
 std::string read_metrics_file(const Directory& directory, const std::string& name);
 
-// Opens a text file of metrics with the contents of `kept`. If the old file was damaged, the function renames it
-// unchanged and gives a warning.
+// Opens a text file of metrics with the contents of `kept`. If the old file was damaged, first renames that file,
+// unchanged, and gives a warning.
 class AppendFile;
 AppendFile go_on_with(const MetricsStart& start, const std::string& name, const KeptLines& kept);
 
