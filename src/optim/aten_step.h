@@ -7,17 +7,17 @@
 
 namespace zeroshard {
 
-// The 1-D tensors of one update, all over the same elements. `master` is undefined if `param` is fp32.
+// The 1-D tensors of one update, all for the same elements. `master` is undefined if `param` is fp32.
 struct UpdateTensors {
   at::Tensor master, param, grad;
-  std::vector<at::Tensor> moments, scales = {};  // see StateTensors
+  std::vector<at::Tensor> moments, scales = {};  // as in StateTensors
 
   UpdateTensors slice(int64_t begin, int64_t end) const;
 };
 
 // Makes one optimizer update with LibTorch's operations, for devices that have no kernels of zeroshard
-// (device_kernels.h). `step` is 1 for the first update. The formulas are the same as in src/kernels. Adam uses
-// LibTorch's fused kernel.
+// (device_kernels.h). `step` is 1 for the first update. The formulas are those of src/kernels. Adam uses LibTorch's
+// fused kernel. The gradient is multiplied by `grad_scale` first.
 void aten_step(OptimizerConfig::Type type, const UpdateTensors& tensors, const ParamGroupOptions& options, int64_t step,
                float grad_scale);
 

@@ -51,7 +51,7 @@ void DelayedUpdate::publish(ShardedGroup& group) {
   Pending& own = pending_.at(group.number());
   if (own.runs.empty()) return;
   const at::Tensor to = group.updated_parameters();
-  mover_.follow();  // what still reads the parameters before
+  mover_.follow();  // the copies wait for work of the current stream that still reads the old parameters
   for (const auto& run : std::exchange(own.runs, {}))
     mover_.move(to.slice(0, run.range.begin, run.range.end), own.values.slice(0, run.range.begin, run.range.end));
   own.sent = mover_.record();

@@ -20,62 +20,62 @@ namespace zeroshard {
 // previous parameters. publish() copies the new parameters to the device one step late. This is the "one-step delayed
 // parameter update" of ZeRO-Offload (Ren et al., 2021, arXiv:2101.06840, section 5.2).
 //
-// The thread owns the states from begin() until await() returns. New parameters are kept in pinned host memory until
+// The thread owns the states from begin() until await() returns. New parameters stay in pinned host memory until
 // publish(). This memory has room for every parameter that this rank updates.
 class DelayedUpdate {
  public:
-  // The groups are numbered from 0. Their states must be on the host or in files, their parameters on the device, and
-  // their gradients on the host. All arguments outlive this object. With `pin`, memory is pinned, so that the device
-  // copies it without the host. await() calls `while_waiting` some ten times a second, and an exception from it ends
-  // the wait.
+  // The groups must be numbered from 0. Their states must be on the host or in files, their parameters on the device,
+  // and their gradients on the host. All arguments must outlive this object. If `pin` is true, memory is pinned, so
+  // that the device copies it without the host. await() calls `while_waiting` about ten times a second. An exception
+  // from `while_waiting` ends the wait.
   DelayedUpdate(std::span<ShardedGroup* const> groups, const ShardedOptimizer& optimizer, at::Device device, bool pin,
                 Ledger& ledger, std::function<void()> while_waiting);
   DelayedUpdate(const DelayedUpdate&) = delete;
   DelayedUpdate& operator=(const DelayedUpdate&) = delete;
-  // Waits for the group that the thread is updating. Later groups are not updated.
+  // Waits until the thread has updated its current group. Later groups are not updated.
   ~DelayedUpdate() { ends_ = true; }
 
   // The groups and gradients of one update.
   struct Step {
     struct Part {
       ShardedGroup* group;
-      at::Tensor grads;            // on the host, over the elements that this rank updates
+      at::Tensor grads;            // on the host, for the elements that this rank updates
       WriteHold::Reading reading;  // a hold on `grads`, which ends when the thread has used them
-      std::vector<bool> has_grad;  // by parameter
+      std::vector<bool> has_grad;  // for each parameter
     };
-    std::vector<Part> parts;  // in the order in which the next gradients become ready
+    std::vector<Part> parts;  // in the order in which gradients of the next step become ready
     std::vector<ParamGroupOptions> options;
-    float grad_scale = 1;  // see ShardedOptimizer::update()
+    float grad_scale = 1;  // as in ShardedOptimizer::update()
   };
-  // Starts an update. The previous update must be published. Counts the step of each parameter here, and updates the
-  // states in the thread.
+  // Starts an update. The previous update must be published. Counts the step of each parameter on the calling thread,
+  // and updates the states in the thread.
   void begin(Step step);
   bool is_on_thread() const { return thread_id_ == std::this_thread::get_id(); }
-  // Returns when the thread is idle. If an update threw an exception, every call throws it.
+  // Waits until the thread is idle. If an update threw an exception, every call throws it.
   void await() { thread_.wait(while_waiting_); }
-  // Returns whether there are updates that are not published.
+  // Returns whether there is an update that was not published.
   bool is_pending() const { return is_pending_; }
 
-  // Starts to copy the group's new parameters to the device, if there are any. The caller has called await(). publish()
-  // does not wait for the copies; see ShardedGroup::await_copies().
+  // Starts to copy the group's new parameters to the device, if there are any. await() must have returned. The copies
+  // end later (see ShardedGroup::await_copies()).
   void publish(ShardedGroup& group);
-  // Ends the update. The caller has published all groups.
+  // Ends the update. All groups must be published.
   void end() { is_pending_ = false; }
-  // Replaces new parameters by `values`, which are 1-D over `positions` of the group. The caller has called await().
+  // Replaces new parameters by `values`, a 1-D tensor for the `positions` of the group. await() must have returned.
   void replace(const ShardedGroup& group, Range positions, const at::Tensor& values);
 
  private:
   using Run = ShardedOptimizer::Run;
   struct Pending {
-    at::Tensor values;      // new parameters of the elements that this rank updates, in the dtype of the parameters
-    std::vector<Run> runs;  // the parts of `values` that are to be published
+    at::Tensor values;      // the new parameters of the elements that this rank updates, in the dtype of the parameters
+    std::vector<Run> runs;  // the parts of `values` that were updated, but not published
     std::optional<c10::Event> sent;  // recorded after the last copy to the device
   };
   void run(Step& step);
 
   const ShardedOptimizer& optimizer_;
   FlatBuffer memory_;
-  std::vector<Pending> pending_;  // by group
+  std::vector<Pending> pending_;  // for each group
   bool is_pending_ = false;
   Mover mover_;
   std::function<void()> while_waiting_;

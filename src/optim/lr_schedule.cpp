@@ -10,14 +10,15 @@
 namespace zeroshard {
 namespace {
 
-// `group` below is the number of the param group. `initial_lr` is its own rate, which only some schedules use.
+// In this file, `group` is the number of the param group, and `initial_lr` is the group's own rate, which only some
+// schedules use.
 
-// Returns at least two steps, because a warm-up of one step would divide by log(1).
+// Returns the steps of the warm-up, which are at least two, because a warm-up of one step would divide by log(1).
 int64_t warmup_steps(int64_t configured) {
   return std::max<int64_t>(2, configured);
 }
 
-// Returns the part of the warm-up that is done, which rises from 0 over `steps`. Valid for iterations below `steps`.
+// Returns which part of the warm-up is done. It rises from 0 over `steps`. `iteration` must be below `steps`.
 double warmup_part(int64_t iteration, int64_t steps, bool log_warmup) {
   const auto at = double(iteration);
   return log_warmup ? 1 / std::log(double(steps)) * std::log(at + 1) : at / double(steps);
@@ -64,7 +65,7 @@ double rate(const LRRangeTestConfig& c, int64_t iteration, size_t group, double)
   return c.min_lr.of(group) * (1 + c.step_rate * interval);
 }
 
-// OneCycle's values: one cycle up and down, and then a decay. Step n of the cycle is iteration n - 1.
+// The values of OneCycle: one cycle up and down, followed by a decay. Step n of the cycle is iteration n - 1.
 class Cycle {
  public:
   Cycle(const OneCycleConfig& config, size_t group)
@@ -86,7 +87,7 @@ class Cycle {
   }
 
   double momentum(int64_t iteration) const {
-    // Momentum is highest when the rate is lowest. Before the first step, it starts at its minimum like the rate.
+    // In the cycle, momentum is highest when the rate is lowest. But before the first step both are at their minimum.
     if (iteration < 0) return min_mom_;
     if (iteration < total()) return between(max_mom_, min_mom_, height(iteration + 1));
     if (config_.decay_step_size == 0) return max_mom_;
@@ -100,7 +101,7 @@ class Cycle {
     return double(iteration - total() + 1) / double(config_.decay_step_size);
   }
 
-  // Returns 0 at the ends of the cycle and 1 at its top. The height moves in stairs if they are configured.
+  // Returns 0 at the ends of the cycle and 1 at its top. If stairs are configured, the height moves in stairs.
   double height(int64_t step) const {
     const int64_t at = step % total();
     const bool rising = at <= first_;
@@ -119,7 +120,7 @@ double rate(const OneCycleConfig& c, int64_t iteration, size_t group, double) {
   return Cycle(c, group).rate(iteration);
 }
 
-// Settings that may have a value per param group, by key.
+// The settings that can have a value for each param group, by key.
 using Given = std::vector<std::pair<const char*, PerGroup>>;
 
 Given given(const WarmupLRConfig& c) {

@@ -6,28 +6,28 @@
 
 namespace zeroshard {
 
-// The rule of an optimizer that updates whole matrices, such as Muon. An update has three parts, one per method, and
-// MatrixUpdate sends values to other ranks between them. Another such optimizer needs one more file like muon.cpp, and
-// one line in matrix_rule().
+// The rule of an optimizer that updates whole matrices, such as Muon. An update has three parts, one for each method.
+// Between the parts, MatrixUpdate sends values to other ranks. Another such optimizer needs one more file like
+// muon.cpp, and one line in matrix_rule().
 class MatrixRule {
  public:
   virtual ~MatrixRule() = default;
-  // Runs on each rank for the elements that it has, which may be any part of a parameter. Updates the state in place,
-  // and returns the values that the matrix's owner needs. All tensors are 1-D and fp32.
+  // Runs on each rank, for the elements that the rank has. These can be any part of a parameter. Updates `state` in
+  // place, and returns the values that the matrix's owner needs. All tensors are 1-D and fp32.
   virtual at::Tensor gather(const at::Tensor& state, const at::Tensor& grad,
                             const ParamGroupOptions& options) const = 0;
-  // Runs on the matrix's owner. Returns the update of one 2-D matrix. The update may have another dtype.
+  // Runs on the matrix's owner. Returns the update of one 2-D matrix, which may have another dtype than `matrix`.
   virtual at::Tensor transform(const at::Tensor& matrix, const ParamGroupOptions& options) const = 0;
-  // Returns the factor by which the learning rate is multiplied. Weight decay uses the learning rate without the
-  // factor.
+  // Returns a factor for the learning rate of a parameter of this shape. Weight decay uses the learning rate without
+  // this factor.
   virtual double rate_factor(const MatrixShape& shape, const ParamGroupOptions& options) const = 0;
 };
 
-// Returns the rule of a type of optimizer. Throws ValueError for a type whose updates are elementwise.
+// Returns the rule of a type of optimizer. Throws ValueError if the type updates each element on its own.
 const MatrixRule& matrix_rule(OptimizerConfig::Type type);
 
-// Applies an update to weights p: p *= 1 - lr * weight_decay; p += -lr * rate_factor * update. Both tensors are 1-D
-// over the same elements.
+// Updates weights p: p *= 1 - lr * weight_decay; p += -lr * rate_factor * update. Both tensors are 1-D and for the same
+// elements.
 void apply_matrix_update(const at::Tensor& weights, const at::Tensor& update, const ParamGroupOptions& options,
                          double rate_factor);
 

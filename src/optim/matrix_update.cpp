@@ -16,7 +16,8 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kGatherNumel = 1 << 22;  // elements that one step of gather() takes, to bound temporary memory
+// The elements that gather() takes at a time. The number limits its temporary memory.
+constexpr int64_t kGatherNumel = 1 << 22;
 
 at::Tensor piece_of(const at::Tensor& tensor, Range range) {
   return tensor.slice(0, range.begin, range.end);
@@ -35,11 +36,12 @@ std::vector<int64_t> transposed(std::span<const int64_t> counts, int world_size)
 
 }  // namespace
 
-// Views of one batch's slot.
+// Views of the slot of memory for one batch.
 struct MatrixUpdate::Slot {
-  at::Tensor updates;    // updates of the groups, one after another
-  at::Tensor sent, got;  // pieces, as they travel
-  // By piece of the batch: the part of `got` with the piece, if this rank owns the matrix; otherwise undefined.
+  at::Tensor updates;    // the updates of the groups, one after another
+  at::Tensor sent, got;  // pieces, in the form in which they are sent
+  // For each piece of the batch: the part of `got` that has the piece, if this rank owns the piece's matrix. Otherwise
+  // it is undefined.
   std::vector<at::Tensor> whole;
 };
 
@@ -143,7 +145,7 @@ std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
                             "matrices to their owners");
 }
 
-// Transforms one matrix. A parameter without a gradient on any rank is not updated, as in torch.
+// Transforms one matrix. As in torch, a parameter is not updated if no rank has a gradient of it.
 void MatrixUpdate::transform(size_t index, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const {
   const MatrixBatch::Matrix& own = batches_[index].matrices[matrix];
   const ShardedGroup& group = *groups_of(index)[own.group];
@@ -214,7 +216,7 @@ void MatrixUpdate::update(const Step& step) {
              "momenta in bf16, which 'gram' does not support: make a new engine with 'gram'");
   try {
     update_batches(step);
-  } catch (const std::exception& error) {  // other ranks wait for this one's matrices
+  } catch (const std::exception& error) {  // other ranks wait for matrices from this rank
     comm_.abort(concat("rank ", comm_.rank(), " failed in an update of matrices: ", error.what()));
     throw;
   }
@@ -222,7 +224,8 @@ void MatrixUpdate::update(const Step& step) {
 
 void MatrixUpdate::update_batches(const Step& step) {
   std::unique_ptr<Work> coming = send(0, step), going;
-  // Ends a batch. First waits until other ranks have read this rank's part of the slot, because the slot is used again.
+  // Ends a batch. First waits until other ranks have read this rank's part of the slot, because another batch uses the
+  // slot next.
   const auto end = [&](size_t batch) {
     if (going) going->drain();
     apply(batch, step);

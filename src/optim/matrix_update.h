@@ -14,20 +14,20 @@
 
 namespace zeroshard {
 
-// Updates the groups that have whole matrices (Muon), batch by batch. Each matrix has one owner. Each rank sends its
-// pieces of the matrices to the owners, which transform the matrices and send updates back. While the owners transform
-// one batch, the pieces of the next batch and the updates of the previous batch are sent. A world of one rank sends
-// nothing.
+// Updates the groups that have whole matrices (Muon), one batch at a time. Each matrix has one owner. Each rank sends
+// its pieces of the matrices to their owners, which transform the matrices and send updates back. While the owners
+// transform one batch, the pieces of the next batch and the updates of the previous batch are on their way. A world of
+// one rank sends nothing.
 class MatrixUpdate {
  public:
   struct Options {
     OptimizerConfig::Type type = OptimizerConfig::Type::kMuon;
     at::Device device = at::kCPU;
-    DType dtype = DType::kFloat32;  // dtype in which pieces and updates travel
+    DType dtype = DType::kFloat32;  // the dtype in which pieces and updates are sent
     RingClass ring;
   };
-  // `batches` cover the matrices of the units. `groups` are the groups of these units, in the same order. Arguments
-  // passed by reference outlive this object. Collective; see Comm::allocate.
+  // `batches` must have all matrices of the units. `groups` are the groups of these units, in the same order. Arguments
+  // passed by reference must outlive this object. Collective, because it calls Comm::allocate().
   MatrixUpdate(std::vector<MatrixBatch> batches, std::vector<ShardedGroup*> groups, const ShardedOptimizer& optimizer,
                Options options, Comm& comm, Ledger& ledger);
   MatrixUpdate(const MatrixUpdate&) = delete;
@@ -36,8 +36,9 @@ class MatrixUpdate {
   struct Step {
     std::function<UpdateGradients(const ShardedGroup&)> gradients;
     std::span<const ParamGroupOptions> options;
-    std::function<const std::vector<bool>&(const ShardedGroup&)> has_grad;  // by parameter: some rank has a gradient
-    float grad_scale = 1;                                                   // see ShardedOptimizer::update()
+    // Returns for each parameter whether some rank has a gradient.
+    std::function<const std::vector<bool>&(const ShardedGroup&)> has_grad;
+    float grad_scale = 1;  // as in ShardedOptimizer::update()
   };
   // Updates all groups. Collective.
   void update(const Step& step);
@@ -47,14 +48,14 @@ class MatrixUpdate {
   void update_batches(const Step& step);
   using Runs = std::vector<ShardedOptimizer::Run>;
 
-  // Returns the groups of a batch, a part of groups_.
+  // Returns the groups of a batch, which are a part of groups_.
   std::span<ShardedGroup* const> groups_of(size_t batch) const;
   Slot slot(size_t batch) const;
-  // Calls `use` for each piece that this rank sends. `here` is the place of the piece in the updates, and `travels` is
-  // the memory in which it is sent.
+  // Called for each piece that this rank sends. `here` is the piece's place among the updates, and `travels` is the
+  // memory from which it is sent.
   using UsePiece = std::function<void(const at::Tensor& here, const at::Tensor& travels)>;
   void use_own_pieces(size_t batch, const Slot& slot, const UsePiece& use) const;
-  // Updates momenta, and starts to send the pieces.
+  // Updates momenta, and starts to send the pieces to the owners.
   std::unique_ptr<Work> send(size_t batch, const Step& step);
   void gather(ShardedGroup& group, const Step& step, const Runs& runs, const at::Tensor& updates) const;
   // Transforms the matrices that this rank owns, and starts to send their updates back.
@@ -65,13 +66,13 @@ class MatrixUpdate {
 
   std::vector<MatrixBatch> batches_;
   std::vector<ShardedGroup*> groups_;
-  std::vector<size_t> first_of_;  // by batch: the index of its first group
+  std::vector<size_t> first_of_;  // for each batch: the index of its first group
   const ShardedOptimizer& optimizer_;
   Options options_;
   Comm& comm_;
   Ledger& ledger_;
   std::vector<FlatBuffer> slots_;
-  std::vector<Runs> runs_;  // by group: the runs that this step updates
+  std::vector<Runs> runs_;  // for each group: the runs that this step updates
 };
 
 }  // namespace zeroshard

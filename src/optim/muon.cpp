@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-// Runs torch.optim.Muon's operations in the same order, so that results have the same bits.
+// Orthogonalises a matrix by torch.optim.Muon's operations, in the same order, so that the result has the same bits.
 at::Tensor newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& options) {
   at::Tensor x = matrix.to(at::kBFloat16, /*non_blocking=*/false, /*copy=*/true);
   const bool is_tall = matrix.size(0) > matrix.size(1);
@@ -26,7 +26,8 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& opti
   return is_tall ? x.t() : x;
 }
 
-// DeepSpeed's "gram" variant: iterates on X X^T, which is small if a matrix is long, with a restart after two steps.
+// Orthogonalises a matrix as DeepSpeed's "gram" variant does. Iterates on X X^T, which is small if the matrix is long,
+// and restarts after two steps.
 at::Tensor gram_newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& options) {
   const auto compute = matrix.is_cpu() ? at::kFloat : at::kHalf;
   const bool is_tall = matrix.size(0) > matrix.size(1);
@@ -60,7 +61,7 @@ at::Tensor gram_newton_schulz(const at::Tensor& matrix, const ParamGroupOptions&
       r = rz.mul(a).add(z.matmul(rz));
     }
   }
-  if (!q.defined()) return is_tall ? x.t() : x;  // there was no step
+  if (!q.defined()) return is_tall ? x.t() : x;  // no step was made
   return is_tall ? x.t().matmul(q.t()) : q.matmul(x);
 }
 

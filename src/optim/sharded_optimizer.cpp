@@ -24,11 +24,12 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kGrain = 1 << 16;  // with fewer elements, a second thread does not pay
+constexpr int64_t kGrain = 1 << 16;  // the fewest elements for which a second thread pays
 
-constexpr int64_t kUpdatedPiece = 1 << 15;  // elements updated at a time, if users may have written to them
+constexpr int64_t kUpdatedPiece = 1 << 15;  // the elements that are updated at a time if users may have written to them
 
-constexpr int64_t kAtenPiece = 1 << 23;  // elements that LibTorch updates at a time, which bounds its temporary memory
+// The elements that LibTorch updates at a time. The number limits its temporary memory.
+constexpr int64_t kAtenPiece = 1 << 23;
 
 at::Tensor cut(const at::Tensor& tensor, Range range) {
   return tensor.slice(0, range.begin, range.end);
@@ -70,7 +71,7 @@ kernels::StepBuffers buffers_of(const UpdateTensors& tensors, int64_t begin, int
   return buffers;
 }
 
-// Returns the address of element `begin`; null if the optimizer has no such moment.
+// Returns the address of element `begin` of a moment, or null if the optimizer has no such moment.
 void* moment_of(const UpdateTensors& tensors, size_t slot, int64_t begin) {
   if (slot >= tensors.moments.size()) return nullptr;
   const at::Tensor& moment = tensors.moments[slot];
@@ -94,7 +95,8 @@ void run_kernel(const kernels::KernelTable& table, OptimizerConfig::Type type, c
                             .maximize = o.maximize,
                             .step = step});
     case Type::kSgd:
-      // A param group without momentum does not touch its buffer. The buffer exists because other param groups need it.
+      // A param group without momentum leaves its buffer as it is. The buffer exists because other param groups need
+      // one.
       return kernels::sgd(table, buffers, o.momentum != 0 ? first : nullptr,
                           {.lr = o.lr,
                            .momentum = o.momentum,
@@ -147,12 +149,13 @@ int num_moments(OptimizerConfig::Type type, bool momentum) {
     case OptimizerConfig::Type::kAdagrad:
       return 1;
     case OptimizerConfig::Type::kMuon:
-      return 2;  // moments of AdamW, which updates parameters that are no matrices
+      return 2;  // the moments of AdamW, which updates the parameters that are no matrices
   }
   return 0;
 }
 
-// Merges neighbouring parameters with the same hyper-parameters and step count into one run.
+// Counts the step of each parameter that has a gradient. Returns the runs to update. Neighbouring parameters with the
+// same hyper-parameters and step count form one run.
 std::vector<ShardedOptimizer::Run> ShardedOptimizer::count(ShardedGroup& group, const std::vector<bool>& has_grad) {
   std::vector<Run> result;
   std::vector<int64_t>& steps = group.updates();
@@ -210,8 +213,8 @@ struct ShardedOptimizer::Update {
   const ParamGroupOptions& options;
   int64_t step;
   float grad_scale;
-  bool is_open;            // users may have written to the parameters since the last step
-  double rate_factor = 1;  // factor of a whole matrix
+  bool is_open;            // whether users may have written to the parameters since the last step
+  double rate_factor = 1;  // MatrixRule::rate_factor() of a whole matrix
 };
 
 OptimizerConfig::Type ShardedOptimizer::type_of(const ShardedGroup& group) const {
@@ -242,7 +245,8 @@ void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& g
       update.rate_factor = matrix_rule(type_).rate_factor(matrix_shape(group.param(run.param).shape), update.options);
     update_run(group, grads, run.range, update);
   }
-  // Remembers the parameters only if all were updated, because users' writes to the others are still to be found.
+  // Remembers the parameters only if all of them were updated, because users might have written to the others, and a
+  // later step must find that out.
   if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
 }
 
@@ -282,8 +286,8 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& gr
   group.lend(range, Array::Access::kModify, {.reads = update.is_open, .writes = true}, on_part);
 }
 
-// Decodes a piece of the moments, updates it with the kernels for fp32, and encodes it again, while it is in the
-// device's cache.
+// Updates moments that are 8-bit codes. Decodes one piece of them at a time, updates the piece with the kernels for
+// fp32, and encodes it again while it is in the device's cache.
 void ShardedOptimizer::update_codes_on_device(const UpdateTensors& tensors, const Update& update) const {
   // A param group without momentum leaves its codes as they are.
   const bool has_moments = update.type != OptimizerConfig::Type::kSgd || update.options.momentum != 0;
@@ -327,8 +331,8 @@ void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Upda
              update.step);
 }
 
-// Counts random numbers and blocks of codes from the first element of each parameter, so that they do not depend on
-// where shards, loans and pieces are cut.
+// Updates a piece, one parameter at a time if moments are narrow. Random numbers and blocks of codes are counted from
+// the first element of each parameter, so that they do not depend on where shards, loans and pieces are cut.
 void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors,
                                       const Update& update) const {
   if (!has_narrow_moments(tensors)) return update_stretch(tensors, update, {});
@@ -344,11 +348,11 @@ void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, co
 void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update& update,
                                       const kernels::RandomBits& random) const {
   const bool takes = update.is_open && tensors.master.defined();
-  // Threads split the elements only between blocks of codes.
+  // Elements are split among threads only between blocks of codes.
   const int64_t unit = tensors.scales.empty() ? 1 : kScaledNumel, numel = tensors.param.numel();
   at::parallel_for(0, ceil_div(numel, unit), kGrain / unit, [&](int64_t first, int64_t last) {
     const int64_t begin = first * unit, end = std::min(last * unit, numel);
-    // Compares and updates one piece at a time, so that the compared values are still in the processor's cache.
+    // Compares and updates a small piece at a time, so that the compared values are still in the processor's cache.
     const int64_t piece = takes ? kUpdatedPiece : end - begin;
     for (int64_t from = begin; from < end; from += piece) {
       const int64_t to = std::min(from + piece, end);
@@ -365,7 +369,8 @@ void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update
   });
 }
 
-// Takes users' writes on a device, one piece at a time, which bounds the temporary memory.
+// Takes users' writes on a device. Without a kernel for it, takes one piece at a time, which limits the temporary
+// memory.
 void ShardedOptimizer::take_written_on_device(const at::Tensor& master, const at::Tensor& param) const {
   if (const DeviceKernels* const own = device_kernels(device_.type()); own && own->take_written)
     return take_written(master, param);
@@ -391,7 +396,7 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
     group.lend_master(range, access, {.reads = true}, use);
   };
   if (group.states().in_memory()) return lend(all, Array::Access::kModify, take);
-  // Writes states that are not in memory only where users have written, because most runs have no such writes.
+  // States that are not in memory are written only where users have written, because most runs have no such writes.
   std::vector<Range> written;
   lend(all, Array::Access::kRead, [&](Range part, const at::Tensor& master, const at::Tensor& params) {
     if (!params.is_cpu() || is_written(master, params)) written.push_back(part);

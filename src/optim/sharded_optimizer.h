@@ -27,72 +27,73 @@ struct UpdateGradients {
   GradientFetch* fetch = nullptr;
 };
 
-// The part of one parameter that this rank updates, for an optimizer outside the engine. The tensors cover exactly
-// these elements. Moments are fp32.
+// The part of one parameter that this rank updates, for an optimizer outside the engine. The tensors have exactly the
+// elements of this part. Moments are fp32.
 struct ParamSlice {
-  size_t index = 0;   // index of the parameter in its group
+  size_t index = 0;   // the parameter's index in its group
   at::Tensor master;  // fp32: the master weights, or the parameter if it is fp32
   std::vector<at::Tensor> moments;
-  int64_t begin = 0;  // first element of the part, counted in the parameter
+  int64_t begin = 0;  // position of the part's first element in the parameter
 };
 
-// The optimizer of a rank's shards. It updates groups, one at a time and in any order. One pass over a group unscales
-// and clips gradients, decays, updates and casts. A param group covers intervals of a group. Each parameter has its own
+// Updates a rank's shards. It updates sharded groups, one at a time and in any order. In one pass over a group, the
+// kernels unscale and clip the gradients, decay the weights, update the states, and cast the new weights to the dtype
+// of the parameters. The parameters of a sharded group may belong to several param groups. Each parameter has its own
 // step count, as in torch.optim. A parameter without a gradient is not updated.
 class ShardedOptimizer {
  public:
-  // On a device, `ledger` counts temporary memory. `ledger` outlives this object.
+  // On a device, `ledger` counts temporary memory. It must outlive this object.
   ShardedOptimizer(OptimizerConfig::Type type, at::Device device, Ledger* ledger = nullptr)
       : type_(type), device_(device), ledger_(ledger) {}
 
-  // Adjacent elements of the states that are updated with the same hyper-parameters and step count.
+  // Neighbouring elements whose states are updated with the same hyper-parameters and the same step count.
   struct Run {
     Range range;  // counted from the first element that this rank updates
     int param_group;
     int64_t step;
-    size_t param;  // the first parameter; a run of a whole-matrix optimizer has only one
+    size_t param;  // the first parameter of the run; if whole matrices are updated, the only one
   };
 
-  // Checks the hyper-parameters before an update. Throws ValueError if `options` has fewer entries than there are param
-  // groups, or an entry that the groups' states do not allow.
+  // Checks the hyper-parameters before an update. Throws ValueError if there are fewer `options` than param groups, or
+  // if some of them do not fit the states of `groups`.
   void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) const;
   // Returns the ranges of the group's states that update() will borrow.
   static std::vector<Range> updated_ranges(const ShardedGroup& group, const std::vector<bool>& has_grad);
-  // Updates the group. `grads` are multiplied by `grad_scale` first. `has_grad[j]` says whether some rank has a
-  // gradient of parameter j.
+  // Updates the group. First multiplies `grads` by `grad_scale`. `has_grad[j]` says whether some rank has a gradient of
+  // parameter j.
   void update(ShardedGroup& group, const UpdateGradients& grads, std::span<const ParamGroupOptions> options,
               const std::vector<bool>& has_grad, float grad_scale) const;
-  // Makes the second half of an update of whole matrices, after MatrixUpdate has made the first. `updates` take the
-  // place of gradients.
+  // Makes the second half of an update of whole matrices. MatrixUpdate has made the first half, and passes its result
+  // as `updates`, which take the place of gradients.
   void apply(ShardedGroup& group, const at::Tensor& updates, std::span<const Run> runs,
              std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad) const;
   // count() and update_beside() are the two parts of update(), for a caller that updates in another thread. count()
-  // counts the step of each parameter that has a gradient, even if this rank does not update it. It returns the runs
-  // that this rank updates.
+  // counts the step of each parameter that has a gradient, even if this rank does not update the parameter. Returns the
+  // runs that this rank updates.
   static std::vector<Run> count(ShardedGroup& group, const std::vector<bool>& has_grad);
-  // Updates the states on the host, in any thread, and leaves the parameters unchanged. Writes the new parameters to
-  // `params`. Both `grads` and `params` are on the host and cover all elements that this rank updates. Ignores the
+  // Updates the states on the host, in any thread. Writes the new parameters to `params` and leaves those of the group
+  // unchanged. Both `grads` and `params` must be on the host and have all elements that this rank updates. Ignores the
   // users' writes to parameters.
   void update_beside(ShardedGroup& group, const at::Tensor& grads, std::span<const Run> runs,
                      std::span<const ParamGroupOptions> options, float grad_scale, const at::Tensor& params) const;
-  // Copies values that users have written to the group's parameters into the master weights; see written.h. update()
-  // does the same for the elements that it updates.
+  // Copies what users have written to the group's parameters into the master weights (see written.h). update() does the
+  // same for the elements that it updates.
   void take_writes(ShardedGroup& group) const;
 
  private:
-  struct Update;  // how a run is updated
+  struct Update;  // says how a run is updated
 
   void update_runs(ShardedGroup& group, const UpdateGradients& grads, std::span<const Run> runs,
                    std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
                    float grad_scale) const;
-  // Returns the optimizer of the group. Muon updates parameters that are not whole matrices as AdamW does.
+  // Returns the optimizer of the group. With Muon, AdamW updates the parameters that are not whole matrices.
   OptimizerConfig::Type type_of(const ShardedGroup& group) const;
-  // Returns whether each parameter that this rank updates has a gradient.
+  // Returns whether all parameters that this rank updates have a gradient.
   static bool updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad);
   void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update) const;
   void update_on_device(const UpdateTensors& tensors, const Update& update) const;
   void update_codes_on_device(const UpdateTensors& tensors, const Update& update) const;
-  // `piece` is the range of states that the tensors hold.
+  // `piece` is the range of the group's states that `tensors` have.
   void update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors, const Update& update) const;
   void update_stretch(const UpdateTensors& tensors, const Update& update, const kernels::RandomBits& random) const;
   void take_written_on_device(const at::Tensor& master, const at::Tensor& param) const;
@@ -102,8 +103,8 @@ class ShardedOptimizer {
   Ledger* ledger_;
 };
 
-// Returns the part of parameter `index` of the group that this rank updates, if there is one. If the states are in
-// memory for the whole run, the tensors of the result share that memory, so that an outside optimizer can write to it.
+// Returns the part of parameter `index` of the group that this rank updates, or nothing if there is none. If the states
+// are in memory for the whole run, the tensors share that memory, so that an outside optimizer can write to it.
 // Otherwise they are copies. Moments that are not fp32 are always copies.
 std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index);
 // Returns the slices of all parameters of the group.

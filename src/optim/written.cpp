@@ -18,7 +18,7 @@ constexpr int64_t kComparedPiece = 2048;
 
 using Rounded = std::array<uint16_t, kComparedPiece>;
 
-// Fills `rounded`, and returns whether the parameters are equal to it.
+// Fills `rounded` with the rounded master weights. Returns whether the parameters are equal to them.
 bool is_same(const float* master, const uint16_t* param, DType dtype, int64_t numel, Rounded& rounded) {
   kernels::pack(master, DType::kFloat32, rounded.data(), dtype, 1, numel);
   return std::memcmp(rounded.data(), param, size_t(numel) * sizeof(uint16_t)) == 0;

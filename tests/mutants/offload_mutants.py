@@ -25,7 +25,7 @@ _TABLE = [
     (
         "late-parameters-under-a-pass",
         _LATE,
-        "  mover_.follow();  // what still reads the parameters before\n",
+        "  mover_.follow();  // the copies wait for work of the current stream that still reads the old parameters\n",
         "",
         "*DelayedUpdates.ComeAfterAnEvaluation*",
     ),
