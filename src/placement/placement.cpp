@@ -10,25 +10,26 @@
 namespace zeroshard {
 namespace {
 
-// Returns whether parameters have shards. A world of one has a shard if its parameters are on another tier, because it
-// gathers from there.
+// Returns whether parameters have shards. In a world of one rank they have a shard if they are on another tier, because
+// they are gathered from there.
 bool has_shards(const PlacementOptions& options) {
   const bool from_tier = options.stage == 3 && options.parameter_tier != Tier::kDevice;
   return options.world_size > 1 || options.shard_one_rank || from_tier;
 }
 
-// Stages 2 and 3 keep shards of the gradients, and pack gradients in the reduce ring.
+// Returns whether a rank keeps only shards of the gradients, which is so at stages 2 and 3. Then gradients are packed
+// in the reduce ring.
 bool shards_gradients(const PlacementOptions& options) {
   return options.stage >= 2 && has_shards(options);
 }
 
-// Returns the tier of parameters that are not in files.
+// Returns the tier to which parameters move that do not go to files.
 Tier in_memory(const PlacementOptions& options) {
   return options.on_device ? Tier::kHost : Tier::kDevice;
 }
 
-// Returns the tier of a gathered unit's shards. If a device updates some or all fp32 parameters, they stay there,
-// because they are the master weights of the states and would need the same memory there anyway.
+// Returns the tier of the shards of a unit that is gathered. If a device updates some or all of its fp32 parameters,
+// the shards stay on the device. They are the master weights there, and would need the same memory anyway.
 Tier tier_of_parameters(DType dtype, bool requires_grad, bool device_updates, const PlacementOptions& options) {
   const bool are_masters = requires_grad && dtype == DType::kFloat32;
   if (are_masters && device_updates) return Tier::kDevice;
@@ -42,7 +43,7 @@ std::vector<std::string> names_of(std::span<const UnitLayout> units) {
   return names;
 }
 
-// Moves parameters from files back to memory, in the order of the units, as far as parameters_in_memory allows.
+// Moves parameters from files back to memory, in the order of the units, while they fit into parameters_in_memory.
 void keep_in_memory(std::span<const UnitLayout> units, const PlacementOptions& options,
                     std::vector<UnitPlacement>& table) {
   int64_t left = options.parameters_in_memory;
@@ -136,8 +137,9 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const double state_share = state_tier == Tier::kDevice ? 1 : options.state_share;
   place.parameters = {parameters == Placement::kReplicated ? Extent::kWhole : Extent::kShard, dtype};
   place.host_updates = requires_grad && (state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device));
-  const bool device_updates = options.on_device && (!place.host_updates || state_share < 1);  // a part, or all
-  // The shards of small units stay on the device, because their gathered parameters do.
+  // The device updates some or all elements.
+  const bool device_updates = options.on_device && (!place.host_updates || state_share < 1);
+  // Only the shards of gathered units can leave the device. A small unit keeps its gathered parameters there anyway.
   const bool is_gathered = options.stage == 3 && parameters == Placement::kSharded;
   if (is_gathered) place.parameters.tier = tier_of_parameters(dtype, requires_grad, device_updates, options);
   if (!requires_grad) return place;
@@ -146,20 +148,21 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   place.wire_dtype = options.wire_dtype.value_or(dtype);
   const bool accumulates = options.grad_accumulation_steps > 1;
   place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);
-  // Stages 0 and 1, and a world of one, keep all gradients in the wire dtype and reduce in place. Reduced gradients
-  // need their own memory if they have another dtype, or if later micro-batches would overwrite them. Gradients that
-  // leave the device after their reduction have no packed buffer of their own there.
+  // If gradients do not pass through the reduce ring, as at stages 0 and 1 and in a world of one rank, all of them are
+  // kept in the wire dtype and reduced in place. Reduced gradients need memory of their own if they have another dtype,
+  // or if later micro-batches would overwrite them. Gradients that leave the device after their reduction have no
+  // packed buffer of their own there.
   const bool passes_ring = shards_gradients(options) || gradient_tier != Tier::kDevice;
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
   place.sends_parameters = device_updates && place.parameters.tier != Tier::kDevice;
-  // fp32 parameters are their own master weights, unless they are on a device and updated on the host.
+  // fp32 parameters are their own master weights, except if they are on a device and the host updates them.
   if (dtype != DType::kFloat32 || place.updates_on_host()) {
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
     place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;
   }
-  // A device updates moments in fp32, or all of a group's moments in codes.
+  // A device updates moments in fp32, or all moments of a group in codes.
   const bool keeps_dtype = !device_updates || (options.moment_dtype == kCodes && !place.host_updates);
   const DType moment_dtype = keeps_dtype ? options.moment_dtype : DType::kFloat32;
   if (options.optimizer_slots > 0)
@@ -189,7 +192,7 @@ std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const Placem
     }
     for (const FlatGroup& group : unit.groups) {
       PlacementOptions own = options;
-      if (group.is_matrix) own.optimizer_slots = 1;  // the momentum
+      if (group.is_matrix) own.optimizer_slots = 1;  // only the momentum
       if (!group.is_coded && own.moment_dtype == kCodes) own.moment_dtype = DType::kFloat32;
       place.groups.push_back(place_group(group.dtype, group.requires_grad, place.parameters, own));
     }

@@ -322,7 +322,7 @@ _SHARES = [
     (
         "shares-of-fp32-leave-their-masters",
         _PLACE,
-        "(!place.host_updates || state_share < 1);  // a part, or all",
+        "(!place.host_updates || state_share < 1);",
         "!place.host_updates;",
         "placement",
         "Place.ParametersLeaveWithAShare*",
