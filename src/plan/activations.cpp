@@ -9,31 +9,31 @@
 #include "zeroshard/error.h"
 
 // Note [Activations]
-// The coefficients were found by counting the storages that autograd saves (torch.autograd.graph.saved_tensors_hooks)
-// for transformers' classes while one size at a time changed. tests/python/plan/test_activations.py counts them again.
-// `e` is the element size of the compute dtype. Norms, logits and loss are computed in fp32.
+// The coefficients were found for transformers' classes by counting the storages that autograd saves
+// (torch.autograd.graph.saved_tensors_hooks), while one size at a time changed. tests/python/plan/test_activations.py
+// counts them again. `e` is the element size of the compute dtype. Norms, logits and loss are computed in fp32.
 namespace zeroshard {
 namespace {
 
 struct Counted {
-  double inner = 0;                  // inner activations of a layer's MLP per token, which tiles avoid
-  double layer = 0, layer_once = 0;  // bytes of a decoder layer: per token, and per batch
-  double ends = 0, ends_once = 0;    // bytes before and after the layers: per token, and per batch
-  double logits = 0;                 // bytes per token, including the loss and its gradients
+  double inner = 0;                  // bytes of a layer's inner MLP activations, which tiles avoid, for each token
+  double layer = 0, layer_once = 0;  // bytes of a decoder layer: for each token, and for each batch
+  double ends = 0, ends_once = 0;    // bytes before and after the layers: for each token, and for each batch
+  double logits = 0;                 // bytes for each token, including the loss and its gradients
 };
 
-// `length` is the number of keys that a token attends to, for models that store scores.
+// `length` is the number of keys that a token attends to. It matters for models that store attention scores.
 Counted llama_like(const ModelShapes& model, double e, double length, double ranks) {
   const LayerSizes& sizes = model.sizes;
   const double h = double(model.hidden_size), i = double(sizes.intermediate), heads = double(sizes.heads);
-  // Each rank of a sequence group has at least one key-value head.
+  // In a sequence group, each rank has at least one key-value head.
   const double q = heads * double(sizes.head_dim),
                kv = std::max(double(sizes.kv_heads), ranks) * double(sizes.head_dim);
   const double norm = 4;  // the fp32 factor of a norm
   Counted counted;
   counted.inner = 4 * e * i;
   counted.layer = (8 + 4 * e) * h + counted.inner + 2 * e * (q + kv) + 4 * heads + 2 * norm;
-  if (model.model_type == "qwen3")  // norms of queries and keys
+  if (model.model_type == "qwen3")  // it has norms of queries and keys
     counted.layer += (4 + e) * (q + kv) + norm * double(sizes.heads + sizes.kv_heads);
   if (sizes.experts > 0) {
     const double chosen = double(sizes.experts_per_token);
@@ -42,9 +42,9 @@ Counted llama_like(const ModelShapes& model, double e, double length, double ran
                     4.125 * double(sizes.experts) + 40 * chosen + 4;
   }
   counted.ends = (4 + 2 * e) * h + norm + 16;                   // includes the tokens and their labels
-  counted.ends_once = 2 * e * double(sizes.head_dim) * length;  // angles of the rotary embedding
+  counted.ends_once = 2 * e * double(sizes.head_dim) * length;  // the angles of the rotary embedding
   counted.logits = 12 * double(sizes.vocab);
-  if (model.model_type == "gemma2") {  // four norms, scores of attention in fp32, capped logits
+  if (model.model_type == "gemma2") {  // it has four norms, attention scores in fp32, and capped logits
     counted.layer = (32 + 2 * e) * h + 4 * e * i + 4 * e * q + 8 * heads * length + 4 * norm;
     counted.layer_once = 16 * h;
     counted.ends = (8 + e) * h + norm + 16;
@@ -56,7 +56,7 @@ Counted llama_like(const ModelShapes& model, double e, double length, double ran
 Counted gpt2(const ModelShapes& model, double e) {
   const double h = double(model.hidden_size), i = double(model.sizes.intermediate);
   Counted counted;
-  counted.inner = 5 * e * i + e * h;  // includes the mask of its dropout
+  counted.inner = 5 * e * i + e * h;  // includes the mask of the MLP's dropout
   counted.layer = 9 * e * h + counted.inner + 4 * double(model.sizes.heads) + 4 * e;
   counted.ends = 3 * e * h + 2 * e + 24;
   counted.logits = 12 * double(model.sizes.vocab);
@@ -72,7 +72,8 @@ void check_sequence_parallel(const ModelShapes& model, const ActivationOptions& 
 
 constexpr double kLogitBytesOfTile = 256 * 1024 * 1024;
 
-// One input in each block of HostActivations, and two that a RecordStore reads.
+// Inputs of checkpointed layers that are on their way to or from files: one in each block of HostActivations, and two
+// that a RecordStore reads.
 constexpr double kInputsOnTheWay = 5;
 
 }  // namespace
@@ -107,8 +108,8 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   const int64_t parts = options.tiled && counted.inner > 0 ? mlp_tiles(options.piece_length(), model.hidden_size) : 1;
   if (parts > 1) counted.layer -= counted.inner;
   if (options.tiled) counted.logits /= double(loss_tiles(int64_t(tokens), model.sizes.vocab));
-  // Each rank keeps the output of attention for its own heads, and also the piece of the sequence that the next
-  // projection gets.
+  // In a sequence group, each rank keeps the output of attention for its own heads, and in addition the piece of the
+  // sequence that the next projection gets.
   const double queries = double(model.sizes.heads) * double(model.sizes.head_dim);
   const double exchanged = options.sequence_parallel > 1 ? e * queries * tokens : 0;
   const double layer = counted.layer * tokens + counted.layer_once + exchanged;
@@ -116,14 +117,15 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   planned.ends = counted.ends * tokens + counted.ends_once / double(options.sequence_parallel);
   planned.at_most = counted.logits * tokens;
   planned.layers = num_layers * layer;
-  // The gradients of an MLP are added: at most one tensor of its size exists at a time.
+  // The gradients of an MLP's inner activations are added up one by one, so at most one tensor of that size exists at a
+  // time.
   const double inner_grads = e * double(model.sizes.intermediate) * tokens;
   const double of_tile = parts > 1 ? (counted.inner * tokens + inner_grads) / double(parts) : 0;
   planned.at_most = std::max(planned.at_most, of_tile);
   if (options.checkpointing) {
     const double input = e * double(model.hidden_size) * tokens;
     const bool stay = options.checkpoints == Tier::kDevice;
-    // If inputs are offloaded, the device has the input in use and the next one, which is being copied back.
+    // If inputs are offloaded, the device has the input that is in use and the next one, which is being copied back.
     planned.layers = (stay ? num_layers : std::min(num_layers, 2.0)) * input;
     if (!stay) planned.elsewhere = num_layers * input;
     if (options.on_device && options.checkpoints == Tier::kFile)

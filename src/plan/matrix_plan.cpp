@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kMatrixSlots = 3;
 
-// Adds the pieces of all ranks, in the order in which each rank sends them.
+// Adds the pieces of all ranks, in the order in which each rank sends its pieces.
 void add_pieces(std::span<const UnitLayout> units, int world_size, MatrixBatch& batch) {
   batch.counts.assign(size_t(world_size) * size_t(world_size), 0);
   for (int rank = 0; rank < world_size; ++rank) {
@@ -25,7 +25,7 @@ void add_pieces(std::span<const UnitLayout> units, int world_size, MatrixBatch& 
       }
     }
   }
-  if (world_size == 1) return;  // a single rank transforms matrices in place
+  if (world_size == 1) return;  // a single rank transforms the matrices where they are
   for (int rank = 0; rank < world_size; ++rank) {
     int64_t sent = 0, got = 0;
     for (int peer = 0; peer < world_size; ++peer) {
@@ -85,7 +85,7 @@ RingClass matrix_ring(std::span<const UnitLayout> units, PlacementTable table, c
   return ring;
 }
 
-// Memory for the matrix, its next iterate, products of side x side, and the fp32 copy for the norm.
+// Counts the memory for the matrix, its next iterate, products of side x side, and the fp32 copy for the norm.
 int64_t matrix_temporaries(const MatrixShape& shape, DType dtype) {
   const int64_t side = std::min(shape.rows, shape.cols);
   return 4 * element_size(dtype) * (shape.rows * shape.cols + side * side) + shape.numel() * element_size(dtype);

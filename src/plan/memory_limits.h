@@ -14,7 +14,7 @@ namespace zeroshard {
 
 struct MemoryLimit {
   double bytes = 0;
-  std::string source;  // origin of the limit: a key, an option, or words
+  std::string source;  // where the limit comes from: a key, an option, or words
 };
 
 // The limits of one rank. On the CPU only `host` is set, because the device's memory is the host's.
@@ -26,43 +26,43 @@ struct MemoryLimits {
 
 struct MemoryNeeds {
   double device = 0, host = 0;
-  bool with_activations = false;  // activations are included
+  bool with_activations = false;  // whether activations are included
 };
-// On the CPU, all needs are the host's.
+// Returns what a rank needs. On the CPU, all of it is the host's memory.
 MemoryNeeds memory_needs(const PlannedBytes& planned, bool on_device);
 MemoryNeeds memory_needs(const Bytes& planned, bool on_device);
 
 // Returns the limits from zeroshard.offload.device_memory and host_memory.
 MemoryLimits configured_limits(const OffloadConfig& config, bool on_device);
-// Returns the largest amount of host memory that each of `ranks` ranks can have. Nothing if it is not known.
+// Returns the most host memory that each of `ranks` ranks can have. Returns nothing if that is unknown.
 std::optional<MemoryLimit> limit_of_host(const HostMemory& host, int ranks);
 
-// Returns the limits that `needs` exceed, in words: "the plan needs 5 bytes of ..., and has 4 (KEY)"; "" if there are
-// none.
+// Returns the limits that `needs` exceed, in words: "the plan needs 5 bytes of ..., and has 4 (KEY)". Returns "" if
+// they exceed none.
 std::string passed_limits(const MemoryNeeds& needs, const MemoryLimits& limits, bool on_device);
 
 // A search for a plan that fits.
 struct FitSearch {
-  PlanOptions options;  // the options of a plan that does not fit
+  PlanOptions options;  // options of a plan that does not fit
   MemoryLimits limits;
   std::function<MemoryNeeds(const PlanOptions&)> needs;
-  bool may_use_files = true;  // states may be placed in files
+  bool may_use_files = true;  // whether states may be placed in files
 };
 // A configuration key and its new value, as JSON.
 struct KeyValue {
   std::string path, value;
 };
-// Changes with which a plan fits, and the changed plan. The plan may have more ranks.
+// Changes with which a plan fits, and the changed plan, which can have more ranks.
 struct FitChange {
   std::vector<KeyValue> keys;
   PlanOptions options;
 };
-// Tries a higher stage, offload, both, and more ranks, in this order. Returns the first change that fits; nothing if
-// none does. Every candidate is planned.
+// Tries a higher stage, offload, both, and more ranks, in this order. Plans every candidate. Returns the first change
+// that fits, or nothing if none does.
 std::optional<FitChange> smallest_change(const FitSearch& search);
-// Describes the change in words, for a plan of `world_size` ranks.
+// Returns the change in words. `world_size` is that of the plan that does not fit.
 std::string describe(const FitChange& change, int world_size);
-// Returns the smallest change as a sentence, or says that nothing fits.
+// Returns a sentence with the smallest change, or one that says that nothing fits.
 std::string advice_to_fit(const FitSearch& search);
 
 }  // namespace zeroshard

@@ -8,20 +8,20 @@
 #include "base/shown_text.h"
 #include "zeroshard/plan.h"
 
-// Lists parameter names, shapes and order as transformers 5 builds them for causal language models.
+// Lists the names, shapes and order of the parameters that transformers 5 builds for causal language models.
 namespace zeroshard {
 namespace {
 
 using Json = nlohmann::json;
 
-// The defaults of transformers for absent fields, and the differences of model families from Llama.
+// What transformers takes for a field that is absent, and how a family of models differs from Llama.
 struct Family {
   std::string_view model_type;
   int64_t vocab, hidden, intermediate, layers, heads;
   int64_t kv_heads;  // 0: as many as heads
   int64_t head_dim;  // 0: hidden / heads
   bool tied = false;
-  bool qkv_bias = false;        // always present, only on q, k and v
+  bool qkv_bias = false;        // q, k and v always have a bias
   bool attention_bias = false;  // the model reads "attention_bias", for q, k, v and o
   bool mlp_bias = false;        // the model reads "mlp_bias"
   bool qk_norm = false;
@@ -92,13 +92,13 @@ constexpr std::string_view kSupported = "llama, mistral, qwen2, qwen3, gemma2, m
 
 constexpr int64_t kMaxSize = 1'000'000'000, kMaxLayers = 100'000;
 
-// Reads fields of a config.json, and remembers which were absent.
+// Reads the fields of a config.json, and remembers which of them are absent.
 class Fields {
  public:
   Fields(const Json& json, const std::string& source) : json_(json), source_(source) {}
 
-  // Returns a whole number from 1 to `max`. If the field is absent, returns the fallback and notes it. Fallback 0 means
-  // that the caller derives the value.
+  // Returns a whole number from 1 to `max`. If the field is absent, notes that and returns `fallback`. A fallback of 0
+  // means that the caller derives the value.
   int64_t size(const char* key, int64_t fallback, int64_t max = kMaxSize) {
     const auto field = json_.find(key);
     if (field == json_.end()) {
@@ -111,7 +111,7 @@ class Fields {
     return field->get<int64_t>();
   }
 
-  // Like size(), but the field may be null, which gives 0.
+  // Does the same as size(), but returns 0 if the field is null.
   int64_t optional_size(const char* key, int64_t fallback) {
     const auto field = json_.find(key);
     return field != json_.end() && field->is_null() ? 0 : size(key, fallback);
@@ -140,7 +140,7 @@ class Fields {
   std::vector<std::string> defaulted_;
 };
 
-// Appends parameters of a unit under the name of a module.
+// Adds parameters to a unit. Their names begin with the name of a module.
 class UnitBuilder {
  public:
   explicit UnitBuilder(std::string module) : unit_{std::move(module), {}} {}
@@ -153,7 +153,7 @@ class UnitBuilder {
     weight(module, {out, in});
     if (bias) add(module + ".bias", {out});
   }
-  // The weight of GPT-2's Conv1D is transposed.
+  // Adds a Conv1D of GPT-2, whose weight is transposed.
   void conv1d(const std::string& module, int64_t in, int64_t out) {
     weight(module, {in, out});
     add(module + ".bias", {out});
@@ -202,7 +202,7 @@ UnitShapes llama_layer(const Family& family, const LlamaDims& dims, int64_t inde
   return unit.build();
 }
 
-// A module outside of the layers is its own unit.
+// Returns a unit with one module. Each module outside of the layers is a unit of its own.
 UnitShapes module_unit(const std::string& module, std::vector<int64_t> shape, bool has_bias = false) {
   UnitBuilder unit(module);
   unit.add("weight", shape);
@@ -237,7 +237,7 @@ ModelShapes llama_like(const Family& family, Fields& fields) {
     dims.head_dim = dims.hidden / dims.heads;
   }
   if (family.experts) {
-    // transformers accepts both names of this field.
+    // This field has two names, and transformers accepts both.
     dims.experts = fields.size(fields.has("num_experts") ? "num_experts" : "num_local_experts", 8);
   }
   const bool attention_bias = family.attention_bias && fields.flag("attention_bias", false);
@@ -268,7 +268,7 @@ UnitShapes gpt2_layer(int64_t hidden, int64_t inner, int64_t index) {
 }
 
 ModelShapes gpt2(Fields& fields) {
-  // transformers accepts both names of a field.
+  // Some fields have two names, and transformers accepts both.
   const auto size = [&](const char* key, const char* alias, int64_t fallback, int64_t max = kMaxSize) {
     return fields.size(fields.has(alias) ? alias : key, fallback, max);
   };
@@ -293,7 +293,7 @@ ModelShapes gpt2(Fields& fields) {
   return model;
 }
 
-// Each size is limited on its own. This function limits their products before anything multiplies them in int64.
+// Limits the products of the sizes, before anything multiplies them in int64. The sizes themselves are already limited.
 void check_count(const ModelShapes& model, const std::string& source) {
   double count = 0;
   for (const UnitShapes& unit : model.units) {

@@ -13,8 +13,8 @@
 namespace zeroshard {
 namespace {
 
-// Returns bytes without padding. The single division at the end makes the result correctly rounded, and exact whenever
-// that is possible.
+// Returns the bytes without padding. It divides only once, at the end, so the result is correctly rounded, and exact if
+// a double can be.
 double ideal_bytes(const Held& held, int64_t numel, int world_size) {
   const double whole = double(held.block_bytes()) * double(numel) / double(kScaledNumel);
   return held.extent == Extent::kShard ? whole / double(world_size) : whole;
@@ -33,7 +33,7 @@ int optimizer_slots(const OptimizerConfig& config) {
     case OptimizerConfig::Type::kSgd:
       return config.momentum != 0 ? 1 : 0;
     case OptimizerConfig::Type::kMuon:
-      return 2;  // AdamW needs 2, for parameters that are not matrices
+      return 2;  // AdamW, which updates parameters that are not matrices, needs 2
   }
   return 0;
 }
@@ -80,7 +80,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
     options.matrix_dtype = config.optimizer->ns_gram ? DType::kFloat32 : DType::kBFloat16;
   options.moment_dtype = config.moment_dtype;
   options.delayed_update = config.offload.delayed_update && on_device;
-  // If the caller ends steps, a step may have several micro-batches.
+  // If the caller ends steps itself, a step can have several micro-batches.
   options.grad_accumulation_steps =
       std::max<int64_t>(config.grad_accumulation_steps, config.managed_accumulation ? 1 : 2);
   options.overlap = config.overlap_comm;
@@ -198,7 +198,8 @@ PlannedUnit describe(const UnitLayout& unit, const UnitPlacement& placement) {
 
 }  // namespace
 
-// All parameters of a planned model have one dtype and are trained, so a unit has one group.
+// Plans the units of a model. Each unit has one group, because all parameters of a planned model have one dtype and are
+// trained.
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options) {
   check_plan_options(options);
   const std::vector<UnitLayout> units = make_unit_layouts(model, options);
@@ -246,7 +247,7 @@ double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& opt
 
 double checkpoint_staging_bytes(double numel, const PlanOptions& options) {
   check_plan_options(options);
-  const double saved = numel / options.world_size / options.replicas;  // replicas share the work
+  const double saved = numel / options.world_size / options.replicas;  // each replica saves its part
   const double weights = saved * double(element_size(DType::kFloat32));
   if (options.state_tier != Tier::kFile) return weights * (1 + options.optimizer_slots);
   return options.compute_dtype == DType::kFloat32 && !shards_parameters(options) ? weights : 0;

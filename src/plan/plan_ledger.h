@@ -12,24 +12,24 @@ namespace zeroshard {
 
 // The planned ledger of a run, its placements, and the sizes of its rings.
 struct PlanReport {
-  Bytes bytes;                            // planned value of Ledger::current() between steps
-  std::vector<UnitPlacement> placements;  // by unit
+  Bytes bytes;                            // what Ledger::current() returns between steps
+  std::vector<UnitPlacement> placements;  // one for each unit
   std::vector<RingClass> gather_ring, reduce_ring;
   int64_t persistent_bytes = 0;                // full buffers of persistent units, counted in kGatherRing
   RingClass shard_copies;                      // counted in kGatherRing
   int64_t exchange_scratch_bytes = 0;          // counted in kReduceRing
   RingClass matrix_ring;                       // counted in kReduceRing
-  RingClass gradient_exit;                     // counted in kReduceRing, with the squares of each bucket
+  RingClass gradient_exit;                     // counted in kReduceRing, together with the squares of each bucket
   RingClass parameter_copies, gradient_fetch;  // counted in kPinned
   int64_t pending_parameters = 0;              // counted in kPinned
 };
 
-// Plans the bytes that the runtime holds for these units. The layouts must have been made for options.world_size. Their
-// own dtypes are used, and options.compute_dtype is ignored. Throws ValueError if world sizes differ, and the errors of
-// place().
+// Plans the bytes that the runtime has for these units. The layouts must have been made for options.world_size. The
+// plan uses the dtypes of the layouts and ignores options.compute_dtype. Throws ValueError if world sizes differ, and
+// the errors of place().
 PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& options);
 
-// Returns the layouts that the engine makes for the model's units. All parameters are trainable and in the compute
+// Returns the layouts that the engine would make for the model's units. All parameters are trainable and in the compute
 // dtype.
 std::vector<UnitLayout> make_unit_layouts(const ModelShapes& model, const PlanOptions& options);
 

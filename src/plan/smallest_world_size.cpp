@@ -7,7 +7,7 @@
 namespace zeroshard {
 
 std::optional<int> smallest_world_size(int above, const std::function<bool(int)>& fits) {
-  int low = above, high = above;  // `low` never fits
+  int low = above, high = above;  // `low` is a size that does not fit
   do {
     if (high >= kMaxPlannedWorldSize) return std::nullopt;
     low = high;

@@ -15,9 +15,9 @@ std::vector<RingClass> ring_of(const std::map<int64_t, int>& units_by_size, cons
   return ring;
 }
 
-// Returns the number of slots of a size. Small slots get as many as fit into 8 MiB, up to 8. Eight ranks on two cores
-// trained a model of 64 units of 0.8 MB in 155 ms of processor time per step and rank with these slots, and in 180 ms
-// with the minimum.
+// Returns the number of slots for a size: as many as fit into 8 MiB, at most 8, but never fewer than `least`. Eight
+// ranks on two cores trained a model of 64 units of 0.8 MB. With these slots a step took 155 ms of processor time per
+// rank, and with `least` slots 180 ms.
 int slots_of_size(int least, int64_t bytes) {
   constexpr int64_t kRingBytes = int64_t{8} << 20;
   constexpr int kMost = 8;
@@ -81,7 +81,7 @@ RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable tab
 }
 
 int64_t replica_sum_numel(int64_t numel, int replicas, bool is_coded) {
-  // Pieces and scales start at multiples of 64 bytes.
+  // The pieces and their scales start at multiples of 64 bytes.
   const int64_t alignment = is_coded ? 16 * kScaledNumel : 16;
   return align_up(ceil_div(numel, replicas), alignment) * replicas;
 }
@@ -122,13 +122,14 @@ RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table)
 
 namespace {
 
-// The elements of a group that pass through buffers, and their dtype.
+// The elements of a group that pass through some buffers, and their dtype.
 struct Passing {
   int64_t numel = 0;
   DType dtype = DType::kFloat32;
 };
 
-// Returns at most `most` buffers of one piece. `passing_of` returns the elements of each group that pass through them.
+// Returns buffers of one piece each, at most `most` of them. `passing_of` returns the elements of a group that pass
+// through the buffers.
 template <typename PassingOf>
 RingClass buffers_of_pieces(std::span<const UnitLayout> units, PlacementTable table, int64_t piece_numel, int64_t most,
                             const PassingOf& passing_of) {
@@ -192,8 +193,10 @@ int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOp
       const FlatGroup& group = units[u].groups[g];
       const GroupPlacement& own = table[u].groups[g];
       const bool is_wide = group.dtype == DType::kFloat32, are_in_file = own.parameters.tier == Tier::kFile;
-      int64_t values = are_in_file ? 0 : element_size(group.dtype);  // the save reads parameters in files directly
-      if (own.state_tier() == Tier::kFile) {  // and states in files; it reads shards of fp32 parameters in their place
+      // A save reads parameters that are in files directly.
+      int64_t values = are_in_file ? 0 : element_size(group.dtype);
+      // A save also reads states that are in files directly, and shards of fp32 parameters from their place.
+      if (own.state_tier() == Tier::kFile) {
         values = is_wide && table[u].parameters != Placement::kSharded ? element_size(group.dtype) : 0;
       } else if (group.requires_grad) {
         const bool are_masters_in_file = are_in_file && own.master_weights.extent == Extent::kNothing;

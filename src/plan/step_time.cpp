@@ -6,20 +6,20 @@
 #include "placement/placement.h"
 
 // Note [Step time]
-// In the forward pass, a token costs 2 operations per parameter of a matrix, and 4 h L more for attention over L keys
-// in each layer, with h = heads x head_dim. Masked keys count, as in published utilisations. The backward pass costs
-// twice as much. The update of an element reads and writes its master weight and moments, reads its gradient, and
-// writes the parameter if that has 16 bits. Copies to and from the device overlap compute. Swap files are read and
-// written during the update, which begins after backward. The buffers are filled earlier, but they are negligible in a
-// model that is worth offloading.
+// In the forward pass, a token costs 2 operations for each parameter of a matrix, and in each layer 4 h L more for
+// attention over L keys, where h = heads x head_dim. Masked keys count, as they do in published utilisations. The
+// backward pass costs twice as much. The update of an element reads and writes its master weight and moments, reads its
+// gradient, and writes the parameter if that has 16 bits. Copies to and from the device overlap compute. Swap files are
+// read and written during the update, which begins after backward. The first chunks are read earlier, but they are
+// negligible for a model that is worth offloading.
 namespace zeroshard {
 namespace {
 
-// Returns the number of parameters that a token is multiplied with.
+// Returns the number of parameters by which a token is multiplied.
 double active_params(const ModelShapes& model) {
   const LayerSizes& sizes = model.sizes;
   double sum = 0;
-  for (size_t u = 1; u < model.units.size(); ++u) {  // without embeddings, because they are looked up
+  for (size_t u = 1; u < model.units.size(); ++u) {  // without embeddings, because these are looked up
     if (model.units[u].name.ends_with(".wpe")) continue;
     for (const ParamShape& param : model.units[u].params) sum += double(param.numel());
   }
@@ -60,25 +60,26 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
   const Tier parameters =
       place_group(options.compute_dtype, /*requires_grad=*/true, Placement::kSharded, options).parameters.tier;
   const bool have_left = parameters != Tier::kDevice;
-  if (options.on_device && have_left) bytes.to_device = 2 * updated * e * batches;  // for forward and for backward
-  if (options.on_device) {  // the update on the device takes no time
+  // Parameters are copied once for forward and once for backward.
+  if (options.on_device && have_left) bytes.to_device = 2 * updated * e * batches;
+  if (options.on_device) {  // the device's own update counts as no time
     const double all = updated;
     updated *= options.state_tier == Tier::kDevice ? 0 : options.state_share;
     if (have_left) bytes.to_host = (all - updated) * e;
     if (updated == 0) return bytes;
   }
   const double states =
-      4 + double(place.moments.block_bytes()) / double(kScaledNumel);  // the master weight comes first
+      4 + double(place.moments.block_bytes()) / double(kScaledNumel);  // 4 bytes for the master weight
   bytes.memory = updated * (2 * states + gradient + (is_wide ? 0 : e));
   if (!options.on_device) return bytes;
   if (options.gradient_tier != Tier::kDevice) {
     bytes.to_host += updated * gradient * batches;
-    bytes.to_device += updated * gradient * (batches - 1);  // the device sums over micro-batches
+    bytes.to_device += updated * gradient * (batches - 1);  // the device adds the gradients of later micro-batches
   } else {
-    bytes.to_host += updated * gradient;  // once per step, for the update
+    bytes.to_host += updated * gradient;  // once in each step, for the update
   }
   if (!have_left) {
-    bytes.to_host += updated * e;  // includes parameters, because users may have written them
+    bytes.to_host += updated * e;  // parameters are copied, too, because users may have written to them
     bytes.to_device += updated * e;
   }
   return bytes;
@@ -103,14 +104,14 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   step.forward = forward_flops(model, activations) * batches / rates.flops;
   step.backward = step.forward * (activations.checkpointing ? 3 : 2);
   step.update = seconds(bytes.memory, rates.host, "host");
-  // Offloaded inputs of checkpointed layers are copied to the host and back.
+  // If inputs of checkpointed layers are offloaded, they are copied to the host and back.
   const double left = activations.on_device ? plan_activations(model, activations).elsewhere * batches : 0;
   step.link = seconds(std::max(bytes.to_host, bytes.to_device) + left, rates.link, "link");
   // fp32 parameters are their own master weights, so an update reads them before it writes them.
   const bool own_masters = options.compute_dtype == DType::kFloat32;
   const double parameters = planned.file.parameters;
   // Parameters are read for forward and for backward. Inputs of checkpointed layers are written once and read once.
-  // Gradients are written in each backward. Each backward except the first also reads them, because it adds to them.
+  // Each backward writes gradients. Each backward but the first also reads them, because it adds to them.
   const double inputs = options.activations_in_files ? plan_activations(model, activations).elsewhere : 0;
   const double gradients = planned.file.gradients;
   step.reads = seconds(2 * batches * (parameters + inputs) + (2 * batches - 1) * gradients, rates.disk, "disk");
