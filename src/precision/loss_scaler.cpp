@@ -8,7 +8,7 @@
 namespace zeroshard {
 namespace {
 
-// The largest scale. fp32 values are multiplied by the scale, so it must be finite in fp32.
+// The largest scale. It must be finite in fp32, because fp32 values are multiplied by it.
 const double kMaxScale = std::ldexp(1.0, 127);
 
 double initial_scale(const Fp16Config& config) {
@@ -48,7 +48,7 @@ void LossScaler::on_overflow() {
 
 void LossScaler::on_good_step() {
   if (config_.consecutive_hysteresis) state_.hysteresis_left = config_.hysteresis;
-  // The first good step after an overflow counts as 0, so the scale doubles at good step `window` + 1.
+  // The first good step after an overflow does not count, so the scale is doubled at good step loss_scale_window + 1.
   const int64_t good_steps = state_.iteration - state_.last_overflow - 1;
   if (good_steps == 0 || good_steps % config_.loss_scale_window != 0) return;
   state_.hysteresis_left = config_.hysteresis;
@@ -62,7 +62,7 @@ void LossScaler::load(const LossScalerState& state) {
            "a saved loss scaler has its last overflow at iteration ", state.last_overflow, " of ", state.iteration);
   ZS_CHECK(state.hysteresis_left >= 1, "a saved hysteresis must be at least 1, got ", state.hysteresis_left);
   state_ = state;
-  // The hysteresis may be configured smaller than when it was saved.
+  // The configured hysteresis may be smaller now than it was when `state` was saved.
   state_.hysteresis_left = std::min(state_.hysteresis_left, config_.hysteresis);
 }
 
