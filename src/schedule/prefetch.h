@@ -6,13 +6,13 @@
 namespace zeroshard {
 
 // Code that reads or gathers ahead looks at this many positions of the order. A model of many small units that stay
-// whole has thousands of positions with nothing to gather, and without the limit each unit would search all of them.
+// whole has thousands of positions with nothing to gather. Without the limit each unit would search all of them.
 inline constexpr size_t kLookAhead = 16;
 
-// Starts gathers of units ahead of their use, while the pass needs `current`. It visits the units of `upcoming`,
-// nearest first, and stops at a unit if it has started `depths[unit]` gathers already. `is_there(unit)` returns whether
-// the unit is whole or its gather has started. `begin(unit)` starts the gather, and returns false if there is no memory
-// for it; then no later unit is gathered either.
+// Starts gathers of units before they are used, while the pass needs `current`. Visits the units of `upcoming`, nearest
+// first, and stops at a unit if it has already started `depths[unit]` gathers. `is_there(unit)` must return whether the
+// unit is whole or its gather has started. `begin(unit)` must start the gather, and return false if there is no memory
+// for it. After that, no later unit is gathered either.
 template <typename IsThere, typename Begin>
 void gather_ahead(std::span<const size_t> upcoming, size_t current, std::span<const int> depths,
                   const IsThere& is_there, const Begin& begin) {
