@@ -13,100 +13,102 @@
 
 namespace zeroshard {
 
-// The index of the master weights among an element's states. The index of a moment is its slot.
+// The master weights' index among the states of an element. The index of a moment is its slot.
 inline constexpr int kMasterWeights = -1;
 
-// Optimizer states of neighbouring elements, as 1-D tensors of the same length. Master weights are fp32. Moments have
-// the dtype of their placement.
+// The optimizer states of neighbouring elements, as 1-D tensors of one length. Master weights are fp32. Moments have
+// the dtype that their placement says.
 struct StateTensors {
   at::Tensor master;                // undefined if the parameters are fp32 and serve as their own master weights
-  std::vector<at::Tensor> moments;  // by slot
-  // Scales of moments in 8-bit codes, by slot: one scale for each kScaledNumel elements.
+  std::vector<at::Tensor> moments;  // for each slot
+  // For each slot of 8-bit codes: its scales, one for each kScaledNumel elements.
   std::vector<at::Tensor> scales = {};
 
-  // If there are scales, `begin` is a multiple of kScaledNumel.
+  // Returns the states of the elements [begin, end). If there are scales, `begin` must be a multiple of kScaledNumel.
   StateTensors slice(int64_t begin, int64_t end) const;
   const at::Tensor& at(int state) const { return state == kMasterWeights ? master : moments.at(size_t(state)); }
 };
 
-// Makes a storage over memory that outlives it. If there are master weights, they are the first column.
+// Makes a storage over `states`, whose memory must outlive it. If there are master weights, they are the first column.
 std::unique_ptr<Storage> states_in_memory(const StateTensors& states);
 
-// The values of the elements of one group that a rank keeps: its optimizer states, its parameters or its gradients.
-// Code that needs values borrows a range, and does not know whether the range is on the device, on the host or in
-// files. Positions count the rank's elements from 0. Only one thread at a time may use an array.
+// The values of one group's elements that a rank has: its optimizer states, its parameters or its gradients. Code that
+// needs values borrows a range, and does not know whether the range is on the device, on the host or in files.
+// Positions count the rank's elements from 0. Only one thread at a time may use an array.
 class Array {
  public:
   using Access = Storage::Access;
-  // `part` is the range that `tensors` hold. The tensors are valid only during the call.
+  // `part` is the range that `tensors` have. The tensors are valid only during the call.
   using Borrower = std::function<void(Range part, const StateTensors& tensors)>;
   using BorrowerOfOne = std::function<void(Range part, const at::Tensor& values)>;
 
   struct Options {
-    bool has_master = false;  // the first column is the master weights
-    // Scales of moments in 8-bit codes, by slot. Their memory outlives the array, and does not depend on where the
-    // codes are.
+    bool has_master = false;  // whether the first column has the master weights
+    // For each slot of 8-bit codes: its scales. Their memory must outlive the array, and is the same wherever the codes
+    // are.
     std::vector<at::Tensor> scales = {};
     // Elements from `border` on are in `rest`, which counts them from 0.
     int64_t border = std::numeric_limits<int64_t>::max();
     std::unique_ptr<Storage> rest = nullptr;
     // Set if another thread may read the array, such as the thread of a save. A borrower that wants to write waits
-    // until that thread has read, and calls the function while it waits.
+    // until that thread has finished reading. While the borrower waits, it calls the function.
     std::optional<WriteHold::WhileWaiting> while_a_save_reads = std::nullopt;
   };
   explicit Array(std::unique_ptr<Storage> storage) : Array(std::move(storage), Options()) {}
   Array(std::unique_ptr<Storage> storage, Options options);
-  // An array of one column, in memory that outlives the array. The array orders no streams, so its borrowers must.
+  // Makes an array of one column. Its memory must outlive the array. The array does not order streams, so its borrowers
+  // must do that.
   explicit Array(at::Tensor values);
-  // An array of states, in memory that outlives the array.
+  // Makes an array of states. Their memory must outlive the array.
   explicit Array(StateTensors states);
 
-  // Calls `use` for consecutive parts that make up `range`; see Storage::lend(). Waits while a save reads, unless
-  // access is kRead.
+  // Calls `use` for consecutive parts that make up `range`, like Storage::lend(). If access is not kRead, first waits
+  // until no save reads.
   void lend(Range range, Access access, const Borrower& use);
-  // Lends one state: the moment of a slot, or kMasterWeights. Does not fetch the other states.
+  // Lends one state: the moment of a slot, or kMasterWeights. The other states are not fetched.
   void lend_one(Range range, int state, Access access, const BorrowerOfOne& use);
-  // Writes values to a moment in any dtype. If the moment is stored as codes, the range must consist of whole blocks of
-  // kScaledNumel elements, except at the end of a parameter.
+  // Writes `values`, of any dtype, to a moment. If the moment is stored as codes, the range must consist of whole
+  // blocks of kScaledNumel elements, except at the end of a parameter.
   void write_moment(Range range, int slot, const at::Tensor& values);
-  // Converts `values` of a moment, which were lent for `part`, to fp32. Writes them to `to` on the host.
+  // Converts `values` of a moment, which were lent for `part`, to fp32. Writes them to `to`, which must be host memory.
   void read_moment(Range part, int slot, const at::Tensor& values, void* to) const;
   // Returns whether moments are 8-bit codes.
   bool has_codes() const { return !scales_.empty(); }
-  // Lends the values of an array of one column.
+  // Lends the values of an array that has one column.
   void lend(Range range, Access access, const BorrowerOfOne& use) { lend_one(range, 0, access, use); }
   void will_need(Range range);
-  // Returns the place of the range in swap files, for SwapSpace::will_need_next(). Empty if the range is in memory.
+  // Returns the place of the range in swap files, for SwapSpace::will_need_next(). Returns nothing if the range is in
+  // memory.
   std::optional<ChunkStore::Announced> place_in_files(Range range) const;
-  // Returns all elements if they are in one piece of memory for the whole run, otherwise null. Use it only in code that
-  // needs an address.
+  // Returns all elements if they are in one piece of memory for the whole run. Otherwise returns null. Only code that
+  // needs an address should call it.
   const StateTensors* in_memory() const { return in_memory_ ? &*in_memory_ : nullptr; }
-  // Returns the hold under which another thread may read the array. While it is held, a borrower that wants to write
-  // waits. Null if the array allows no other reader, so that values must be copied first.
+  // Returns the hold under which another thread may read the array. While that thread has the hold, a borrower that
+  // wants to write waits. Returns null if the array allows no other reader. Then values must be copied before another
+  // thread uses them.
   WriteHold* hold() const { return hold_.get(); }
-  // Returns a reader of one state for another thread. The array outlives the reader.
+  // Returns a reader of one state, for another thread. The array must outlive the reader.
   std::unique_ptr<ArrayReader> reader(int state);
-  // Tells the array that copies of a device read the last loan until `event`. A borrower that wants to write waits for
-  // the event.
+  // Says that copies of a device read the last loan until `event`. A borrower that wants to write waits for the event.
   void read_until(c10::Event event) { storage_->read_until(std::move(event)); }
 
-  // The number of elements of an array of one column.
+  // Returns the number of elements of an array that has one column.
   int64_t numel() const { return storage_->numel(); }
   at::ScalarType type() const { return storage_->type(0); }
-  // Copies `range` to `to`, which is host memory.
+  // Copies `range` to `to`, which must be host memory.
   void read(Range range, void* to);
   // Starts to copy `range` to `to`, which is memory of `device`, on `stream`. If the values are in files, the host
-  // waits here. A later writer waits for the copy. On the CPU the copy is complete on return.
+  // waits until they are read. A later writer waits for the copy. On the CPU the copy is complete on return.
   void begin_read(Range range, void* to, at::Device device, const SideStream& stream);
   at::Tensor copy_of(Range range);
-  // Returns the values themselves if they are in memory for the whole run, otherwise a copy.
+  // Returns the values themselves if they are in memory for the whole run. Otherwise returns a copy.
   at::Tensor part(Range range);
   // Returns the values themselves, which must be in memory for the whole run.
   at::Tensor view(Range range) const;
 
  private:
   int column_of(int state) const { return has_master_ ? state + 1 : state; }
-  // `part` is the range that the columns hold.
+  // Returns the columns of the elements `part` as states.
   StateTensors tensors_of(Range part, std::span<const at::Tensor> columns) const;
   void lend_columns(Range range, std::optional<int> column, Access access, const Storage::Use& use);
 

@@ -10,9 +10,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kValueBytes = sizeof(float);  // size of a value of the files
+constexpr int64_t kValueBytes = sizeof(float);  // bytes of an fp32 value in the files
 
-// Converts in place: bf16 values in the second half of the memory become fp32. It does not use LibTorch, because
+// Converts bf16 values, which are in the second half of the memory, to fp32 in place. Does not use LibTorch, because
 // LibTorch's threads are busy.
 void widen(float* memory, int64_t numel) {
   auto* const to = reinterpret_cast<std::byte*>(memory);
@@ -121,14 +121,16 @@ FileStorage::~FileStorage() {
 Range FileStorage::values_of(Range range) const {
   if (!options_.packed) return range;
   if (range.size() == 0) return {};
-  // The last range of a group includes the padding, so that a borrower who overwrites everything causes no read of the
+  // The last range of a group also has the padding, so that a borrower who overwrites everything causes no read of the
   // padding.
   const int64_t end = range.end == options_.numel ? space_.store().layout().numel(options_.group)
                                                   : ceil_div(range.end * element_bytes(), kValueBytes);
   return {range.begin * element_bytes() / kValueBytes, end};
 }
 
-// Returns whether every value of the files belongs only to elements that are lent.
+// Returns whether the fp32 `values` of the files hold only elements of `range`, or padding after the group's last
+// element. If not, lend() must read the first and the last value before the borrower overwrites `range`, because they
+// also hold bytes of other elements.
 bool FileStorage::is_whole(Range range, Range values) const {
   if (!options_.packed) return true;
   const int64_t size = element_bytes();
@@ -145,7 +147,7 @@ void FileStorage::lend(Range range, std::optional<int> column, Access access, co
     Range part = lent;
     if (options_.packed)
       part = intersect(range, {lent.begin * kValueBytes / size, ceil_div(lent.end * kValueBytes, size)});
-    if (part.size() == 0) return;  // only padding
+    if (part.size() == 0) return;  // this part is only padding
     const int64_t offset = options_.packed ? part.begin * size - lent.begin * kValueBytes : 0;
     std::vector<at::Tensor> columns;
     for (size_t i = 0; i < slots.size(); ++i) {

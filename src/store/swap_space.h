@@ -12,14 +12,15 @@
 
 namespace zeroshard {
 
-// The swap files of a run's optimizer states, or of its parameters or gradients. Owns the files' buffers. All groups
-// share the files and the buffers.
+// The swap files of a run's optimizer states, or of its parameters or gradients. All groups share the files and their
+// buffers.
 class SwapSpace {
  public:
-  // Called once, before the first error of a read or a write is thrown.
+  // The object calls it once, before it throws the first error of a read or a write.
   using OnFailure = std::function<void(const std::string& message)>;
 
-  // See ChunkStore for the arguments. The ledger counts the buffers on `tier`. `io` and `ledger` outlive this object.
+  // ChunkStore describes the arguments. The ledger counts the buffers on `tier`. `io` and `ledger` must outlive this
+  // object.
   SwapSpace(std::span<const ChunkGroup> groups, ChunkStore::Options options, Io& io, Ledger& ledger, Tier tier,
             OnFailure on_failure = {}, const ChunkStore::Wrap& wrap = {});
   ~SwapSpace();
@@ -27,11 +28,12 @@ class SwapSpace {
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   const ChunkStore& store() const { return store_; }
-  // Returns 0, 1, 2 and so on: the number of the next group, for code that makes groups in the order of `groups`.
+  // Returns 0, then 1, 2 and so on, which is the number of the next group for code that makes groups in the order of
+  // `groups`.
   size_t next_group() { return next_group_++; }
   void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
             std::optional<int> slot = std::nullopt);
-  // Like ChunkStore::read_on(); `use` calls it.
+  // Calls ChunkStore::read_on(). Only `use` may call it.
   void read_on(std::shared_ptr<ChunkStore::Reader> reader) { store_.read_on(std::move(reader)); }
   void will_need(size_t group, Range range);
   // Returns a reader for another thread than the one that lends.
@@ -42,9 +44,9 @@ class SwapSpace {
   template <typename Call>
   void told(const Call& call);
 
-  Reservation reserved_;  // made before the store
+  Reservation reserved_;  // declared before the store, because memory is counted before it is allocated
   OnFailure on_failure_;
-  std::mutex mutex_;  // one thread of the user's script may read states while another steps
+  std::mutex mutex_;  // needed because one thread of the user's script can read states while another one makes a step
   ChunkStore store_;
   size_t next_group_ = 0;
 };
