@@ -51,8 +51,8 @@ Unit::~Unit() {
   if (slot_) ring_.release(slot_);
 }
 
-// Makes later users of the memory wait for its present users. On the CPU, a gather ahead that nobody has waited for is
-// abandoned, because a peer may never take part.
+// Makes later users of the memory wait for its present users. On the CPU, a gather that was started ahead and that
+// nobody has waited for is abandoned, because some peer might never take part in it.
 void Unit::leave_memory() noexcept {
   try {
     if (const Unsharding* const pending = std::get_if<Unsharding>(&state_); pending && !device_.is_cpu()) {
@@ -64,13 +64,14 @@ void Unit::leave_memory() noexcept {
   }
 }
 
-// Copies rank 0's values into the shards (or the replica) and the master weights. It works on one group at a time, so
-// that initialisation needs only one full group of additional memory.
+// Copies rank 0's values into the shards (or the replica) and the master weights. Copies one group at a time, so that
+// initialisation needs additional memory for only one whole group.
 void Unit::load(UnitSource& source) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     const at::ScalarType target = to_scalar_type(group.dtype);
-    // Frozen values have no master weights, and they may not be numbers: packed 4-bit weights are stored as bf16.
+    // Frozen values have no master weights. They are not converted, because they might not be numbers: packed 4-bit
+    // weights are stored as bf16.
     const at::ScalarType type = group.requires_grad ? at::kFloat : target;
     at::Tensor staging = at::zeros({group.layout.padded_numel()}, at::TensorOptions().dtype(type).device(device_));
     for (size_t i = 0; i < group.params.size(); ++i) {
@@ -87,7 +88,7 @@ void Unit::load(UnitSource& source) {
   }
 }
 
-// Writes the values that this rank keeps, piece by piece, so that it needs only one piece of additional host memory.
+// Writes the values that this rank keeps, piece by piece, so that it needs additional host memory for only one piece.
 void Unit::read(const UnitSource& source) {
   at::Tensor piece = at::empty({kPieceNumel}, at::kFloat);
   for (ShardedGroup& group : groups_) {
@@ -136,7 +137,7 @@ void Unit::start_gather(char* memory) {
 }
 
 // Returns the shard as the input of a gather. An offloaded shard is first copied to its place in `full`, on the stream
-// of gathers, and gathered from there.
+// of gathers, and is gathered from there.
 const void* Unit::shard_for_gather(size_t g, const Span& full) {
   ShardedGroup& group = groups_[g];
   if (group.is_resident()) return group.my_shard().const_data_ptr();
@@ -160,7 +161,7 @@ void Unit::wait() {
 
 void Unit::reshard() {
   if (placement_ == Placement::kReplicated || is_sharded()) return;
-  wait();  // a collective may still write to the memory
+  wait();  // a collective might still write to the memory
   for (UnitParam& param : params_) param.take();
   slot_->uses().end();
   if (placement_ == Placement::kSharded) ring_.release(std::exchange(slot_, nullptr));
@@ -227,7 +228,8 @@ char* Unit::group_memory(char* base, size_t group) const {
   return base;
 }
 
-// The groups of a replicated unit are contiguous, like in a slot of the ring. A group without elements has no address.
+// Returns the memory of a replicated unit, whose groups are contiguous, as in a slot of the ring. A group without
+// elements has no address, so the first group with elements says it.
 char* Unit::replicated_memory() const {
   for (const ShardedGroup& group : groups_)
     if (group.kept().size() > 0) return static_cast<char*>(group.kept_parameters().data_ptr());
@@ -251,8 +253,8 @@ void Unit::start_refresh() {
   if (placement_ != Placement::kReplicated) return reshard();
   if (comm_.world_size() == 1) return;
   const NamedRange named("refresh", layout_.name);
-  // The gather runs on its own stream, because on the current stream it would wait until the unit's parameters come
-  // from the host.
+  // The gather runs on a stream of its own. On the current stream it would wait until the unit's parameters come from
+  // the host.
   gathers_.side.follow();
   const SideStream::Scope scope(gathers_.side);
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
@@ -315,13 +317,14 @@ void Unit::write_back(int root) {
     const at::Tensor whole = full(g);
     const Span span{whole.data_ptr(), whole.numel(), layout_.groups[g].dtype};
     all_.broadcast(span, root, layout_.name)->wait();
-    // Ranks may still read this rank's shard for a gather. A broadcast among them alone would have waited for that.
+    // Ranks of comm_ might still be reading this rank's shard for a gather. A broadcast in comm_ would have waited for
+    // that, but the broadcast was in all_.
     if (&all_ != &comm_) comm_.barrier(layout_.name);
     if (placement_ == Placement::kReplicated) continue;
     const Range mine = groups_[g].mine();
     groups_[g].write_parameters(mine, whole.slice(0, mine.begin, mine.end));
   }
-  gathers_.after_current_stream();  // other units may be gathered ahead in the same pass
+  gathers_.after_current_stream();  // other units might be gathered ahead in the same pass
 }
 
 }  // namespace zeroshard

@@ -18,22 +18,23 @@
 
 namespace zeroshard {
 
-// The tensors and values of a unit's parameters.
+// The tensors and the values of a unit's parameters.
 struct UnitSource {
-  // For each parameter of the layout, all tensors that refer to it (several if it is tied). They become views of the
-  // unit, and their dtype becomes the layout's.
+  // For each parameter of the layout: all tensors that refer to it (several if it is tied). The unit makes them its
+  // views, in the layout's dtype.
   std::vector<std::vector<at::Tensor>> params;
-  // Reads elements of parameter `index` of the layout, like zeroshard::ParameterReader. Null: `params` have the values.
+  // Reads elements of parameter `index` of the layout, like zeroshard::ParameterReader. Null means that `params` have
+  // the values.
   std::function<void(size_t index, int64_t begin, int64_t end, float* out)> values;
 };
 
-// The stream on which the units of an engine gather. A gather ahead of its use waits only for work that the current
-// stream had at the last unshard() of a sharded unit. So the gather overlaps later compute. Code that writes shards
-// must call after_current_stream(), because otherwise a gather ahead might not wait for the write: the first unit of a
-// pass may be whole or held, and then no unshard() comes before the gather.
+// The stream on which the units of an engine gather. A gather that is started ahead of its use waits only for work that
+// the current stream had at the last unshard() of a sharded unit. So the gather overlaps later compute. Code that
+// writes shards must call after_current_stream(). Without that call, a gather might not wait for the write, because no
+// unshard() comes before the gather if the first unit of a pass is whole or held.
 struct GatherStream {
   explicit GatherStream(at::Device device) : shards(device), side(device) {}
-  // Makes later gathers wait for the current stream, because it may have written shards.
+  // Makes later gathers wait for the current stream, because it might have written shards.
   void after_current_stream() {
     shards.share();
     shards.end();
@@ -42,18 +43,19 @@ struct GatherStream {
   SideStream side;
 };
 
-// Parameters that are gathered, used and freed together. Each parameter has its own storage. Its memory comes and goes
-// with the memory of the unit (see UnitParam). While a sharded unit is unsharded, its memory is a slot of the ring. A
-// small unit that stays whole until the next update (kPersistent) keeps one slot for itself.
+// Parameters that are gathered, used and freed together. Each parameter has a storage of its own, whose memory comes
+// and goes with the memory of the unit (see UnitParam). While a sharded unit is unsharded, its memory is a slot of the
+// ring. A small unit that stays whole until the next update (kPersistent) keeps one slot for itself.
 //
-// States: Sharded -> unshard() -> Unsharding -> wait() -> Unsharded -> reshard() -> Sharded. All transitions are
-// idempotent. A replicated unit is always unsharded. While a unit is sharded, or was destroyed without
-// return_tensors(), reading one of its parameters throws an error that names the parameter.
+// The states are Sharded -> unshard() -> Unsharding -> wait() -> Unsharded -> reshard() -> Sharded. Calling one of
+// these functions twice is the same as calling it once. A replicated unit is always unsharded. While a unit is sharded,
+// or after it was destroyed without return_tensors(), reading one of its parameters throws an error that names the
+// parameter.
 class Unit {
  public:
-  // Collective. `layout` and its `groups` must outlive the unit. The values are written to the groups' parameters and
-  // master weights. Unless the source has `values`, every rank takes the values of rank 0. `comm` has the ranks that
-  // share the unit among themselves, and `all` also those of other replicas.
+  // Collective. `layout` and `groups` must outlive the unit. The values are written to the groups' parameters and
+  // master weights. If the source has `values`, each rank reads them. Otherwise every rank takes the values of rank 0.
+  // `comm` has the ranks that share the unit with each other, and `all` also has the ranks of other replicas.
   Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
        at::Device device, Comm& comm, Comm& all, SlotRing& ring, GatherStream& gathers);
   Unit(const Unit&) = delete;
@@ -63,16 +65,17 @@ class Unit {
   const UnitLayout& layout() const { return layout_; }
   Placement placement() const { return placement_; }
 
-  // Starts the gather if the ring has a free buffer. Returns whether the gather is now running or finished.
+  // Starts the gather if the ring has a free buffer. Returns whether the gather is now running, or the unit is
+  // unsharded.
   bool prefetch();
   void unshard();
   void wait();
   void reshard();
   // Waits until no other rank reads this rank's shards for a gather that this rank has already waited for. After that
-  // this rank may write to the shards. For other gathers, the order of a step ensures that nobody reads at the same
-  // time.
+  // this rank may write to the shards. For other gathers, the order of a step ensures that nobody reads while this rank
+  // writes.
   void await_readers();
-  // Takes part in a gather that another rank needs, whatever this unit's state is. The state does not change.
+  // Takes part in a gather that another rank needs, in whatever state this unit is. The state does not change.
   void take_part();
   bool is_sharded() const { return std::holds_alternative<Sharded>(state_); }
   // Returns whether a gather was started that nobody has waited for.
@@ -80,37 +83,37 @@ class Unit {
   bool is_unsharded() const { return std::holds_alternative<Unsharded>(state_); }
 
   std::span<ShardedGroup> groups() const { return groups_; }
-  // Returns all padded_numel elements of a group. Only while unsharded.
+  // Returns all padded_numel() elements of a group. The unit must be unsharded.
   at::Tensor full(size_t group) const;
-  // Returns whether `tensor` lies in the unit's memory: a parameter of the unit, or a view of one.
+  // Returns whether `tensor` lies in the unit's memory, because it is a parameter of the unit or a view of one.
   bool owns(const at::Tensor& tensor) const;
   // Returns the tensors of parameter `index`. The first is the one that users know.
   const std::vector<at::Tensor>& tensors(size_t index) const { return params_.at(index).tensors(); }
   // begin_hold() and end_hold() bound the time in which users hold the unit gathered; see Note [Views that users keep].
-  // A replicated unit shares its memory with such views, as plain tensors do.
+  // They do nothing for a replicated unit, which shares its memory with such views, as plain tensors do.
   void begin_hold();
-  // If `leaves` is true, the memory may be left to views that users keep; the unit is sharded afterwards unless it is
-  // kPersistent. If `leaves` is false, the unit continues to be used, and kept views throw.
+  // If `leaves` is true and users keep views, the memory is left to these views. The unit is sharded afterwards, but
+  // not if it is kPersistent. If `leaves` is false, the unit continues to be used, and reading a kept view throws.
   void end_hold(bool leaves);
 
-  // start_refresh() and finish_refresh() follow a write to shards. If the unit is replicated, start_refresh() issues a
-  // gather in place, and finish_refresh() completes it. Any other unit counts as sharded again.
+  // start_refresh() and finish_refresh() must follow a write to shards. If the unit is replicated, start_refresh()
+  // starts a gather in place, and finish_refresh() completes it. Any other unit counts as sharded again.
   void start_refresh();
   void finish_refresh();
-  // Turns the parameters into ordinary tensors with their own memory and current values. Collective if they are
-  // sharded. After that, the unit may only be destroyed.
+  // Turns the parameters into ordinary tensors with memory of their own and their current values. Collective if they
+  // are sharded. After that, the unit may only be destroyed.
   void return_tensors();
-  // Copies the user's writes to parameters into this rank's shard, if the unit is kPersistent, because its shard is
-  // then a copy of parameters in memory. No rank may gather meanwhile.
+  // Copies the user's writes to parameters into this rank's shard if the unit is kPersistent, because then the shard is
+  // a copy of whole parameters in memory. No rank may gather meanwhile.
   void take_written();
   // is_moved() and prepare_take_back() call the functions of UnitParam. The unit does not change a moved tensor until
-  // the tensor is taken back.
+  // take_back().
   bool is_moved(size_t index) const { return params_.at(index).is_moved(); }
   bool prepare_take_back(size_t index) { return params_.at(index).prepare_take_back(); }
   void point_back(size_t index) { params_.at(index).point_back(); }
-  // Calls UnitParam::take_back() for all parameters. Only while unsharded.
+  // Calls UnitParam::take_back() for all parameters. The unit must be unsharded.
   void take_back(bool values);
-  // Takes the values of the unsharded parameters from rank `root`, and writes them back to this rank's shard.
+  // Takes the values of the unsharded parameters from rank `root`, and writes them to this rank's shard.
   void write_back(int root);
 
  private:
@@ -141,8 +144,8 @@ class Unit {
   Comm& all_;
   SlotRing& ring_;
   GatherStream& gathers_;
-  StreamUses ready_;  // streams for which the gather was awaited, one after another
-  // Memory of the gathered parameters: kPersistent always has a slot, kReplicated never.
+  StreamUses ready_;  // the streams that have waited for the gather, one after another
+  // The memory of the gathered parameters. A kPersistent unit always has a slot, a kReplicated unit never.
   SlotRing::Slot* slot_ = nullptr;
   std::vector<UnitParam> params_;  // parallel to layout_.params
   std::vector<std::unique_ptr<Work>> refreshing_;

@@ -44,12 +44,12 @@ UnitParam::UnitParam(const ParamSpec& spec, std::vector<at::Tensor> tensors, at:
 UnitParam::~UnitParam() {
   if (!view_.defined()) return;
   end_hold({});
-  take_memory(view_.storage());  // tensors of the user may outlive the memory
+  take_memory(view_.storage());  // the user's tensors can outlive the memory
   try {
     set_message(view_.storage(), concat("parameter '", name_,
                                         "' has no values any more: the engine that had it is gone, and did not return "
                                         "it (Engine::return_unit)"));
-  } catch (const std::bad_alloc&) {  // the message then says that the parameter is sharded
+  } catch (const std::bad_alloc&) {  // a view then throws the message of a sharded parameter
   }
 }
 
@@ -83,7 +83,7 @@ void UnitParam::begin_hold() {
   point_at_storage(storage);
   for (const at::Tensor& tensor : tensors_) {
     const c10::VariableVersion& version = own.versions.emplace_back(tensor.unsafeGetTensorImpl()->version_counter());
-    if (version.enabled())  // a tensor made in inference mode has no version counter
+    if (version.enabled())  // a tensor that was made in inference mode has no version counter
       tensor.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(version.current_version()));
   }
   own_ = std::move(own);
@@ -119,8 +119,8 @@ bool UnitParam::is_elsewhere(const at::Tensor& tensor) const {
          tensor.strides() != view_.strides();
 }
 
-// Returns whether the storage has got other memory: share_memory_() moves it to shared memory, and the storage stays
-// the same.
+// Returns whether the storage has other memory than the unit has attached. share_memory_() moves the storage's contents
+// to shared memory and keeps the storage.
 bool UnitParam::has_other_memory() const {
   return memory_ != nullptr && view_.storage().data_ptr().get() != memory_;
 }
@@ -135,8 +135,8 @@ bool UnitParam::prepare_take_back() {
   try {
     for (at::Tensor& tensor : tensors_) {
       if (!is_elsewhere(tensor)) continue;
-      // The memory may belong to another parameter, which may be taken back first (two parameters that were exchanged).
-      // So the values are copied.
+      // If two parameters were exchanged, the memory belongs to another parameter, which might be taken back first. So
+      // the values are copied.
       if (is_swapped(tensor)) tensor.set_data(tensor.detach().clone());
       if (tensor.sizes() != view_.sizes()) return false;
       if (first && !at::equal(*first, tensor)) return false;
@@ -160,7 +160,7 @@ void UnitParam::take_back(bool values) {
   for (const at::Tensor& tensor : tensors_) {
     if (!values || !is_elsewhere(tensor)) continue;
     view_.copy_(tensor.detach());
-    break;  // tied tensors have the same values
+    break;  // one tensor is enough, because tied tensors have the same values
   }
   point_back();
 }

@@ -10,63 +10,64 @@
 namespace zeroshard {
 
 // One parameter of a unit. Its tensors are views of one storage. The unit attaches memory to the storage and detaches
-// it: see Note [Stable storage] in device/swap_storage.h. Without memory, reading a view throws an error that names the
+// it; see Note [Stable storage] in device/swap_storage.h. Without memory, reading a view throws an error that names the
 // parameter, even after the unit was destroyed.
 //
 // Note [Views that users keep]
-// Users may make views of a parameter while they hold its unit gathered, and keep them after the hold: param.detach(),
-// param.data, on the CPU also param.detach().cpu(). In other frameworks such a view keeps its values, because a tensor
-// is freed only when nobody uses it any more. The view keeps them in zeroshard, too. For the time of the hold, the
+// Users can make views of a parameter while they hold its unit gathered, and keep them after the hold: param.detach(),
+// param.data, and on the CPU also param.detach().cpu(). In other frameworks such a view keeps its values, because a
+// tensor is freed only when nobody uses it any more. In zeroshard a view keeps them, too. For the time of the hold, the
 // parameter gets a second storage over the same memory, and a second version counter. So only users' views refer to
-// this storage and counter. If this second storage has views when the hold ends, the memory is left to the views. It is
-// not copied, because other threads may be reading it. The parameter returns to its own storage and counter, and the
-// unit gets other memory, so later writes to the views do not change the parameter. A forward outside of a hold makes
-// views of the parameter's own storage. Reading such a view throws until the unit's next gather gives it memory again.
+// this storage and this counter. If the second storage has views when the hold ends, the memory is left to the views.
+// It is not copied, because other threads might be reading it. The parameter returns to its own storage and counter,
+// and the unit gets other memory, so later writes to the views do not change the parameter. A forward outside of a hold
+// makes views of the parameter's own storage. Reading such a view throws until the unit's next gather gives memory to
+// that storage again.
 class UnitParam {
  public:
-  // Makes `tensors` views of the parameter, without memory until put(). `tensors` are all tensors that refer to the
-  // parameter (several if it is tied). If they are floating-point, their dtype becomes the dtype of `spec`.
+  // Makes `tensors` views of the parameter, which has no memory before put(). `tensors` are all tensors that refer to
+  // the parameter (several if it is tied). If they are floating-point, they get the dtype of `spec`.
   UnitParam(const ParamSpec& spec, std::vector<at::Tensor> tensors, at::Device device);
   UnitParam(UnitParam&&) noexcept = default;
   UnitParam& operator=(UnitParam&&) = delete;
   ~UnitParam();
 
-  // Returns the tensors. The first is the one that users know.
+  // Returns all tensors of the parameter. The first is the one that users know.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
   // Returns whether `tensor` is the parameter or a view of it.
   bool owns(const at::Tensor& tensor) const;
 
-  // put() attaches the memory that has the values, and take() detaches it.
+  // put() attaches the memory that has the values. take() detaches it.
   void put(void* memory);
   void take();
 
-  // See Note [Views that users keep].
+  // Begins a hold; see Note [Views that users keep].
   void begin_hold();
   bool has_kept_views() const;
-  // `memory` owns the attached memory, and is left to the kept views. If `memory` is undefined, the kept views throw
-  // from now on. Does nothing without a hold.
+  // Ends a hold. `memory` owns the attached memory, and is left to the kept views. If `memory` is undefined, reading a
+  // kept view throws from now on. Does nothing without a hold.
   void end_hold(const at::Tensor& memory);
 
-  // Returns whether a user has given a tensor other memory (param.data = ..., vector_to_parameters), and take_back()
-  // has not undone this.
+  // Returns whether a user has given other memory to a tensor (param.data = ..., vector_to_parameters), and take_back()
+  // has not undone that yet.
   bool is_moved() const;
   // Returns whether the values of a moved parameter can be taken. It must have the same shape, and its tied tensors
-  // must have the same values. Afterwards the moved tensors share no memory with the engine.
+  // must have the same values. After the call, the moved tensors share no memory with the engine.
   bool prepare_take_back();
-  // Makes all tensors views of the parameter again. Needs attached memory. With `values`, copies the values of moved
-  // tensors into it; call prepare_take_back() of all parameters first.
+  // Makes all tensors views of the parameter again. The memory must be attached. If `values` is true, copies the values
+  // of moved tensors into it. prepare_take_back() must have been called for all parameters first.
   void take_back(bool values);
-  // Makes all tensors views of the parameter again, with or without memory. The values of moved tensors are dropped.
+  // Makes all tensors views of the parameter again, with or without memory. Drops the values of moved tensors.
   void point_back();
-  // Turns the tensors into ordinary ones with the elements of `values`. After that, the parameter may only be
+  // Turns the tensors into ordinary ones that have the elements of `values`. After that, the parameter may only be
   // destroyed.
   void give_back(const at::Tensor& values);
 
  private:
-  // The parameter's own storage and counters, saved during a hold.
+  // The parameter's own storage and version counters, which are saved during a hold.
   struct Own {
     c10::Storage storage;
-    std::vector<c10::VariableVersion> versions;  // by tensor
+    std::vector<c10::VariableVersion> versions;  // for each tensor
   };
 
   bool is_elsewhere(const at::Tensor& tensor) const;
@@ -74,7 +75,7 @@ class UnitParam {
   void point_at_storage(const c10::Storage& storage);
 
   std::string name_;
-  at::Tensor view_;  // the value of the tensors; undefined after give_back()
+  at::Tensor view_;  // a tensor with the parameter's values; undefined after give_back()
   std::vector<at::Tensor> tensors_;
   void* memory_ = nullptr;
   std::optional<Own> own_;  // set during a hold

@@ -30,7 +30,7 @@ MUTANTS = [
     Mutant(
         "reshard-does-not-wait",
         "src/unit/unit.cpp",
-        "  wait();  // a collective may still write to the memory\n",
+        "  wait();  // a collective might still write to the memory\n",
         "",
         "unit",
         "Unit.ReshardWaitsForAGatherUnderWay",
