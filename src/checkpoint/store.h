@@ -78,8 +78,8 @@ bool replaces(const Directory& root, const std::string& tag);
 bool commit(Directory& root, const std::string& temporary, const std::string& tag);
 void write_latest(Directory& root, const std::string& tag);
 // Deletes all checkpoints except the `keep` newest ones and `except`. If `keep` is 0, keeps all. Checkpoints of later
-// steps than `except` are neither counted nor deleted. A run that went back to an earlier step has not reached these
-// steps again. When the run has passed them, its own checkpoints are newer and count first.
+// steps than `except` are neither counted nor deleted, because a run that went back to an earlier step has not reached
+// these steps again. When the run has passed these steps, its own checkpoints are newer and count first.
 void retain(Directory& root, int keep, const std::string& except);
 // Does the same before a save of `step` with the tag `except`, because a killed process might not have deleted its
 // older checkpoints.

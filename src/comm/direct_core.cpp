@@ -22,7 +22,7 @@ constexpr int64_t kPollMs = 100;
 constexpr int kSpins = 200;
 constexpr std::chrono::microseconds kSpinTime(1000);
 
-// While it lives, all ranks can see that `own` waits for `peer`, and `peer` wakes `own`.
+// While an object lives, all ranks can see that `own` waits for `peer`, and `peer` wakes `own`.
 class Waiting {
  public:
   Waiting(RankControl& own, RankControl& peer, const Awaited& awaited) : own_(own), peer_(peer) {

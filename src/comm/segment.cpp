@@ -86,7 +86,7 @@ Mapping map_shared(const Fd& fd, size_t bytes, bool writable) {
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (data == MAP_FAILED) fail(concat("cannot map ", bytes, " bytes of shared memory"));
-  // The kernel may refuse this advice, which does no harm.
+  // The kernel can refuse this advice, which does no harm.
   if (bytes >= kHugePageBytes) ::madvise(data, bytes, MADV_HUGEPAGE);
   return {data, bytes};
 }

@@ -60,8 +60,8 @@ class DeviceWatch {
 
     // Must be called when the rank's thread has given `op` to the device. The numbers of ops must grow by one.
     void note(const Op& op, const c10::intrusive_ptr<c10d::Work>& work);
-    // While it lives, the watching thread leaves the device to the rank's own thread. If `watching` is null, it does
-    // nothing.
+    // While an object lives, the watching thread leaves the device to the rank's own thread. If `watching` is null, it
+    // does nothing.
     class Attended {
      public:
       explicit Attended(const Watching* watching);

@@ -27,8 +27,8 @@ bool may_be_auto(const Allowed& allowed) {
   return choice && std::find(choice->names.begin(), choice->names.end(), "auto") != choice->names.end();
 }
 
-// Returns whether a user who gives `value` to a key without effect expects an effect. A default, an empty block, or a
-// block that is switched off has none.
+// Returns whether a user who gives `value` to a key without effect expects an effect. A user who gives the default, an
+// empty block, or a block that is switched off expects none.
 bool asks_for_something(const Key& key, const Json& value) {
   if (value == key.default_value || value.is_null()) return false;
   if (!value.is_object()) return true;

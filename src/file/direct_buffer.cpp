@@ -14,7 +14,7 @@ DirectBuffer allocate_direct(int64_t bytes) {
   const auto size = size_t(align_up(bytes > 0 ? bytes : 1, alignment));
   DirectBuffer buffer(static_cast<std::byte*>(std::aligned_alloc(size_t(alignment), size)));
   if (!buffer) throw std::bad_alloc();
-  if (alignment == kHugePage) ::madvise(buffer.get(), size, MADV_HUGEPAGE);  // the system may refuse this advice
+  if (alignment == kHugePage) ::madvise(buffer.get(), size, MADV_HUGEPAGE);  // the system can refuse this advice
   return buffer;
 }
 

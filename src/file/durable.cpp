@@ -12,7 +12,7 @@ FileReader::FileReader(const Directory& directory, const std::string& name)
   FileStatus status;
   check_io(retry_interrupted([&] { return io_->fstat(fd_.get(), status); }), "look up", path_);
   size_ = status.size;
-  io_->advise_sequential(fd_.get());  // the system may refuse this advice
+  io_->advise_sequential(fd_.get());  // the system can refuse this advice
 }
 
 void FileReader::read(int64_t offset, void* data, int64_t bytes) const {

@@ -62,7 +62,7 @@ void ReadAhead::open(std::string_view name) {
   fd_ = directory_.open_file(std::string(name));
   open_name_ = name;
   direct_ = retry_interrupted([&] { return io.set_direct(fd_.get(), true); }) == 0;
-  if (!direct_) io.advise_sequential(fd_.get());  // the system may refuse this advice
+  if (!direct_) io.advise_sequential(fd_.get());  // the system can refuse this advice
 }
 
 }  // namespace zeroshard

@@ -64,7 +64,7 @@ class Autocast {
   std::array<State, 2> states_;
 };
 
-// While it lives, the current thread has the autocast state `wanted`.
+// While an object lives, the current thread has the autocast state `wanted`.
 class WithAutocast {
  public:
   explicit WithAutocast(const Autocast& wanted) : before_(wanted.states_[1].device) {
@@ -114,7 +114,8 @@ class RandomStates {
   Tensors states_;
 };
 
-// While it lives, the generators continue from the states `wanted`. Afterwards they continue from their earlier states.
+// While an object lives, the generators continue from the states `wanted`. Afterwards they continue from their earlier
+// states.
 class WithRandomStates {
  public:
   WithRandomStates(const RandomStates& wanted, at::Device device) : before_(device) { wanted.set(); }
@@ -126,8 +127,8 @@ class WithRandomStates {
   RandomStates before_;
 };
 
-// While it lives, graphs save tensors without the hooks of torch.autograd.graph.saved_tensors_hooks. It is for a graph
-// that is destroyed before the forward ends.
+// While an object lives, graphs save tensors without the hooks of torch.autograd.graph.saved_tensors_hooks. It is for a
+// graph that is destroyed before the forward ends.
 class WithoutSavedTensorHooks {
  public:
   WithoutSavedTensorHooks() : before_(at::SavedTensorDefaultHooks::get_tls_state()) {
@@ -143,8 +144,8 @@ class WithoutSavedTensorHooks {
   at::impl::SavedTensorDefaultHooksTLS before_;
 };
 
-// While it lives, the tensors have no hooks of their own (Tensor.register_hook). Such hooks expect the gradient of all
-// tiles together.
+// While an object lives, the tensors have no hooks of their own (Tensor.register_hook). Such hooks expect the gradient
+// of all tiles together.
 class WithoutTensorHooks {
  public:
   explicit WithoutTensorHooks(const Tensors& tensors) : tensors_(tensors) {

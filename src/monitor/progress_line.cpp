@@ -34,8 +34,8 @@ size_t columns_of(int fd) {
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-// While it lives, threads that this thread starts have SIGPIPE blocked. A write to a closed pipe is then an error, and
-// does not end the process.
+// While an object lives, threads that this thread starts have SIGPIPE blocked. A write to a closed pipe is then an
+// error, and does not end the process.
 class SigpipeBlocked {
  public:
   SigpipeBlocked() {

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 16;  // the fewest elements for which a second thread pays
 
-constexpr int64_t kUpdatedPiece = 1 << 15;  // the elements that are updated at a time if users may have written to them
+constexpr int64_t kUpdatedPiece = 1 << 15;  // elements of a piece if users might have written to them
 
 // The elements that LibTorch updates at a time. The number limits its temporary memory.
 constexpr int64_t kAtenPiece = 1 << 23;
@@ -213,7 +213,7 @@ struct ShardedOptimizer::Update {
   const ParamGroupOptions& options;
   int64_t step;
   float grad_scale;
-  bool is_open;            // whether users may have written to the parameters since the last step
+  bool is_open;            // whether users might have written to the parameters since the last step
   double rate_factor = 1;  // MatrixRule::rate_factor() of a whole matrix
 };
 

@@ -17,7 +17,7 @@ inline constexpr int64_t kDeviceBlock = 512;
 // one bucket at a time has waiting gradients.
 inline constexpr int64_t kWaitingBytes = 32 << 20;
 
-// The number of master weights that are compared with the parameters at a time. The comparison is needed if users may
+// The number of master weights that are compared with the parameters at a time. The comparison is needed if users might
 // have written to the parameters. It needs memory if the device has no kernel for it.
 inline constexpr int64_t kComparedNumel = 1 << 22;
 // Returns the bytes that a comparison of `numel` elements needs.

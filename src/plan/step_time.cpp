@@ -79,7 +79,7 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
     bytes.to_host += updated * gradient;  // once in each step, for the update
   }
   if (!have_left) {
-    bytes.to_host += updated * e;  // parameters are copied, too, because users may have written to them
+    bytes.to_host += updated * e;  // parameters are copied, too, because users might have written to them
     bytes.to_device += updated * e;
   }
   return bytes;

@@ -62,7 +62,7 @@ void LossScaler::load(const LossScalerState& state) {
            "a saved loss scaler has its last overflow at iteration ", state.last_overflow, " of ", state.iteration);
   ZS_CHECK(state.hysteresis_left >= 1, "a saved hysteresis must be at least 1, got ", state.hysteresis_left);
   state_ = state;
-  // The configured hysteresis may be smaller now than it was when `state` was saved.
+  // The configured hysteresis can be smaller now than it was when `state` was saved.
   state_.hysteresis_left = std::min(state_.hysteresis_left, config_.hysteresis);
 }
 
