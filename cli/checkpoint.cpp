@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kMaxFileBytes = 1e18;  // an int64_t can hold it
+constexpr double kMaxFileBytes = 1e18;  // below the greatest int64_t
 
 Json to_json(const CheckpointSummary& summary) {
   Json json{{"tag", summary.tag},
@@ -130,7 +130,8 @@ void add_verify(CLI::App& parent) {
   });
 }
 
-// Returns the name as safetensors spells it. Users may write that spelling, too.
+// Returns the name that safetensors has for the dtype `name`. `name` is the name in a configuration ("bf16"), or
+// already that of safetensors ("BF16"). Throws ValueError for any other name.
 std::string export_dtype(const std::string& name) {
   const std::map<std::string, std::string> dtypes{
       {"fp32", "F32"}, {"bf16", "BF16"}, {"fp16", "F16"}, {"f32", "F32"}, {"f16", "F16"}};
@@ -175,7 +176,8 @@ void add_diff(CLI::App& parent) {
   });
 }
 
-// Runs in Python, because foreign files are pickles, which need the restricted reader of zeroshard.convert.
+// `zeroshard checkpoint convert` runs Python. Checkpoints of other libraries are pickles, and only zeroshard.convert
+// has a reader for pickles that runs none of their code.
 void add_convert(CLI::App& parent) {
   CLI::App* const app =
       parent.add_subcommand("convert", "Imports a checkpoint of DeepSpeed (ZeRO 1 to 3, universal) or PyTorch DCP");

@@ -8,7 +8,8 @@
 
 namespace zeroshard::cli {
 
-// Returns the value for `name`. Throws ValueError with the option, the choices and the choice most like `name`.
+// Returns the value for `name`. Throws ValueError if there is none. The message names `option`, all choices, and the
+// choice that is most like `name`.
 template <typename Value>
 const Value& choose(const std::map<std::string, Value>& choices, const std::string& name, const std::string& option) {
   const auto found = choices.find(name);

@@ -7,8 +7,8 @@ namespace CLI {
 class App;
 }
 
-// Declares the subcommands of `zeroshard`, which are implemented in one file each. Each function adds its subcommand to
-// the program. The subcommand's callback does the work.
+// Declares the subcommands of `zeroshard`. Each is implemented in a file of its own. Each function adds its subcommand
+// to `app`. The subcommand's callback does the work.
 namespace zeroshard::cli {
 
 void add_config_command(CLI::App& app);
@@ -21,7 +21,8 @@ void add_tokenize_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 void add_generate_command(CLI::App& app);
 
-// Returns the command line without a `--` before the script of `run`, because CLI11 would end the subcommand there.
+// Returns `arguments`, the command line, without a `--` before the script of `run`, because CLI11 would end the
+// subcommand at the `--`.
 std::vector<char*> without_separator(const CLI::App& app, std::vector<char*> arguments);
 
 }  // namespace zeroshard::cli

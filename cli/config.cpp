@@ -33,7 +33,8 @@ std::string hex(uint64_t value) {
   return out.str();
 }
 
-// Returns why ranks would refuse the configuration, by the device they run on.
+// Returns, under the keys "GPU" and "CPU", why ranks on such a device would refuse the offload of `config`. Leaves out
+// the key of a device on which ranks would accept it.
 Json refusals(const Config& config) {
   Json json = Json::object();
   for (const bool on_device : {true, false})
@@ -61,7 +62,7 @@ void print_json(const ParsedConfig& parsed) {
 }
 
 void print_table(const ParsedConfig& parsed) {
-  constexpr size_t kWidest = 40;  // one long list must not push every origin to the right
+  constexpr size_t kWidest = 40;  // so that one long value does not push the origins of all values to the right
   size_t path_width = 0, value_width = 0;
   for (const ConfigValue& value : parsed.values) {
     path_width = std::max(path_width, value.path.size());

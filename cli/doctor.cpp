@@ -1,4 +1,4 @@
-// `zeroshard doctor`: measures what this host offers for offloading, and leaves nothing behind.
+// `zeroshard doctor`: measures what this host offers for offloading. The files that it writes are gone when it ends.
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>

@@ -1,4 +1,4 @@
-// `zeroshard env`: prints the variables by which a shell finds zeroshard under DeepSpeed's name.
+// `zeroshard env`: prints the environment variables with which a shell finds zeroshard under DeepSpeed's name.
 #include <CLI/CLI.hpp>
 #include <iostream>
 
@@ -9,7 +9,7 @@
 namespace zeroshard::cli {
 namespace {
 
-// Quotes any value as one word of a POSIX shell.
+// Quotes `value` so that a POSIX shell reads it as one word.
 std::string quoted(const std::string& value) {
   std::string word = "'";
   for (const char character : value) word += character == '\'' ? std::string("'\\''") : std::string(1, character);

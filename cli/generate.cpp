@@ -19,17 +19,17 @@ struct RanksArguments {
   int nproc = 1;
 };
 
-// Returns the command line of a rank: the options given to this command, except --nproc.
+// Returns the command line of a rank, which has the options that this command got, except --nproc.
 std::vector<std::string> rank_argv(const CLI::App& command, const std::string& directory) {
   std::vector<std::string> argv = {torch_program(), "generate"};
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
     if (name == "DIR" || name == "--nproc") continue;
     for (const std::string& value : option->results()) {
-      if (value.starts_with('-'))  // otherwise it would be read as an option
+      if (value.starts_with('-'))  // a word of its own would be read as an option
         argv.push_back(name + "=" + value);
       else
-        argv.insert(argv.end(), {name, value});  // NAME= would be read as an option without a value
+        argv.insert(argv.end(), {name, value});  // an empty value in NAME=VALUE would be read as a missing one
     }
   }
   argv.insert(argv.end(), {"--", directory});
@@ -50,7 +50,7 @@ void add_generate_command(CLI::App& app) {
     options.argv = rank_argv(*generate, arguments->of_rank.directory);
     if (arguments->nproc == 1 || !rank_environment().source.empty()) become(options.argv);
     options.nproc = arguments->nproc;
-    options.prefix_stdout = false;  // only rank 0 writes
+    options.prefix_stdout = false;  // because only rank 0 writes
     throw Exit{launch(options)};
   });
 }

@@ -9,16 +9,16 @@ class App;
 
 namespace zeroshard::cli {
 
-// The command line of `zeroshard generate` and of its ranks.
+// The values of the command line of `zeroshard generate`, and of the ranks that it starts.
 struct GenerateArguments {
   std::string directory, prompt, dtype = "F32", device = "auto";
   GenerateOptions options;
 };
 
-// `arguments` must live as long as `app`.
+// Adds the options that set `arguments`, which must live as long as `app`.
 void add_generate_options(CLI::App& app, GenerateArguments& arguments);
 
-// Throws ValueError unless `directory` is a directory.
+// Throws ValueError if `directory` is not a directory.
 void check_model_directory(const std::string& directory);
 
 }  // namespace zeroshard::cli

@@ -31,14 +31,14 @@
 namespace zeroshard::cli {
 namespace {
 
-// Options of the job as a whole, which are not passed on as they were given. Each host gets its own values of the first
-// ones.
+// The options of `run` that are not passed on to the hosts as the user gave them. Each host gets its own values of
+// those that it needs.
 constexpr std::array kOfTheJob{"nproc",       "num_gpus",      "nnodes",   "node_rank",  "master_addr",
                                "master_port", "job",           "hostfile", "include",    "exclude",
                                "launcher",    "launcher_args", "ssh_port", "from-stdin", "restarts"};
 
-// Prefixes of the variables that each host gets besides those of .deepspeed_env: those that DeepSpeed hands over, and
-// those that zeroshard, torch and Python read.
+// Prefixes of the environment variables that each host gets in addition to those of .deepspeed_env: the variables that
+// DeepSpeed passes on, and those that zeroshard, torch and Python read.
 constexpr std::array kHandedOver{"MLFLOW", "PYTHON",      "MV2",        "UCX",   "NCCL", "LD_LIBRARY",
                                  "PATH",   "VIRTUAL_ENV", "ZEROSHARD_", "GLOO_", "OMP_", "TORCH_"};
 
@@ -46,7 +46,8 @@ std::string hostfile_line(const HostArguments& arguments, const JobHost& host) {
   return concat("hostfile '", arguments.hostfile, "', line ", host.line);
 }
 
-// For a name USER@HOST, ssh has to log in as USER, even on this host.
+// Returns whether `host` is this machine, so that the job starts there without ssh. Returns false for a name USER@HOST
+// even if HOST is this machine, because ssh has to log in as USER.
 bool is_here(const JobHost& host) {
   return host.name == host.host() && is_this_host(host.host());
 }
@@ -57,7 +58,8 @@ void check_filters(const HostArguments& arguments) {
            "--include and --exclude choose hosts and slots: give them without --nproc, --num_gpus and --num_nodes");
 }
 
-// All hosts need the same number of ranks.
+// Returns how many ranks to start on each host. Throws ValueError if the hosts have different numbers of slots, because
+// every host must run the same number of ranks.
 int ranks_per_host(const std::vector<JobHost>& hosts, const HostArguments& arguments) {
   if (arguments.nproc) return *arguments.nproc;
   for (const JobHost& host : hosts) {
@@ -98,13 +100,13 @@ std::string own_path() {
   return path;
 }
 
-// Returns how long a connection may be silent. Less than a few seconds would end healthy hosts. Without a limit, lost
-// hosts would stay.
+// Returns after how many seconds of silence the connection to a host counts as lost. The result is at least 5, because
+// fewer seconds would end healthy hosts, and it is always finite, so that a lost host does not stay forever.
 double patience_s(const LaunchOptions& options) {
   return options.stall_timeout_s == 0 ? 60 : std::clamp(options.stall_timeout_s, 5.0, 3600.0);
 }
 
-// Returns the options as they were given, by their long names.
+// Returns the user's options that every host gets, each under its long name.
 std::vector<std::string> common_options(const CLI::App& run) {
   std::vector<std::string> words;
   for (const CLI::Option* option : run.get_options()) {
@@ -126,7 +128,8 @@ std::string slots_option(const JobHost& host, const HostArguments& arguments, in
   return "--include=localhost:" + list;
 }
 
-// Reads DeepSpeed's file of lines NAME=VALUE. Looks for it in the home directory and in the current one.
+// Appends the lines NAME=VALUE of DeepSpeed's file .deepspeed_env (or of the file in DS_ENV_FILE) to `variables`. Reads
+// such a file in the home directory and in the current directory.
 void add_environment_file(std::vector<std::string>& variables) {
   const char *name = std::getenv("DS_ENV_FILE"), *home = std::getenv("HOME");
   const bool is_named = name != nullptr && *name != 0;
@@ -149,7 +152,7 @@ void add_environment_file(std::vector<std::string>& variables) {
       const size_t first = line.find_first_not_of(" \t"), equals = line.find('=');
       if (first == line.npos || line[first] == '#') continue;
       ZS_CHECK(equals != line.npos && equals > 0 && line.find('\0') == line.npos, path.string(), ", line ", number,
-               " is not NAME=VALUE");  // the line is not shown, because it may be a secret
+               " is not NAME=VALUE");  // the message does not show the line, because it can be a secret
       variables.push_back(line);
     }
   }
@@ -264,7 +267,7 @@ int run_on_hosts(const CLI::App& run, std::vector<JobHost> hosts, HostArguments 
   std::optional<JobEnd> last;
   for (;;) {
     of_all.nnodes = static_cast<int>(hosts.size());
-    check_launch_options(of_all);  // reports an error once, instead of once on each host
+    check_launch_options(of_all);  // reports an error once, and not once on each host
     const JobEnd end = launch_on_hosts(starts_of(run, hosts, arguments, of_all), options.grace_period_s);
     const HostsAttempt attempt{*of_all.restarts, names_of(hosts), of_all.nproc, last};
     const HostsRestart restart = decide_restart(of_all, attempt, end);

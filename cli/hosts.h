@@ -16,7 +16,7 @@ struct LaunchOptions;
 // Implements `zeroshard run --hostfile`, which starts a job on several hosts with one command.
 namespace zeroshard::cli {
 
-// Options that say which hosts run the job and how they are reached. They have DeepSpeed's names.
+// The options that say which hosts run the job and how zeroshard reaches them. They have DeepSpeed's names.
 struct HostArguments {
   std::string hostfile, include, exclude;
   Reach reach;
@@ -27,7 +27,8 @@ struct HostArguments {
 // Adds --launcher, --launcher_args and --ssh_port.
 void add_host_options(CLI::App& run, HostArguments& arguments);
 
-// Returns the hosts on which a job is to be started; none if the job runs only on this host. Throws ValueError.
+// Returns the hosts on which to start a job, or nothing if the job runs only on this host. Throws ValueError for wrong
+// values of the options, and for a wrong hostfile.
 std::vector<JobHost> other_hosts(const HostArguments& arguments);
 
 // Starts the job on `hosts`, with the options of `run` that do not concern hosts, and restarts it as --max-restarts and

@@ -12,10 +12,11 @@ namespace {
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr const char* kSeconds = "seconds >= 0";
 
-// `told_max`: the message names the upper limit, even if it is only the limit of int.
-std::string describe(IntRange range, bool told_max) {
+// Returns text about the allowed numbers, for an error message or the help. If `name_max` is true, the text names the
+// upper limit, even if that limit is only the largest int.
+std::string describe(IntRange range, bool name_max) {
   std::string text = "a whole number >= " + std::to_string(range.min);
-  if (told_max) text += " and <= " + std::to_string(range.max);
+  if (name_max) text += " and <= " + std::to_string(range.max);
   return text;
 }
 
@@ -32,7 +33,8 @@ double parse_seconds(const std::string& option, const std::string& text) {
   return value;
 }
 
-// CLI11 calls `read` with the text while it parses, before the subcommand's callback.
+// Adds an option. While CLI11 parses the command line, it calls `read` with the option's name and its text. That is
+// before the subcommand's callback runs.
 void add(CLI::App& app, const std::string& names, const std::string& expected, const std::string& help,
          std::function<void(const std::string& option, const std::string& text)> read) {
   const std::string first = names.substr(0, names.find(','));

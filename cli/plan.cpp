@@ -1,4 +1,4 @@
-// `zeroshard plan`: predicts bytes per rank before anything is allocated.
+// `zeroshard plan`: predicts how many bytes each rank will hold, before anything is allocated.
 #include "zeroshard/plan.h"
 
 #include <CLI/CLI.hpp>
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kLongestSequence = 1 << 30;
 
-// The options that describe a micro-batch, for activations and for the time of a step.
+// The options that describe a micro-batch. The activations and the time of a step depend on them.
 struct BatchArguments {
   std::optional<int> batch, sequence_length, sequence_parallel;
   bool checkpoint_activations = false, tile = false;
@@ -33,10 +33,10 @@ struct BatchArguments {
 
 struct MemoryArguments {
   std::string device, device_overhead, host;
-  bool gpu = false;  // also set if the configuration asks for files
+  bool gpu = false;  // plans for GPUs, even if the configuration puts states in files
 };
 
-// The configuration file to read, and the file to write.
+// The configuration file to read, the file to write, and the directory of swap files for the written one.
 struct ConfigArguments {
   std::string path, write, nvme_path;
 };
@@ -101,7 +101,7 @@ void note_offload(const Config& config, PlanInputs& inputs) {
 void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = *arguments.world_size;
-  // The highest planned stage supports everything that a file may ask for.
+  // The highest planned stage, because it supports everything that a file can ask for.
   if (!inputs.stages.empty()) context.stage = inputs.stages.back();
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
   const ParsedConfig parsed = load_config(arguments.config.path, context);
@@ -126,7 +126,8 @@ void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   note_offload(config, inputs);
 }
 
-// A number without a unit is in bytes. No device has so few bytes, so a unit was probably forgotten.
+// Returns the bytes that `text` names. Throws ValueError for a small number without a unit. It would be in bytes, and
+// no device has so few bytes, so the user probably forgot the unit.
 double parse_device_bytes(const std::string& option, const std::string& text) {
   const double bytes = parse_bytes(text);
   const bool has_unit = text.find_first_not_of("0123456789.") != text.npos;
@@ -181,7 +182,7 @@ PlanInputs read_inputs(const PlanArguments& arguments) {
     return inputs;
   }
   inputs.optimizer_name = "adamw";
-  inputs.options.on_device = true;  // unless the configuration says otherwise
+  inputs.options.on_device = true;  // read_config() may change it
   read_stages(arguments.stage, inputs);
   if (!arguments.config.path.empty()) read_config(arguments, inputs);
   if (inputs.stages.empty()) inputs.stages = {0, 1, 2, 3};
@@ -228,7 +229,8 @@ MemoryLimits limits_of(const PlanInputs& inputs) {
   return {limit(inputs.device_bytes), limit(inputs.host_bytes)};
 }
 
-// Makes the choice that an engine would make for "auto", with the limits that are known here.
+// If the configuration has "auto" as the device of an offload, makes the choice that an engine would make under the
+// memory limits that the user gave.
 void choose_offload(PlanInputs& inputs) {
   if (!inputs.config || !has_auto_offload(*inputs.config)) return;
   const bool on_device = inputs.options.on_device;
@@ -244,7 +246,7 @@ void choose_offload(PlanInputs& inputs) {
   inputs.config = choices[choice.index];
 }
 
-// Returns the largest share of a limit that a rank needs. It does not fit if the share is above 1.
+// Returns the largest of the ratios of needed memory to its limit. The plan fits if this is at most 1.
 double share_of_limits(const MemoryNeeds& needs, const MemoryLimits& limits) {
   return std::max(limits.device ? needs.device / limits.device->bytes : 0,
                   limits.host ? needs.host / limits.host->bytes : 0);

@@ -14,7 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Shows at least three digits, so that small models have no misleading 0.00.
+// Returns `bytes` in the unit `unit` as text. Numbers below 0.1 have three significant digits, so that small models do
+// not show a misleading 0.00. Returns "-" for 0.
 std::string gigabytes(double bytes, double unit = 1e9) {
   const double value = bytes / unit;
   if (value == 0) return "-";
@@ -43,11 +44,11 @@ std::string describe_activations(const ActivationOptions& options) {
 
 bool has_swap(const PlanInputs& inputs) {
   const PlanOptions& options = inputs.options;
-  if (options.on_device) return false;  // they count as host memory already
+  if (options.on_device) return false;  // the host's buffers of swap files are in another row then
   return options.state_tier == Tier::kFile || options.parameter_tier == Tier::kFile || options.activations_in_files;
 }
 
-// Returns the bytes of the stage that needs most.
+// Returns the bytes of staging memory that saving a checkpoint needs, at the planned stage that needs most.
 double staging(const PlanInputs& inputs) {
   double bytes = 0;
   for (const int stage : inputs.stages) {
@@ -58,11 +59,12 @@ double staging(const PlanInputs& inputs) {
   return bytes;
 }
 
-// Explains the parts of the 16 (or other) bytes per parameter.
+// Returns sentences that say how many bytes a parameter takes before sharding (16 for bf16 with Adam), how they are
+// divided among weights, gradients, master weights and moments, and what accumulated gradients add.
 std::string convention(const PlanInputs& inputs) {
   PlanOptions whole = inputs.at_stage(0);
   whole.world_size = 1;
-  PlanOptions plain = whole;  // gradients keep the dtype in which they travel
+  PlanOptions plain = whole;  // as if gradients were kept in the dtype in which they are reduced
   plain.grad_accumulation_steps = 1;
   plain.grad_dtype.reset();
   const PlannedBytes bytes = plan_count(1, plain);
@@ -83,8 +85,8 @@ std::string convention(const PlanInputs& inputs) {
   return line;
 }
 
-// Returns for example "17.5 GB of the 24 GB of a device, and 122 GB of the 2000 GB of the host". Includes only tiers
-// that have a limit.
+// Returns the needed memory beside its limits, such as "17.50 GB of the 24.00 GB of a device, and 122.0 GB of the
+// 2000.0 GB of the host". Includes only the memory that has a limit.
 std::string describe_needs(const PlanInputs& inputs, const MemoryNeeds& needs) {
   const auto of_limit = [](double need, double limit) {
     const std::string needed = need > 0 ? gigabytes(need) : "0", allowed = gigabytes(limit);
@@ -105,7 +107,7 @@ std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
   std::string line = format("stage %d, %d ranks: ", plan.stage, inputs.ranks());
   line += fit.fits ? "fits: needs " : "does not fit: needs ";
   line += describe_needs(inputs, inputs.memory_needs(plan.bytes));
-  if (inputs.options.replicas > 1) return line;  // the sizes that fit are those of a replica
+  if (inputs.options.replicas > 1) return line;  // the world sizes of `fit` are those of one replica
   if (fit.min_world_size) {
     line += format("; smallest world size that fits at this stage: %d", *fit.min_world_size);
   } else {
@@ -126,7 +128,7 @@ std::string describe_advice(const PlanInputs& inputs, const FitReport& fit,
          describe_needs(inputs, recommended->needs) + ". --write FILE writes it.";
 }
 
-// Describes the memory that a GPU needs besides the total.
+// Returns a sentence about the memory that a GPU needs in addition to the totals of the table.
 std::string describe_overhead(const PlanInputs& inputs) {
   if (!inputs.device_overhead)
     return "Not counted on a GPU: the device's context and the collectives' own buffers (--device-overhead adds them).";
@@ -140,7 +142,8 @@ void print_row(const char* name, const std::vector<StagePlan>& plans, const auto
   std::cout << "\n";
 }
 
-// Prints the bytes that are not on the device, if there are any.
+// Prints the bytes that each plan keeps on one tier other than the device, under `name`. Prints nothing if no plan uses
+// that tier.
 void print_tier(const std::string& name, const std::vector<StagePlan>& plans, PlannedTier PlannedBytes::*tier) {
   const auto is_used = [tier](const StagePlan& plan) { return (plan.bytes.*tier).total() > 0; };
   if (std::none_of(plans.begin(), plans.end(), is_used)) return;
@@ -155,7 +158,8 @@ void print_tier(const std::string& name, const std::vector<StagePlan>& plans, Pl
   print_row((name + ": total").c_str(), plans, [&](const PlannedBytes& bytes) { return (bytes.*tier).total(); });
 }
 
-// Returns the end of a line: ": the longest sequence that fits has 12345 tokens".
+// Returns what follows describe_fit() in its line, such as "; the longest sequence that fits has 12345 tokens". Returns
+// "" if the plan has not computed the longest sequence.
 std::string describe_longest(const StagePlan& plan) {
   if (!plan.longest_sequence) return "";
   if (*plan.longest_sequence == 0) return "; no sequence fits";
@@ -235,7 +239,7 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
 
 namespace {
 
-// Makes whole bytes JSON integers.
+// Returns `value` as a JSON integer if it is whole, else as a floating-point number.
 Json number(double value) {
   return value == std::floor(value) ? Json(int64_t(value)) : Json(value);
 }

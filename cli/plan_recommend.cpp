@@ -28,7 +28,8 @@ Json optimizer_of(const std::string& name) {
   return json;
 }
 
-// Makes a configuration for a plan that was made without a configuration file. The learning rate is no part of a plan.
+// Makes a configuration for a plan that was made without a configuration file. Its learning rate is "auto", because a
+// plan has none.
 Json new_file(const PlanInputs& inputs) {
   const int64_t batch = inputs.activations ? inputs.activations->batch : inputs.micro_batch;
   Json json{{"train_micro_batch_size_per_gpu", batch}, {"gradient_accumulation_steps", 1}};
@@ -48,7 +49,8 @@ Json file_to_change(const RecommendedFrom& from) {
   return json;
 }
 
-// Erases a flat key of the same name, because it would have no effect beside the nested one.
+// Sets the nested key that `path` names with dots. Erases a flat key whose name is `path`, because that key would have
+// no effect beside the nested one.
 void set(Json& json, const std::string& path, const Json& value) {
   json.erase(path);
   std::string pointer = "/" + path;
@@ -57,7 +59,8 @@ void set(Json& json, const std::string& path, const Json& value) {
   json[Json::json_pointer(pointer)] = value;
 }
 
-// Replaces "auto", because a run would choose by the limits that it finds.
+// Replaces the device "auto" of an offload by the device of `chosen`. A run with "auto" would choose by the memory that
+// it finds, and not by the limits of the plan.
 void name_chosen(Json& json, const Config& chosen) {
   const std::pair<const char*, OffloadDevice> places[] = {{"offload_optimizer", chosen.offload_optimizer.device},
                                                           {"offload_param", chosen.offload_param.device}};
@@ -79,7 +82,8 @@ void name_directories(Json& json, const RecommendedFrom& from) {
   }
 }
 
-// Parses the text as a run does. Throws ValueError if the configuration needs other memory than was planned.
+// Parses `text` as a run does. Throws ValueError if a run of this configuration would need other memory than was
+// planned.
 void check_meaning(const std::string& text, const Recommendation& recommended, const PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = recommended.change.options.world_size;

@@ -8,19 +8,21 @@
 // Chooses the one configuration that `zeroshard plan` recommends, and writes it to a file.
 namespace zeroshard::cli {
 
-// Returns the lowest planned stage that fits, or the smallest change with which a stage fits. Returns nothing if
-// nothing fits, or if no limit is known and several stages are planned.
+// Returns the lowest planned stage that fits. If none fits, returns the smallest change with which a stage fits, or
+// nothing if no change is enough. If no limit is known, returns the planned stage, or nothing if several stages are
+// planned.
 std::optional<Recommendation> recommend(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
 
-// The inputs from which a recommended configuration is written.
+// What write_recommended() needs besides the recommendation.
 struct RecommendedFrom {
   const PlanInputs& inputs;
-  std::string config_path;  // the file that it changes; "" for a new file
-  // Directory of swap files, for a configuration that needs one and names none; "" if the user gives no directory.
+  std::string config_path;  // the configuration file to change; "" for a new one
+  // Directory of swap files, used if the recommended configuration needs one and names none. "" if the user gives none.
   std::string nvme_path;
 };
-// Writes the recommendation as JSON, to standard output if `path` is "-". Throws ValueError if there is no
-// recommendation, or if the file would not mean what was planned.
+// Writes the recommended configuration to the file `path` as JSON, or to standard output if `path` is "-". Throws
+// ValueError if `recommended` is empty, if a directory of swap files is missing, or if a run of the configuration would
+// need other memory than was planned. Throws IoError if the file cannot be written.
 void write_recommended(const std::string& path, const std::optional<Recommendation>& recommended,
                        const RecommendedFrom& from);
 

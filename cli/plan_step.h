@@ -10,7 +10,8 @@ namespace CLI {
 class App;
 }
 
-// Estimates the time of a step: adds the options of `zeroshard plan` that ask for the time, and prints it.
+// The part of `zeroshard plan` about the time of a step: adds the options for the machine's rates, and returns the
+// estimated time as text and as JSON.
 namespace zeroshard::cli {
 
 struct RateArguments {
@@ -18,8 +19,8 @@ struct RateArguments {
 };
 void add_rate_options(CLI::App& plan, RateArguments& rates);
 
-// Returns nothing if no rate is given. Throws ValueError for a value that is no rate, and if the sizes of a micro-batch
-// are missing.
+// Returns the rates that the user gave, or nothing if the user gave none. Throws ValueError if a value is not a rate,
+// or if rates are given without the sizes of a micro-batch.
 std::optional<MachineRates> read_rates(const RateArguments& rates, const PlanInputs& inputs);
 
 std::string describe_step(const PlanInputs& inputs, const PlanOptions& at);

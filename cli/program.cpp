@@ -24,8 +24,8 @@ int report(const std::string& message, int code) {
   return code;
 }
 
-// Reports output that could not be written, for example because of a full disk or a descriptor that is only for
-// reading.
+// Returns 0 if all output could be written. Otherwise reports why not, for example because the disk is full, and
+// returns the exit code.
 int check_output() {
   errno = 0;
   bool written = bool(std::cout.flush());
@@ -35,8 +35,8 @@ int check_output() {
   return report("standard output cannot be written" + reason, kFailure);
 }
 
-// Refuses empty values, which would be read as 0, or as if the option were not given. Leaves out required options,
-// because their commands say what they need.
+// Makes the options of `app` and of its subcommands refuse empty values. CLI11 would read such a value as 0, or as if
+// the option were not given. Leaves out required options, because the commands themselves check those.
 void refuse_empty_values(CLI::App& app) {
   const auto check = [](const std::string& text) { return std::string(text.empty() ? kNoValue : ""); };
   for (CLI::Option* option : app.get_options())
@@ -49,7 +49,8 @@ void refuse_empty_values(CLI::App& app) {
 
 int run_program(CLI::App& app, int argc, const char* const* argv) {
   open_standard_streams();
-  ::signal(SIGXFSZ, SIG_IGN);  // so that exceeding a limit on file sizes is an error of the write
+  ::signal(SIGXFSZ, SIG_IGN);  // so that writing beyond the limit on file sizes fails with an error, instead of ending
+                               // the process
   refuse_empty_values(app);
   try {
     app.parse(argc, argv);

@@ -45,7 +45,7 @@ std::string path_of(std::string_view program, const Reach& reach) {
   return path;
 }
 
-// The user's own arguments come first, because ssh takes the first value of an option.
+// The words of --launcher_args come first, because ssh takes the first value that it finds for an option.
 Words ssh_command(const JobHost& host, const Reach& reach, double patience_s) {
   Words words{path_of("ssh", reach)};
   for (const std::string& word : ssh_words(reach.launcher_args)) words.push_back(word);

@@ -32,8 +32,9 @@ struct RunArguments {
   bool add_local_rank = false, no_local_rank = false;  // no_local_rank wins
 };
 
-// Returns the number of ranks for --num_gpus. DeepSpeed's launcher picks GPUs 0 to N-1. On a host without GPUs, the
-// ranks run on CPUs.
+// Returns `wanted`, the number of ranks for --num_gpus or for the slots of a hostfile with one host. Throws ValueError
+// if the host has GPUs but fewer than `wanted` are visible, because DeepSpeed's launcher picks GPUs 0 to N-1. If the
+// host has no GPU, logs that the ranks run on CPUs.
 int ranks_for_gpus(int wanted) {
   const int gpus = count_gpus();
   if (wanted <= gpus) return wanted;
@@ -55,7 +56,8 @@ void set_search_paths(bool with_deepspeed) {
   }
 }
 
-// Makes only the chosen GPUs visible to the ranks. Returns their number, one rank for each.
+// Makes only the GPUs that --include or --exclude chooses visible to the ranks. Returns the number of these GPUs,
+// because each gets one rank.
 int choose_gpus(const RunArguments& arguments) {
   const std::vector<std::string> chosen = chosen_gpus(arguments.hosts.include, arguments.hosts.exclude, visible_gpus());
   std::string list;
@@ -84,7 +86,7 @@ std::vector<int> cores_of(const RunArguments& arguments) {
   return arguments.bind_cores ? usable_cpus() : std::vector<int>{};
 }
 
-// Returns SCRIPT and its arguments.
+// Returns SCRIPT and its arguments. Throws ValueError if there is no SCRIPT, or an unknown option before it.
 std::vector<std::string> script_of(const CLI::App& app) {
   std::vector<std::string> rest = app.remaining();
   if (rest.empty()) throw ValueError("which script? zeroshard run [OPTIONS] SCRIPT [ARGS...]");
@@ -183,7 +185,7 @@ std::vector<char*> without_separator(const CLI::App& app, std::vector<char*> arg
       arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i));
       return arguments;
     }
-    if (!argument.starts_with('-')) return arguments;  // the script; the words after it are its own
+    if (!argument.starts_with('-')) return arguments;  // this is the script, and the words after it are its own
     const CLI::Option* option = run->get_option_no_throw(argument);
     if (option != nullptr && option->get_expected_min() > 0) ++i;  // skips the option's value
   }

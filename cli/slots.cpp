@@ -34,7 +34,7 @@ std::optional<int> number(std::string_view text) {
   return value;
 }
 
-// Returns the index of `slot` in `visible`.
+// Returns the index of `slot` in `visible`. Throws ValueError, which names `option`, if `slot` is not visible.
 size_t place_of(const std::string& slot, const std::vector<std::string>& visible, const std::string& option) {
   auto found = std::find(visible.begin(), visible.end(), slot);
   const std::optional<int> index = number(slot);
@@ -47,7 +47,9 @@ size_t place_of(const std::string& slot, const std::vector<std::string>& visible
   return size_t(found - visible.begin());
 }
 
-// Returns which entries of `visible` a filter like "localhost:0,2" names. A filter without slots names all.
+// Returns for each entry of `visible` whether `filter` names it. "localhost:0,2" names the slots 0 and 2 of this host.
+// "localhost", without slots, names every entry. Throws ValueError for another host, and for a slot that is not
+// visible.
 std::vector<bool> named(const std::string& filter, const std::vector<std::string>& visible, const std::string& option) {
   std::vector<bool> result(visible.size(), false);
   for (const std::string& node : split(filter, '@')) {

@@ -6,13 +6,14 @@
 // Parses DeepSpeed's notation for the GPUs and CPUs of this host: "localhost:0,2" and "0-3,8".
 namespace zeroshard::cli {
 
-// Returns the entries of CUDA_VISIBLE_DEVICES that `include` names, or all entries that `exclude` does not name. A slot
-// is an entry as it is written there, a number or a UUID. If the entries are UUIDs, a slot may also be a number counted
-// from 0. Throws ValueError for another host, and for a slot that is not visible.
+// Returns the entries of `visible`, the value of CUDA_VISIBLE_DEVICES, that `include` names. If `include` is empty,
+// returns all entries that `exclude` does not name. A slot is an entry as it is written in `visible`, which is a number
+// or a UUID. If all entries are UUIDs, a slot may also be the index of an entry. Throws ValueError for another host,
+// and for a slot that is not visible.
 std::vector<std::string> chosen_gpus(const std::string& include, const std::string& exclude,
                                      const std::vector<std::string>& visible);
 
-// Returns the CPUs of a list like "0-3,8" in ascending order. Throws ValueError.
+// Returns the CPUs of a list like "0-3,8" in ascending order. Throws ValueError if `list` is not such a list.
 std::vector<int> parse_cores(const std::string& list);
 
 }  // namespace zeroshard::cli

@@ -4,13 +4,13 @@
 
 namespace zeroshard::cli {
 
-// Splits and unquotes --launcher_args as a POSIX shell does, but without expansions. Throws ValueError for a quote that
-// does not end.
+// Splits --launcher_args into words and unquotes them as a POSIX shell does, but without expansions. Throws ValueError for
+// a quote that does not end.
 std::vector<std::string> launcher_words(const std::string& text);
 
-// As launcher_words(), for ssh. Throws ValueError unless each word
-// is an option of ssh, or an option's value, that does not change the host, the command or the streams of ssh, because
-// zeroshard sets them.
+// Does the same for words of ssh. Each word must be an option of ssh or the value of one. Throws ValueError for other
+// words, and for options that would change the host, the command or the streams of ssh (such as -N or -f), because
+// zeroshard sets those itself. The values are not examined, so `-o HostName=...` passes.
 std::vector<std::string> ssh_words(const std::string& text);
 
 }  // namespace zeroshard::cli

@@ -19,23 +19,25 @@
 namespace zeroshard::cli {
 namespace {
 
-// The signal that asked to stop; 0 if none has come. It is global, because a signal handler can access nothing else.
+// The signal that asked this program to stop, or 0. It is global, because a signal handler gets no pointer to other
+// data.
 std::atomic<int> caught_signal{0};
 std::atomic<bool> stop{false};
 
-// Sets an alarm, which repeats every second, because a signal that comes just before a call waits for input does not
-// end that call.
+// Stops the work, and sets an alarm for one second later. The alarm calls this function, so it repeats. It is needed
+// because a signal that arrives just before the program waits for input does not end that wait. The next alarm does.
 extern "C" void on_signal(int signal) {
   if (signal != SIGALRM) caught_signal = signal;
   stop = true;
   ::alarm(1);
 }
 
-// Handles signals, so that temporary files are deleted. A second signal ends the process at once.
+// Makes SIGINT, SIGTERM and SIGHUP stop the work, so that temporary files are deleted. The second time that one of them
+// arrives, it ends the process at once. A signal that this process was told to ignore stays ignored.
 void stop_on_signals() {
   struct sigaction action {};
   action.sa_handler = on_signal;
-  action.sa_flags = int(SA_RESETHAND);  // without SA_RESTART, so that a signal ends waiting for input
+  action.sa_flags = int(SA_RESETHAND);  // without SA_RESTART, so that a signal ends a wait for input
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction before {};
     if (::sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
@@ -61,10 +63,10 @@ void print_report(const TokenizeReport& report, const std::string& output) {
   if (report.empty > 0) std::cout << report.empty << " documents without text were left out\n";
 }
 
-// Throws ValueError if the tokens would replace a file that load_tokenizer() reads.
+// Throws ValueError if the file of tokens would replace a file that load_tokenizer() reads.
 void check_output_is_not_of_tokenizer(const TokenizeArguments& arguments) {
   namespace fs = std::filesystem;
-  std::error_code missing;  // on an error, the file is not the same
+  std::error_code missing;  // a file whose path cannot be examined counts as another file
   const fs::path given(arguments.tokenizer);
   const fs::path directory = fs::is_directory(given, missing) ? given : given.parent_path();
   std::vector<fs::path> files = {given};

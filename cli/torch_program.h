@@ -7,11 +7,11 @@ namespace zeroshard::cli {
 // Returns the path of zeroshard-torch, in the directory of this program. Throws Error if it is missing.
 std::string torch_program();
 
-// Replaces this program by `argv`. Throws Error if it cannot be started.
+// Replaces this program by the program of `argv`. Throws Error if that program cannot be started.
 [[noreturn]] void become(const std::vector<std::string>& argv);
 
-// Runs `argv` with this program's input and output. Returns its exit code, or 128 + n if signal n ended it. Throws
-// Error if it cannot be started.
+// Runs the program of `argv` with this program's input and output, and waits for its end. Returns its exit code, or 128
+// + n if signal n ended it. Throws Error if it cannot be started.
 int run_to_end(const std::vector<std::string>& argv);
 
 }  // namespace zeroshard::cli

@@ -18,11 +18,12 @@ namespace {
 
 struct TrainArguments {
   std::string config, device;
-  LaunchOptions launch;  // set by the options
+  LaunchOptions launch;  // set by the options of add_supervisor_options()
   bool dry_run = false;
 };
 
-// Reports an error of the configuration once, instead of by every rank. Throws Exit.
+// Starts one process that checks the configuration for `world_size` ranks. So the user sees an error once, and not once
+// from each rank. Throws Exit if the check fails.
 void check_config(std::vector<std::string> argv, int world_size) {
   argv.insert(argv.end(), {"--check-for", std::to_string(world_size)});
   if (const int code = run_to_end(argv); code != 0) throw Exit{code};
@@ -38,7 +39,7 @@ int run(const TrainArguments& arguments) {
   }
   if (arguments.dry_run) options.argv.emplace_back("--dry-run");
   options.prefix_stdout = !arguments.dry_run;
-  // Under torchrun, mpirun, srun or zeroshard run, this process is already a rank.
+  // Under torchrun, mpirun, srun or `zeroshard run`, this process is already a rank.
   if (!rank_environment().source.empty()) become(options.argv);
   return launch(options);
 }

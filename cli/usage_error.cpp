@@ -10,7 +10,7 @@
 namespace zeroshard::cli {
 namespace {
 
-// The program and the commands of the command line, the innermost last.
+// The program and the subcommands that the command line names, the innermost one last.
 using Chain = std::vector<const CLI::App*>;
 
 Chain chain_of(const CLI::App& app) {
@@ -19,7 +19,7 @@ Chain chain_of(const CLI::App& app) {
   return chain;
 }
 
-// Returns for example "zeroshard checkpoint export".
+// Returns the name of `app` after the names of its parents, such as "zeroshard checkpoint export".
 std::string full_name(const CLI::App& app) {
   return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
 }
@@ -55,7 +55,8 @@ std::string help_of(const CLI::App& app) {
   return " `" + full_name(app) + " --help` lists all";
 }
 
-// Returns the first word that `app` does not accept. A command that starts another program passes such words on.
+// Returns the first word that `app` does not accept, or nothing. A command that starts another program accepts every
+// word, because it passes the words on.
 std::optional<std::string> unplaced_word(const CLI::App& app) {
   if (app.get_prefix_command()) return {};
   for (const std::string& word : app.remaining()) {
@@ -91,7 +92,8 @@ std::string unplaced(const Chain& chain, size_t at, const std::string& word) {
   return text + (text.ends_with('?') ? "" : " of " + full_name(app) + ";") + help_of(app);
 }
 
-// Finds the option in the message, because CLI11 names it only in the message's first word.
+// Returns the option that `message`, an error of CLI11, is about, or null. CLI11 names the option only in the first
+// word of the message.
 const CLI::Option* option_of(const Chain& chain, std::string message) {
   const std::string conversion = "Could not convert: ";
   if (message.starts_with(conversion)) message = message.substr(conversion.size());
@@ -139,7 +141,7 @@ std::string wrong_value(const CLI::Option& option, const CLI::ParseError& error)
 
 std::string unknown_option(const CLI::App& app, const std::string& word) {
   const std::string name = word.substr(0, word.find('='));
-  // Guesses nothing for single letters, because any two of them would count as near.
+  // A single letter gets no guess, because any two letters would count as similar.
   const std::string guess = name.size() > 2 ? suggest_word(name, option_names(app)) : "";
   return "unknown option '" + word + "'" + guess;
 }

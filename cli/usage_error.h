@@ -8,13 +8,15 @@ class ParseError;
 
 namespace zeroshard::cli {
 
-// The message of an option's check for an empty value. explain() recognises it.
+// The message of an option's check for an empty value. explain() recognises errors by it.
 inline constexpr const char* kNoValue = "has no value";
 
-// Explains why `app` refused the command line with `error`: the word, its place, and what to do.
+// Returns why `app` refused the command line with `error`: the wrong word, the command or option that it belongs to,
+// and what to write instead.
 std::string explain(const CLI::App& app, const CLI::ParseError& error);
 
-// Returns for example "unknown option '--nprocs'; did you mean '--nproc'?", for a word that is no option of `app`.
+// Returns the message for `word`, which is no option of `app`, such as "unknown option '--nprocs'; did you mean
+// '--nproc'?".
 std::string unknown_option(const CLI::App& app, const std::string& word);
 
 }  // namespace zeroshard::cli

@@ -18,7 +18,8 @@
 namespace zeroshard::cli {
 namespace {
 
-// Prints text as it grows. A character whose bytes are in several tokens is printed once it is whole.
+// Prints the text of the ids while they arrive. If the bytes of a character are spread over several tokens, prints the
+// character when the last of them arrives.
 class Printer {
  public:
   Printer(const Tokenizer& tokenizer, std::vector<int32_t> prompt) : tokenizer_(tokenizer), ids_(std::move(prompt)) {}
@@ -40,7 +41,7 @@ class Printer {
     printed_ = whole;
   }
 
-  // The length of `text` without an incomplete character at its end.
+  // Returns the length of `text` without an incomplete UTF-8 character at its end.
   static size_t whole_characters(const std::string& text) {
     size_t begin = text.size();
     while (begin > 0 && text.size() - begin < 4 && (static_cast<unsigned char>(text[begin - 1]) & 0xC0) == 0x80)
@@ -56,7 +57,8 @@ class Printer {
   size_t printed_ = 0;
 };
 
-// Rank 0 reads standard input for all: ranks of one launcher share it, and each would get a part of the text.
+// Returns the prompt. "-" means standard input, which rank 0 reads and sends to all ranks. The ranks of one launcher
+// share standard input, so if each read it, each would get a part of the text.
 std::string read_prompt(const std::string& prompt, World& world) {
   if (prompt != "-") return prompt;
   std::string text;
@@ -64,7 +66,8 @@ std::string read_prompt(const std::string& prompt, World& world) {
   return broadcast_text(world.gather().host(), text, 0, "prompt");
 }
 
-// The text would end at such an id, which has none.
+// Returns the ids below the tokenizer's size that have no token. The generator must not choose them, because they
+// cannot be decoded.
 std::vector<int32_t> ids_without_token(const Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {

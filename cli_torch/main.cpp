@@ -1,5 +1,6 @@
-// `zeroshard-torch`: the commands of `zeroshard` that need LibTorch, as one rank. `zeroshard` starts it, so that its
-// other commands need not wait for LibTorch's libraries to be loaded.
+// `zeroshard-torch` runs one rank of those commands of `zeroshard` that need LibTorch: train and generate. `zeroshard`
+// starts it as a separate program, so that the other commands of `zeroshard` need not wait until LibTorch's libraries
+// are loaded.
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
@@ -10,11 +11,12 @@
 
 namespace {
 
-// Activations of a step are freed, and allocated again in the next step. By default glibc returns much of that memory
-// to the system, which must clear it each time: 6 % of a step of a small model. Settings in the environment are kept.
+// Makes malloc() keep freed memory in the process. A step frees its activations, and the next step allocates them
+// again. By default glibc returns much of that memory to the system, and the system must clear it each time, which
+// takes 6 % of a step of a small model. Does nothing if the environment already has settings for malloc().
 void keep_freed_memory() {
-  constexpr int kMmapThreshold = 32 << 20;  // the greatest that glibc takes
-  constexpr int kTrimThreshold = 1 << 30;   // this much stays at the top of the heap
+  constexpr int kMmapThreshold = 32 << 20;  // the greatest value that glibc accepts
+  constexpr int kTrimThreshold = 1 << 30;   // this many bytes stay at the top of the heap
   constexpr int kTopPad = 64 << 20;
   for (const char* name : {"GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"})
     if (std::getenv(name) != nullptr) return;

@@ -27,7 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::atomic<int> stop_signal = 0;  // the last that asked this rank to stop
+std::atomic<int> stop_signal = 0;  // the last signal that asked this rank to stop
 std::atomic<bool> stop_requested = false;
 
 void stop_at_signals() {
@@ -36,11 +36,11 @@ void stop_at_signals() {
     stop_signal = signal;
     stop_requested = true;
   };
-  action.sa_flags = SA_RESTART | SA_RESETHAND;  // a second one ends the process at once
+  action.sa_flags = SA_RESTART | SA_RESETHAND;  // a second signal ends the process at once
   for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
 }
 
-// Rank 0's output on the console and in the metric files.
+// Writes rank 0's output, on the console and in the metric files.
 class Reporter final : public TrainObserver {
  public:
   Reporter(const TrainOptions& options, std::string device) : options_(options), device_(std::move(device)) {}
@@ -88,7 +88,7 @@ class Reporter final : public TrainObserver {
                   static_cast<long long>(evaluation.step), evaluation.loss, perplexity,
                   static_cast<long long>(evaluation.targets));
     progress_->message(text);
-    last_ = Clock::now();  // its time does not count for the next step
+    last_ = Clock::now();  // so that the time of the evaluation does not count for the next step
   }
 
   void sampled(int64_t, const std::string& text) override {
@@ -131,8 +131,9 @@ class Reporter final : public TrainObserver {
   Clock::time_point last_;
 };
 
-// Ends a run after a signal, which perhaps only one rank got: the same on every rank. Collective, because when a rank
-// ends, its launcher ends the others: all must have finished their output before.
+// Returns the exit code after a signal that stopped the run. Every rank returns the same code, even if only one rank
+// got the signal. Collective, so all ranks have finished their output before the first one ends. That is needed because
+// a launcher ends the other ranks when one has ended.
 int exit_code_of_stop(World& world) {
   const bool terminated = world.mean(stop_signal == SIGTERM ? 1 : 0) > 0;
   const bool interrupted = world.mean(stop_signal == SIGINT ? 1 : 0) > 0;
@@ -151,7 +152,7 @@ TrainEnd train_with(const TrainConfig& config, World& world) {
   return end;
 }
 
-// What a person should know of the configuration besides its errors.
+// Logs what the user should know about the configuration besides its errors.
 void tell_of_keys(const ParsedConfig& parsed, const std::string& path) {
   if (!parsed.unknown.empty()) log(LogLevel::kWarning, concat(path, ": ", parsed.warning()));
   for (const std::string& line : parsed.assumed) log(LogLevel::kWarning, concat(path, ": ", line));
@@ -160,8 +161,8 @@ void tell_of_keys(const ParsedConfig& parsed, const std::string& path) {
 
 struct Arguments {
   std::string path;
-  std::string device;  // instead of the configuration's, unless empty
-  int world_size = 0;  // with `check`; otherwise the environment says it
+  std::string device;  // replaces the device of the configuration if it is not empty
+  int world_size = 0;  // set if `check` is; otherwise the environment has the world size
   bool dry_run = false, check = false;
 };
 
@@ -190,7 +191,8 @@ void train_rank(const Arguments& arguments) {
   try {
     TrainEnd end;
     without_frames([&] { end = train_with(config, world); });
-    // Rank 0's output is a log: with a full disk, the run has still ended well.
+    // Throws Exit, so that rank 0's console output is not checked. It is only a log, so a run on a full disk still ends
+    // well.
     throw Exit{end == TrainEnd::kInterrupted ? exit_code_of_stop(world) : 0};
   } catch (const std::exception& error) {
     world.abort(error.what());

@@ -6,7 +6,7 @@
 
 namespace zeroshard::cli {
 
-// Runs `run`. Errors of LibTorch are rethrown with only their message, without stack frames.
+// Calls `run`. Rethrows an error of LibTorch with its message alone, without the stack frames.
 inline void without_frames(const std::function<void()>& run) {
   try {
     run();
