@@ -4,8 +4,8 @@
 
 namespace zeroshard::cli {
 
-// Splits --launcher_args into words and unquotes them as a POSIX shell does, but without expansions. Throws ValueError for
-// a quote that does not end.
+// Splits --launcher_args into words and unquotes them as a POSIX shell does, but without expansions. Throws ValueError
+// for a quote that does not end.
 std::vector<std::string> launcher_words(const std::string& text);
 
 // Does the same for words of ssh. Each word must be an option of ssh or the value of one. Throws ValueError for other

@@ -10,10 +10,10 @@
 // describes the files.
 namespace zeroshard {
 
-// A tensor that the engine does not manage: a buffer of the model, or a slice of a state that an external optimizer
-// keeps for a parameter. The tensor is contiguous and may be on any device.
+// The values of a tensor that the engine does not manage: a buffer of the model, or a slice of a state that an external
+// optimizer keeps for a parameter. The tensor is contiguous and may be on any device.
 struct TensorState {
-  std::string name;  // name of the buffer or parameter
+  std::string name;  // name of the buffer, or of the parameter that the state belongs to
   std::string kind;  // "buffer", or the state's name
   at::Tensor tensor;
   std::vector<int64_t> shape;  // shape of the whole tensor
@@ -27,16 +27,16 @@ struct TensorInfo {
 };
 
 struct CheckpointContents {
-  std::string state = "{}";            // JSON: state of the run; the checkpoint keeps the one of rank 0
-  std::string rank_state = "{}";       // JSON: state of this rank
+  std::string state = "{}";            // JSON: state of the run. The checkpoint contains the text of rank 0
+  std::string rank_state = "{}";       // JSON: state of this rank. The checkpoint contains the text of every rank
   std::vector<TensorState> buffers;    // whole tensors; no two ranks save the same name and kind
   std::vector<TensorState> optimizer;  // external states of the parameters in Engine::slices()
 };
 
 struct SaveOptions {
   bool latest = true;           // load_checkpoint may choose this checkpoint when it is called without a tag
-  bool exclude_frozen = false;  // leaves out parameters that are not trained
-  // True: return before the commit; unset: zeroshard.checkpoint.async decides.
+  bool exclude_frozen = false;  // true: leave out parameters that are not trained
+  // true: save_checkpoint() returns before the commit. Unset: zeroshard.checkpoint.async decides.
   std::optional<bool> async = std::nullopt;
 };
 
@@ -54,12 +54,12 @@ struct LoadOptions {
   bool all_params = true;          // true: a parameter that only the model or only the checkpoint has is an error
   bool optimizer = true;           // also load optimizer states, step counts and the loss scale
   bool may_be_first = false;       // true: the run may be new, so finding no checkpoint is not logged
-  // Called with CheckpointContents::state as it was saved, before anything is read. Throws ValueError to refuse the
-  // checkpoint.
+  // The engine calls `accept` with the saved CheckpointContents::state before it reads any tensor. `accept` throws
+  // ValueError to refuse the checkpoint.
   std::function<void(const std::string& state)> accept = {};
-  // Loads the caller's own part. The engine calls it on all ranks after it has loaded its own part. If `finish` throws
-  // on one rank, the load has failed half way on all ranks. The engine then refuses to continue until a load that
-  // covers the same parts succeeds. `takes` describes the caller's part in messages.
+  // `finish` loads the caller's own part. The engine calls it on all ranks after it has loaded the engine's part. If
+  // `finish` throws on one rank, the load has failed half way on all ranks. The engine then refuses to continue until a
+  // load of the same parts succeeds. Messages use the words in `takes` for the caller's part.
   std::function<void(const LoadedState&)> finish = {};
   std::vector<std::string> takes = {};
 };
@@ -67,19 +67,22 @@ struct LoadOptions {
 // Returns the state of LibTorch's random generator on the CPU in the form of CheckpointContents::rank_state: {"random":
 // {"torch": ...}}.
 std::string random_state();
-// Restores the random state that `rank` saved. A rank that did not exist in the saved run takes another rank's state
-// with a seed of its own. In that case the function returns the seed, so that the caller can seed the other generators
-// of the process. Throws ValueError on every rank if another version of zeroshard saved some rank's state in another
-// form. An imported checkpoint has no random state, so nothing changes.
+// Restores the state of LibTorch's random generator from `rank_states`, the states that all ranks of a run saved. Rank
+// `rank` of the current run takes the state of the same rank. A rank that did not exist in the saved run takes another
+// rank's state with a seed of its own. In that case the function returns the seed, so that the caller can seed the
+// other generators of the process. Does nothing for an imported checkpoint, because it has no random state. Throws
+// ValueError on every rank if another version of zeroshard saved the state of some rank in another form.
 std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank_states, int rank);
 
-// Gives a buffer new values of its own shape and dtype. It also works where torch refuses to write: into an expanded
-// tensor (which gets its own memory), an inference tensor, or a leaf that requires gradients.
+// Writes `values`, which have the shape and dtype of `buffer`, to `buffer`. This also works for tensors to which torch
+// refuses to write: an expanded tensor (which gets its own memory), an inference tensor, or a leaf that requires
+// gradients.
 void set_buffer(const at::Tensor& buffer, const at::Tensor& values);
 
-// Allocates memory for some of the checkpoint's tensors that the engine does not manage, and returns these tensors. The
-// memory must be separate from the caller's own state, because a load that fails leaves the memory partly filled. The
-// load then calls this function again for an older checkpoint.
+// A function that the caller of a load provides. It gets descriptions of the checkpoint's tensors that the engine does
+// not manage, and returns memory for those that the load is to read. The memory must not be the caller's own state,
+// because a load that fails leaves the memory partly filled. In that case the load calls the function again, for an
+// older checkpoint.
 using ChooseTensors = std::function<std::vector<TensorState>(const std::vector<TensorInfo>&)>;
 
 }  // namespace zeroshard

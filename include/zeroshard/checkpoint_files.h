@@ -7,20 +7,20 @@
 #include <vector>
 
 // Reads, checks and writes checkpoints as files, without a model or ranks. `zeroshard checkpoint` calls these
-// functions. A path names one checkpoint (ROOT/TAG) or a ROOT, which stands for its newest checkpoint. All functions
-// throw ValueError or IoError.
+// functions. A `path` names one checkpoint (ROOT/TAG), or a ROOT, which means its newest checkpoint. All functions
+// throw ValueError for a wrong argument or an unusable checkpoint, and IoError if a file cannot be read or written.
 namespace zeroshard {
 
 struct CheckpointSummary {
   std::string tag;
   int64_t step = 0;
-  int world_size = 0;   // number of ranks that wrote it
+  int world_size = 0;   // number of ranks that wrote the checkpoint
   int64_t bytes = 0;    // size of its data files
-  bool latest = true;   // loading without a tag may choose it
+  bool latest = true;   // true: a load without a tag can choose this checkpoint
   std::string problem;  // why it cannot be used; empty if its manifest is sound and its files have the expected sizes
 };
-// Returns the checkpoints in `root`, the newest commit first. Checkpoints that a run abandoned when it went back to an
-// older one come next. Checkpoints with a problem come last.
+// Returns the checkpoints in `root`, the newest commit first. After these come checkpoints that a run abandoned when it
+// went back to an older one. Checkpoints with a problem come last.
 std::vector<CheckpointSummary> list_checkpoints(const std::string& root);
 
 struct StoredTensor {
@@ -38,7 +38,7 @@ struct CheckpointDetails {
 };
 CheckpointDetails inspect_checkpoint(const std::string& path);
 
-// An open checkpoint. The caller reads one tensor at a time.
+// An open checkpoint, from which the caller reads one tensor at a time.
 class StoredCheckpoint {
  public:
   explicit StoredCheckpoint(const std::string& path);
@@ -47,8 +47,8 @@ class StoredCheckpoint {
   StoredCheckpoint& operator=(const StoredCheckpoint&) = delete;
 
   const CheckpointDetails& details() const;
-  // Fills `out` with the whole tensor, converted to `dtype`. Each byte is checked before it is used. Needs 32 MiB of
-  // memory in addition to `out`.
+  // Fills `out` with the whole tensor of this name and kind, converted to `dtype`. Compares each byte with its checksum
+  // before it is used. Needs 32 MiB of memory in addition to `out`.
   void read(const std::string& name, const std::string& kind, const std::string& dtype, void* out);
 
  private:
@@ -56,31 +56,31 @@ class StoredCheckpoint {
   std::unique_ptr<Impl> impl_;
 };
 
-// Reads every byte and compares the checksums. Returns one line per error; empty if there is none.
+// Reads every byte of a checkpoint and compares the checksums. Returns one line per error, or nothing if there is none.
 std::vector<std::string> verify_checkpoint(const std::string& path);
 
 struct ExportOptions {
   std::string dtype = "F32";               // dtype of exported floating-point tensors: F32, BF16 or F16
-  int64_t max_file_bytes = 5'000'000'000;  // a larger tensor gets a file of its own
+  int64_t max_file_bytes = 5'000'000'000;  // a tensor above this limit gets a file of its own
   std::string file_stem = "model";
-  // Returns the new name of a tensor, or an empty string to leave the tensor out. Unset: all tensors keep their names.
+  // Returns the exported name of a tensor, or an empty string to leave the tensor out. Unset: all tensors keep their
+  // names.
   std::function<std::string(const std::string& name)> rename = {};
-  // Reads elements [begin, end) of any floating-point tensor of the checkpoint. `name` is the name in the checkpoint.
+  // Reads elements [begin, end) of any floating-point tensor of the checkpoint into `out`. `name` is the name in the
+  // checkpoint.
   using Read = std::function<void(const std::string& name, int64_t begin, int64_t end, float* out)>;
-  // Changes elements [begin, end) of a floating-point tensor, in row-major order, before they are rounded to `dtype`.
-  // `name` is the name in the checkpoint.
+  // Changes `values`, elements [begin, end) of a floating-point tensor in row-major order, before the export rounds
+  // them to `dtype`. `name` is the name in the checkpoint. `read` reads further tensors.
   std::function<void(const std::string& name, int64_t begin, int64_t end, float* values, const Read& read)> change = {};
 };
-// Writes the weights and buffers in Hugging Face's layout: STEM.safetensors, or several files and an index. Tied
-// parameters are written once. Needs 16 MiB of memory, or 24 MiB if `change` is set. All files are written under
-// temporary names first, so a failure leaves the directory unchanged. After that, files of an earlier export with the
-// same stem are deleted if this export has not replaced them. Returns the files, with the index last.
+// Writes a checkpoint's weights and buffers to `directory` in Hugging Face's layout: STEM.safetensors, or several files
+// and an index. Writes tied parameters once. Needs 16 MiB of memory, or 24 MiB if `change` is set. Writes all files
+// under temporary names first, so a failure leaves the directory unchanged. At the end, deletes files of an earlier
+// export with the same stem that this export has not replaced. Returns the names of the files, with the index last.
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
                                         const ExportOptions& options = {});
 
-// The contents of a checkpoint that no engine saved. `state` and `rank_state` are JSON; docs/format.md describes them
-// as `state` and as an entry of `ranks`. `data` must hold each tensor's contiguous elements until write_checkpoint
-// returns.
+// A tensor for write_checkpoint(). `data` must hold the tensor's contiguous elements until write_checkpoint() returns.
 struct NewTensor {
   StoredTensor description;  // `bytes` is not read
   const void* data = nullptr;

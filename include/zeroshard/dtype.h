@@ -4,7 +4,7 @@
 
 namespace zeroshard {
 
-// Element types that zeroshard moves. Only the floating-point ones can be trained; kOther* are moved as bytes.
+// Element types that zeroshard moves. zeroshard can train only the floating-point ones. It moves kOther* as bytes.
 enum class DType : uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kOther1, kOther2, kOther4, kOther8 };
 
 // The type of moments that are stored as 8-bit codes, with one fp32 scale per 256 codes.

@@ -22,7 +22,7 @@ class ConfigError : public ValueError {
   using ValueError::ValueError;
 };
 
-// A collective failed, timed out or was called differently by ranks. The communicator is unusable afterwards.
+// A collective failed, timed out or was called differently by ranks. The communicator cannot be used afterwards.
 class CommError : public Error {
  public:
   using Error::Error;

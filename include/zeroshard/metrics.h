@@ -8,15 +8,15 @@
 #include <utility>
 #include <vector>
 
-// Output of a training run for its user: metric files and a progress line. Only rank 0 creates these objects. Each
-// object is used by one thread. A full disk or a closed console never stops a run.
+// Shows a training run to its user, in metric files and in a progress line. Only rank 0 creates these objects. Only one
+// thread may use an object. A full disk or a closed console never stops a run.
 namespace zeroshard {
 
 class Io;
 
-// Named values, written in this order. Names consist of letters, digits and "_.-/". A value may be NaN or infinite. The
+// Named values, written in this order. Names consist of letters, digits and "_.-/". A value can be NaN or infinite. The
 // plot and the progress line show "loss", "validation_loss", "perplexity", "grad_norm", "lr", "tokens_per_second" and
-// "memory_bytes". Other names only go to the files.
+// "memory_bytes". Values with other names are only in the files.
 using MetricValues = std::vector<std::pair<std::string, double>>;
 
 struct MetricsOptions {
@@ -26,8 +26,8 @@ struct MetricsOptions {
   bool svg = true;                                    // metrics.svg; finish() writes it
   int64_t total_steps = 0;                            // number of steps of the whole run; 0: not known
   std::optional<int64_t> resume_step = std::nullopt;  // step of the checkpoint that the run resumes from
-  // Called with one line for the first failure of each file, and for damaged records. Unset: the line is logged as a
-  // warning.
+  // Called with a line of text for the first failure of each file, and for damaged records. Unset: the line is logged
+  // as a warning.
   std::function<void(const std::string&)> on_failure = nullptr;
   std::function<double()> now = nullptr;  // seconds since 1970; unset: the system's clock
 };
@@ -41,7 +41,7 @@ class RunMetrics {
  public:
   // Throws IoError when the files cannot be created, ValueError for invalid options.
   explicit RunMetrics(MetricsOptions options);
-  RunMetrics(MetricsOptions options, Io& io);  // `io` outlives the object
+  RunMetrics(MetricsOptions options, Io& io);  // `io` must outlive the object
   ~RunMetrics();                               // does not call finish()
   RunMetrics(const RunMetrics&) = delete;
   RunMetrics& operator=(const RunMetrics&) = delete;
@@ -50,7 +50,7 @@ class RunMetrics {
   // not be written, the next record tries again. Throws ValueError for an invalid or repeated name and for a step below
   // the previous one, and StateError after finish().
   void record(int64_t step, const MetricValues& values);
-  // Makes the files durable and writes the plot. Later calls do nothing.
+  // Writes the plot, and returns when all files are on the disk for good. Later calls do nothing.
   void finish();
 
  private:
@@ -60,29 +60,30 @@ class RunMetrics {
 
 struct ProgressOptions {
   int64_t total_steps = 0;  // number of steps of the whole run; positive
-  int64_t start_step = 0;   // steps done before; a resumed run starts here
+  int64_t start_step = 0;   // steps before this run; not 0 if the run was resumed
   int64_t every = 10;       // steps between plain lines
-  int fd = 1;               // file descriptor; the object copies it, and its own thread writes to it
-  std::optional<bool> terminal = std::nullopt;  // true: draw a bar; unset: draw it if `fd` is a capable terminal
+  int fd = 1;               // file descriptor of the output; the object copies it, and a thread of its own writes to it
+  std::optional<bool> terminal = std::nullopt;  // true: draw a bar; unset: draw a bar if `fd` is a terminal that can
   std::function<double()> now = nullptr;        // seconds from any origin; unset: the steady clock
 };
 
-// Shows progress: a bar that is redrawn in place on a terminal, plain lines elsewhere.
+// Shows the progress of a run, as a bar that is redrawn in place on a terminal, and as plain lines elsewhere.
 class ProgressLine {
  public:
-  // Create it after the last fork, because it starts a thread. Throws ValueError for options that make no sense.
+  // Starts a thread, so the caller must create the object after the last fork. Throws ValueError for options that make
+  // no sense.
   explicit ProgressLine(ProgressOptions options);
   ~ProgressLine();  // calls finish()
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  // Shows that `step` steps are done. The bar is drawn at most 10 times a second. Plain lines are the first, the last
-  // and one per `every` steps.
+  // Shows that `step` steps are done. The bar is drawn at most 10 times a second. A plain line is written for the first
+  // step, for the last one and after every `every` steps.
   void update(int64_t step, const MetricValues& values);
-  // Prints lines above the bar. Control characters become '?'.
+  // Prints the lines of a text above the bar. Control characters become '?'.
   void message(std::string_view text);
-  // Shows the last state and moves the cursor to a new line. Waits until it is written, but for at most 2 s if the
-  // reader takes nothing. Later updates and messages are not shown.
+  // Shows the last state and moves the cursor to a new line. Waits until all output is written, or for 2 s if nobody
+  // reads the output. Shows no later updates and messages.
   void finish();
 
  private:

@@ -17,31 +17,30 @@ namespace zeroshard {
 
 class LRSchedule;
 
-// The source of values for parameters without memory. Such a parameter is a tensor on the CPU whose storage has a size
-// but no data, like the parameters that make_causal_lm() creates.
+// A source of values for parameters without memory. Such a parameter is a tensor on the CPU whose storage has a size
+// but no data, as make_causal_lm() creates them.
 struct ParameterValues {
   ParameterReader read;
-  std::string identity;  // ranks whose sources have different identities are refused
+  std::string identity;  // must be the same on all ranks; the engine refuses ranks whose identities differ
 };
 
-// The units of a model: splits the model's parameters into units, and tells for each module which units its forward
-// needs.
+// Splits the parameters of a model into units, and says for each module which units its forward needs.
 //
 // A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl). Without unit_classes,
 // each element of a ModuleList, Sequential or ModuleDict is a unit. Any other module with parameters of its own forms a
-// unit together with all modules in it. If those modules contain units, only the module's own parameters form a unit;
-// the same holds for the model itself. A tied parameter (one tensor, or two over the same memory) belongs to the first
+// unit together with all modules in it. If those modules contain units, only the module's own parameters form a unit.
+// The same holds for the model itself. A tied parameter (one tensor, or two over the same memory) belongs to the first
 // unit that has it.
 class ModuleUnits {
  public:
-  // Throws ValueError if a class matches no module, a parameter is on the meta device, or two different parameters
-  // share memory.
+  // Throws ValueError if a class matches no module, if a parameter is on the meta device, or if two different
+  // parameters share memory.
   explicit ModuleUnits(const torch::nn::Module& model, std::vector<std::string> unit_classes = {});
 
-  // The definitions for Engine's constructor. The caller may set param groups here first.
+  // Returns the definitions for Engine's constructor. The caller may set param groups in them first.
   std::vector<UnitDefinition>& definitions() { return definitions_; }
-  // Returns the units that must be unsharded around the forward of `module`; empty if there are none. Throws ValueError
-  // for a module inside a unit, and for a module of another model.
+  // Returns the units that must be unsharded around the forward of `module`, or nothing if it needs none. Throws
+  // ValueError for a module inside a unit, and for a module of another model.
   const std::vector<size_t>& of(const torch::nn::Module& module) const;
 
  private:
@@ -50,7 +49,7 @@ class ModuleUnits {
     // Keeps the module alive so that no other module gets its address; null for the model.
     std::shared_ptr<const torch::nn::Module> held;
     std::string path;
-    const torch::nn::Module* unit_module;  // the module to call: this one, or one around it
+    const torch::nn::Module* unit_module;  // the module that the caller must call: this module, or one around it
     std::vector<size_t> units;
   };
 
@@ -73,14 +72,14 @@ std::vector<at::Tensor> tensors_in(const std::tuple<Tensors...>& output) {
 
 // An engine for a torch::nn model. LibTorch has no forward hooks, so the model's forward must call its units through
 // the engine: `x = engine.call(block, x)` instead of `x = block(x)`. If a unit is called directly at stage 3, reading
-// its parameters throws "parameter '...' is sharded".
+// its parameters throws an error with the text "parameter '...' is sharded".
 class ModuleEngine : public Engine {
  public:
   // Takes over the model. Collective. The parameters move to the world's device and get rank 0's values on every rank.
   // The buffers must be on that device already. Throws ConfigError if the configuration has no optimizer.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world);
-  // Takes over a model whose parameters have no memory yet. Each rank reads only the values that it keeps, and never
-  // holds more than its shards.
+  // Takes over a model whose parameters have no memory yet. Each rank reads only the values that it keeps from
+  // `values`, and never holds more than its shards.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world, const ParameterValues& values);
   ~ModuleEngine();
 
@@ -90,7 +89,7 @@ class ModuleEngine : public Engine {
   auto call(Module&& module, Args&&... args) {
     return around(*module, [&] { return module->forward(std::forward<Args>(args)...); });
   }
-  // Runs `forward` with the units of `module` unsharded.
+  // Calls `forward` while the units of `module` are unsharded. Returns its result.
   template <typename Forward>
   auto around(const torch::nn::Module& module, Forward&& forward) {
     const std::vector<size_t>& units = units_.of(module);
@@ -101,17 +100,17 @@ class ModuleEngine : public Engine {
     return output;
   }
 
-  // Clips gradients and updates. Advances the configuration's learning-rate schedule if the step was applied. The
-  // caller calls it once per Config::grad_accumulation_steps calls of backward().
+  // Clips the gradients and updates the parameters. Advances the learning-rate schedule of the configuration if the
+  // step was applied. The caller must call it once after every Config::grad_accumulation_steps calls of backward().
   StepResult step();
   double lr() const;  // learning rate of the next step
   int64_t steps() const { return progress().global_steps; }
 
   // Saves like Engine::save_checkpoint, and adds the model's buffers, the schedule and the random state of this
-  // process. The tag is global_step<N>. `client` is JSON of the caller. Python's engine can load the checkpoint, and
-  // vice versa.
+  // process. The tag is global_step<N>. `client` is a JSON text of the caller. Python's engine can load the checkpoint,
+  // and this class can load checkpoints of Python's engine.
   void save(const std::string& root, const std::string& client = "{}", const SaveOptions& save = {});
-  // Returns `client` as saved, or nothing if there is no checkpoint and no tag was given.
+  // Loads what save() saves. Returns the saved `client`, or nothing if there is no checkpoint and `load` has no tag.
   std::optional<std::string> load(const std::string& root, const LoadOptions& load = {});
 
   const ModuleUnits& units() const { return units_; }
@@ -123,8 +122,8 @@ class ModuleEngine : public Engine {
 
   ModuleUnits units_;
   ParamGroupOptions group_;
-  std::unique_ptr<LRSchedule> schedule_;  // null: the learning rate is constant
-  int64_t iteration_ = -1;                // iteration of the schedule: number of applied updates - 1
+  std::unique_ptr<LRSchedule> schedule_;  // null if the learning rate is constant
+  int64_t iteration_ = -1;                // iteration of the schedule, which is the number of applied updates - 1
   std::vector<std::pair<std::string, at::Tensor>> buffers_;
   int rank_;
 };

@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// Returns the number of fp32 tensors that an optimizer keeps for each parameter besides the weights.
+// Returns how many moments an optimizer keeps for each parameter. `momentum` says whether SGD has momentum.
 int num_moments(OptimizerConfig::Type type, bool momentum);
 
 }  // namespace zeroshard

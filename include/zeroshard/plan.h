@@ -18,53 +18,54 @@ struct PlanOptions : PlacementOptions {
   DType compute_dtype = DType::kBFloat16;
   bool overlap = true;
   bool prefetch = true;
-  int replicas = 1;                     // groups of world_size ranks each, which hold the same states
-  bool quantized_gradients = false;     // sums of gradients have 8 bits between replicas
-  bool replicas_need_scratch = false;   // the transport between replicas copies the pieces of a sum
-  bool exchange_needs_scratch = false;  // the transport cannot sum directly from the memory of peers
-  int swap_buffers = 4;                 // chunks in memory at a time if states lie in files
-  // If parameters lie in files: the number of shards in memory at a time, and the largest number of elements of each.
+  int replicas = 1;                     // number of groups of world_size ranks each; all groups hold the same states
+  bool quantized_gradients = false;     // true: replicas send each other sums of gradients as 8-bit numbers
+  bool replicas_need_scratch = false;   // true: the transport between replicas copies the pieces of a sum
+  bool exchange_needs_scratch = false;  // true: the transport cannot sum directly from the memory of peers
+  int swap_buffers = 4;                 // if states lie in files: the number of chunks in memory at one time
+  // If parameters lie in files: the number of shards in memory at one time, and the largest number of elements of each.
   int parameter_buffers = 5;
   int64_t parameter_buffer_numel = 100'000'000;
-  bool activations_in_files = false;  // activation checkpoints lie in files
+  bool activations_in_files = false;  // true: activation checkpoints lie in files
   // The dtype in which ranks exchange the momenta of Muon's matrices; unset: the optimizer is not Muon.
   std::optional<DType> matrix_dtype = std::nullopt;
   OffloadConfig::Gradients gradients = OffloadConfig::Gradients::kAuto;  // requested place of reduced gradients
 };
 
 // Returns the number of fp32 moments per element: 2 for Adam and AdamW, 1 for Lion and Adagrad, 1 for SGD with momentum
-// and 0 without. For Muon it is 2, although matrices need only 1.
+// and 0 without. For Muon it returns 2, although matrices need only 1.
 int optimizer_slots(const OptimizerConfig& config);
 
-// Returns the options that a config implies for ranks on a GPU or another accelerator (`on_device`), or on the CPU,
-// whose memory is the host's. A config without an optimizer counts as AdamW.
+// Returns the options that `config` implies. `on_device` says that ranks run on a GPU or another accelerator. Otherwise
+// they run on the CPU, and their device memory is the host's memory. A config without an optimizer counts as AdamW.
 PlanOptions plan_options(const Config& config, bool on_device = false);
-// Returns the tier of reduced gradients, from options.gradients and the tier of the states. With a GPU, gradients leave
-// the device only if all states are offloaded. Gradients are in files only if states are in files.
+// Returns the tier of reduced gradients, which depends on options.gradients and the tier of the states. With a GPU,
+// gradients leave the device only if all states are offloaded. Gradients are in files only if states are in files.
 Tier tier_of_gradients(const PlanOptions& options);
 // Returns whether the config places anything in files.
 bool asks_for_files(const Config& config);
-// Returns whether to plan for a GPU if the user does not say where the ranks run. If only GPU ranks or only CPU ranks
-// accept the config's offload, the plan is for those ranks. Otherwise the plan is for a GPU, unless the config places
-// something in files.
+// Returns whether to plan for ranks on a GPU if the user does not say where the ranks run. If only GPU ranks or only
+// CPU ranks accept the config's offload, the plan is for those ranks. If both accept the offload, the plan is for CPU
+// ranks if the config places something in files, else for GPU ranks.
 bool is_for_device(const Config& config);
 
 // The bytes of one rank on a tier other than its device.
 struct PlannedTier {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
-  double buffers = 0;  // buffers through which state is copied to the device or to files, and back
+  double buffers = 0;  // buffers through which states are copied to the device or to files, and back
 
   double total() const { return parameters + gradients + master_weights + moments + buffers; }
 };
 
 // The bytes of one rank, on its device unless a member says otherwise. A plan from a model's shapes gives whole
-// numbers, which are exact below 2^53. A plan from a mere count of parameters has no padding and may give fractions.
+// numbers, which are exact below 2^53. A plan from a mere count of parameters has no padding, and its numbers can have
+// fractions.
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
-  double swap = 0;         // if ranks run on the CPU: memory through which bytes go to files and back
+  double swap = 0;         // if ranks run on the CPU: buffers through which states go to files and back
   PlannedTier host, file;  // not in the totals
-  // Only with a GPU, and not in the total.
+  // These two are only for a GPU, and not in the total.
   double temporaries = 0;  // temporary memory of a step
   double init_peak = 0;    // total bytes while an engine is built from a model that is on the device
 
@@ -72,14 +73,16 @@ struct PlannedBytes {
   double total() const { return model_states() + gather_ring + reduce_ring + swap; }
 };
 
-// The largest number of parameters that can be planned. Larger numbers are refused, so that every byte count is exact.
+// The largest number of parameters that can be planned. Larger numbers are refused, so that every number of bytes is
+// exact.
 inline constexpr int64_t kMaxParams = 100'000'000'000'000;
 
-// Plans `num_params` trainable parameters by the formulas of the ZeRO paper: model states alone, without padding or
-// gather and reduce rings. Throws ValueError for a count, world size, stage or dtype that cannot be planned.
+// Plans `num_params` trainable parameters with the formulas of the ZeRO paper. The plan has model states alone, without
+// padding and without gather and reduce rings. Throws ValueError for a count, world size, stage or dtype that cannot be
+// planned.
 PlannedBytes plan_count(int64_t num_params, const PlanOptions& options);
 
-// A parameter with transformers' name and shape. Tied parameters are one entry with several names.
+// The name that transformers has for a parameter, and its shape. Tied parameters are one entry with several names.
 struct ParamShape {
   std::vector<std::string> names;
   std::vector<int64_t> shape;
@@ -94,7 +97,7 @@ struct UnitShapes {
 // The number of decoder layers, and the sizes of one layer.
 struct LayerSizes {
   int64_t layers = 0, intermediate = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
-  int64_t experts = 0, experts_per_token = 0;  // 0: a single MLP
+  int64_t experts = 0, experts_per_token = 0;  // 0: one MLP without experts
 };
 
 struct ModelShapes {
@@ -106,34 +109,36 @@ struct ModelShapes {
   int64_t numel() const;
 };
 
-// Returns the parameters of a Hugging Face causal language model, from the text of its config.json. Throws ValueError
+// Returns the parameters of a Hugging Face causal language model, from the text of its config.json. Throws a ValueError
 // that names `source` for text that is not JSON, for an unknown model_type (the message lists the known ones), and for
 // fields that do not describe a model.
 ModelShapes parse_model_shapes(std::string_view json, const std::string& source);
-// Reads a config.json, or the one in a directory.
+// Does the same for a config.json or the config.json in a directory.
 ModelShapes load_model_shapes(const std::string& path);
 
-// Plans the bytes that the runtime holds for the model: model states with padding, and rings.
+// Plans the bytes that a rank holds for the model: model states with padding, and the gather and reduce rings.
 PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options);
-// The place of the state of one unit, in words ("sharded bf16"); "-" if the unit has no such state.
+// The place of each state of one unit, in words ("sharded bf16"). It is "-" if the unit has no such state.
 struct PlannedUnit {
   std::string name;
   int64_t numel = 0;
   std::string parameters, gradients, master_weights, moments;
-  double bytes = 0;  // held by one rank, with padding and without rings
+  double bytes = 0;  // bytes that one rank holds, with padding and without rings
 };
-// The units of a model in order. Also throws ValueError for a rule of options.rules that matches none of them.
+// Returns the units of a model in order. Throws ValueError for the same reasons as plan_model(), and for a rule of
+// options.rules that matches no unit.
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options);
-// Plans kinds of units without a model: one kind per rule, the small units, and all other units. Sizes are unset.
+// Returns kinds of units if there is no model: one kind per rule, the small units, and all other units. Their sizes are
+// unset.
 std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
-// Returns an upper limit of the additional bytes during initialisation of a model on the host: the largest unit, whole
-// and in fp32.
+// Returns the most additional bytes that the initialisation of a model on the host can need, which is the largest unit,
+// whole and in fp32.
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
-// Returns the host bytes of one rank for background checkpoints: its share of the fp32 weights and the optimizer's
-// states. The first save allocates them, and they are the same at every stage. States and parameters in files need no
-// copy, because the save reads them from the files. In that case only fp32 parameters that are whole on every rank are
-// copied.
+// Returns the host bytes that one rank needs for background checkpoints. They hold the rank's share of the fp32 weights
+// and of the optimizer's states. The first save allocates them, and they are the same at every stage. If states and
+// parameters lie in files, only fp32 parameters that are whole on every rank need these bytes, because the save reads
+// the others from the files.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 
@@ -142,14 +147,14 @@ inline constexpr int kMaxPlannedWorldSize = 1 << 20;
 
 struct FitReport {
   bool fits = false;
-  double ratio = 0;                   // needed / available
+  double ratio = 0;                   // bytes that a rank needs / `device_bytes`
   std::optional<int> lowest_stage;    // the lowest stage that fits at this world size
   std::optional<int> min_world_size;  // the smallest world size that fits at this stage
   std::optional<int> min_world_size_stage_3;
 };
 
-// Compares bytes_per_rank(options) with `device_bytes`, and finds the lowest stage and the smallest world size that
-// fit.
+// Compares bytes_per_rank(options) with `device_bytes`. Finds the lowest stage that fits and the smallest world size
+// that fits.
 FitReport check_fit(double device_bytes, const PlanOptions& options,
                     const std::function<double(const PlanOptions&)>& bytes_per_rank);
 

@@ -7,7 +7,7 @@
 
 namespace zeroshard {
 
-// The number of samples of a step. Every rank takes `accumulation` micro-batches of `micro` samples each.
+// The number of samples of a step. In a step, every rank takes `accumulation` micro-batches of `micro` samples each.
 struct BatchSize {
   int64_t micro = 1, accumulation = 1, world_size = 1;
   int64_t train() const { return micro * accumulation * world_size; }
@@ -15,23 +15,23 @@ struct BatchSize {
 
 using NamedCounts = std::vector<std::pair<std::string, int64_t>>;
 
-// The progress of training, including the time before the checkpoint that it continued from. The engine counts. The
-// engine's caller may set the counts and decide where steps end, as scripts for DeepSpeed do.
+// The progress of training, including the time before the checkpoint that the run continued from. The engine counts.
+// Its caller may set the counts and decide where steps end, as scripts for DeepSpeed do.
 struct Progress {
-  int64_t global_steps = 0;    // updates, skipped ones included
-  int64_t skipped_steps = 0;   // updates whose gradients were not finite
+  int64_t global_steps = 0;    // updates, including skipped ones
+  int64_t skipped_steps = 0;   // skipped updates, whose gradients were not finite
   int64_t micro_steps = 0;     // finished micro-batches
   int64_t global_samples = 0;  // samples of all ranks
   BatchSize batch;
   std::optional<bool> boundary = std::nullopt;  // unset: the count of micro-batches decides
 
-  // Whether the current micro-batch is the last of its step.
+  // Returns whether the current micro-batch is the last of its step.
   bool is_boundary() const { return boundary.value_or((micro_steps + 1) % batch.accumulation == 0); }
   // Returns the counts with the names that checkpoints use.
   NamedCounts counts() const;
-  // Continues from a checkpoint's counts. Missing counts become 0, except that a missing global_steps becomes `step`.
-  // micro_steps becomes the count that it would have if all steps had had this run's batch size, so that training
-  // continues at the start of a step.
+  // Continues from `saved`, the counts of a checkpoint. Missing counts become 0, except that a missing global_steps
+  // becomes `step`. micro_steps becomes the count that it would have if all steps had been of this run's batch size, so
+  // that training continues at the start of a step.
   void restore(const NamedCounts& saved, int64_t step);
 };
 

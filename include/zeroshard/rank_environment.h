@@ -13,18 +13,19 @@ struct RankEnvironment {
   int rank = 0, world_size = 1;
   int local_rank = 0;        // rank among the ranks of this host
   int local_world_size = 1;  // ranks on this host; 0: the launcher does not say
-  std::string source;        // "torchrun", "Open MPI", ...; empty: no launcher, one rank
+  std::string source;        // the launcher: "torchrun", "Open MPI", ...; empty: none, so there is one rank
 };
 
 // Reads the variables of torchrun (and zeroshard run), or else of Open MPI, MVAPICH2, MPICH/Intel MPI, Slurm or PMIx.
-// Without any of them there is one rank. Throws ValueError that names the variables if their values contradict one
+// Without any of them there is one rank. Throws a ValueError that names the variables if their values contradict one
 // another.
 RankEnvironment rank_environment();
-// Reads the variables from another source. `variable` returns the value of a variable if it is set.
+// Does the same with the variables of another source. `variable` returns the value of a variable, or nothing if it is
+// unset.
 RankEnvironment rank_environment(const std::function<std::optional<std::string>(const char*)>& variable);
 
-// Returns an observer that reports this rank's progress to `zeroshard run`. Without that launcher the observer does
-// nothing; it is never null. Each World and each Meeting has its own.
+// Returns an observer that reports this rank's progress to `zeroshard run`. If another launcher or none started this
+// rank, the observer does nothing. It is never null. Each World and each Meeting has an observer of its own.
 std::shared_ptr<RankObserver> launcher_observer();
 
 }  // namespace zeroshard

@@ -4,8 +4,8 @@
 
 namespace zeroshard {
 
-// The place of bytes: the memory of the device that computes, the host's memory, or a file. On a rank whose device is
-// the CPU, the host's memory counts as the device's.
+// A place of bytes: the memory of the device that computes, the host's memory, or a file. On a rank whose device is the
+// CPU, the host's memory counts as the device's.
 enum class Tier : uint8_t { kDevice, kHost, kFile };
 inline constexpr size_t kNumTiers = 3;
 

@@ -22,36 +22,38 @@ struct CommOptions;
 class Meeting;
 class RankObserver;
 
-// Returns the device of a rank by its name. "cpu" is the CPU. A kind of device, such as "cuda", means the device with
-// the rank's number on its host. A single device, such as "cuda:1", is for a rank that is alone on its host. "auto" is
-// this LibTorch's kind of accelerator if the host has one, else the CPU. Throws ConfigError on all ranks of a host
-// alike if there is no such device, or if there are fewer devices than ranks. `place` says where the name was given.
+// Returns the device of this rank. `name` is "cpu" or one of these. A kind of device, such as "cuda", means the device
+// whose number is the rank's number on its host. A single device, such as "cuda:1", is for a rank that is alone on its
+// host. "auto" means this LibTorch's kind of accelerator if the host has one, else the CPU. Throws ConfigError if there
+// is no such device, or if there are fewer devices than ranks, on all ranks of a host alike. `place` says in messages
+// where the user gave the name.
 c10::Device choose_device(const std::string& name, const std::string& place,
                           const RankEnvironment& ranks = rank_environment());
 
-// The connected ranks of a run, with the communicators that an Engine needs. CPU ranks of one host exchange tensors
-// through shared memory, other ranks through their process groups (see Config::transport). The constructors are
-// collective. Every rank calls the communicating members in the same order. A World must outlive the engines that use
-// it.
+// Connects the ranks of a run, and has the communicators that an Engine needs. CPU ranks of one host exchange tensors
+// through shared memory. Other ranks exchange them through their process groups (see Config::transport). The
+// constructors are collective. Every rank must call the communicating members in the same order. A World must outlive
+// the engines that use it.
 class World {
  public:
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-  // Connects CPU ranks, which are described by the launcher's variables (see rank_environment.h). They meet at
-  // MASTER_ADDR:MASTER_PORT, over Gloo. If that is a loopback address, or unset, they listen only there. Throws
-  // ValueError if the variables are wrong or `config` was resolved for another number of ranks. Throws CommError if a
-  // rank is missing, has died or could not create its world; every rank may then try again. `observer`, which may be
-  // null, is told about waits, and about the steps of engines that get it.
+  // Connects CPU ranks, as the launcher's variables describe them (see rank_environment.h). The ranks meet at
+  // MASTER_ADDR:MASTER_PORT and connect over Gloo. If MASTER_ADDR is a loopback address or unset, they listen only on
+  // the loopback interface. Throws ValueError if the variables are wrong or `config` was resolved for another number of
+  // ranks. Throws CommError if a rank is missing, has died or could not create its world. Every rank may then try
+  // again. `observer` gets reports about waits, and about the steps of engines that get the same observer. It may be
+  // null.
   explicit World(const Config& config, const RankEnvironment& ranks = rank_environment(),
                  std::shared_ptr<RankObserver> observer = launcher_observer());
   // Connects ranks on `device`, which choose_device() returns and which becomes the current device. GPU ranks exchange
   // tensors over NCCL. Throws as the constructor above does, and ConfigError if this build has no such collectives.
   World(const Config& config, c10::Device device, const RankEnvironment& ranks = rank_environment(),
         std::shared_ptr<RankObserver> observer = launcher_observer());
-  // Uses the caller's process groups, such as NCCL's. Gathers and reductions need a group each, because ranks may
-  // interleave them differently; if both are null, the world has one rank. `checkpoint` is a group for host memory
-  // (Gloo) that saves and loads; without it, several ranks have no checkpoints. With `meeting`, errors name a rank that
-  // dies while the ranks connect; the meeting is ended once they have.
+  // Uses the caller's process groups, such as NCCL's. Gathers and reductions need a group each, because each rank can
+  // interleave them in an order of its own. If both are null, the world has one rank. `checkpoint` is a group for host
+  // memory (Gloo), over which the ranks save and load. Without it, several ranks cannot save or load. With `meeting`,
+  // errors name a rank that dies while the ranks connect. The constructor ends the meeting when they are connected.
   World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
         const Group& checkpoint = nullptr, Meeting* meeting = nullptr,
         std::shared_ptr<RankObserver> observer = launcher_observer());
@@ -64,28 +66,28 @@ class World {
   c10::Device device() const { return device_; }
   const std::shared_ptr<RankObserver>& observer() const { return observer_; }
   std::string_view transport() const;  // "shm", "gloo", "nccl", ...
-  // Returns the transports of gathers, of reductions and of checkpoints ("": no checkpoints). A process group that was
-  // replaced by "shm" is not needed any more.
+  // Returns the transports of gathers, of reductions and of checkpoints ("": no checkpoints). Where the transport is
+  // "shm", nobody needs the caller's process group any more.
   std::vector<std::string> transports() const;
 
-  // Communicators of the ranks that shard one copy of the states among themselves: all ranks, unless
-  // Config::shard_size says otherwise.
+  // Returns the communicator of the ranks that shard one copy of the states among themselves. These are all ranks, or
+  // fewer with Config::shard_size.
   Comm& gather() { return *gather_; }
-  // Returns the same communicator as gather() if all streams of the device share one queue
-  // (CUDA_DEVICE_MAX_CONNECTIONS=1).
+  // Like gather(), but for reductions. Returns the same communicator as gather() if all streams of the device share one
+  // queue (CUDA_DEVICE_MAX_CONNECTIONS=1).
   Comm& reduce() { return reduce_ ? *reduce_ : *gather_; }
   Comm* checkpoint() { return checkpoint_.get(); }
   // Returns the communicator of all ranks.
   Comm& all() { return all_ ? *all_ : reduce(); }
   ReplicaComms replication() { return {all_.get(), replicas_.get()}; }
-  // Connects the ranks that share rows with this rank: sequence_parallel_size neighbours. Null where the size is 1, and
-  // in a world over the caller's process groups.
+  // Returns the communicator of the ranks that share rows with this rank, which are sequence_parallel_size neighbours.
+  // Null if the size is 1, and in a world over the caller's process groups.
   const std::shared_ptr<Comm>& sequence() { return sequence_; }
 
-  // The mean over ranks, for losses and metrics: the same bits on every rank.
+  // Returns the mean of `value` over all ranks, for losses and metrics. It has the same bits on every rank.
   double mean(double value);
   void barrier();
-  // Makes peers that wait for this rank fail with `reason` now, instead of when this process ends.
+  // Makes the ranks that wait for this rank fail with `reason` now, instead of when this process ends.
   void abort(std::string_view reason) noexcept;
 
  private:

@@ -1,5 +1,6 @@
 #pragma once
-// Includes every public header that needs only ATen. For models written with torch::nn include zeroshard/nn.h, too.
+// Includes every public header that needs only ATen. Code for models written with torch::nn must include
+// zeroshard/nn.h, too.
 #include "zeroshard/config.h"
 #include "zeroshard/dtype.h"
 #include "zeroshard/engine.h"
