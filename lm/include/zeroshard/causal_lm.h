@@ -21,13 +21,14 @@ class SequenceGroup;
 // Rows of token ids. A row contains one document, several packed documents, or a padded document.
 struct TokenBatch {
   at::Tensor ids;  // int64, [batch, length]
-  // int64, [batch, length]: the number of each token's document within the row; 0 is padding. Tokens attend only to
-  // tokens of their own document. Undefined: every row is one document.
+  // int64, [batch, length]: the number of each token's document in its row; 0 is padding. Tokens attend only to tokens
+  // of their own document. Undefined: every row is one document.
   at::Tensor documents;
-  // int64, [batch, length]: the position of a token in its document. Undefined: computed from `documents`.
+  // int64, [batch, length]: the position of a token in its document. Undefined: the model computes them from
+  // `documents`.
   at::Tensor positions;
-  // The smallest and the largest id, if the caller knows them. Otherwise they are computed, and the host waits if the
-  // ids are on a device.
+  // The smallest and the largest id, if the caller knows them. Otherwise the model computes them, and if the ids are on
+  // a device, the host waits for the device.
   std::optional<std::pair<int64_t, int64_t>> id_range = std::nullopt;
   // The ranks that share these rows. Each rank has an equal piece, in the order of ranks. Null if rows are whole. If
   // ranks share rows, `ids` is this rank's piece, while `documents` and `positions` cover whole rows.
@@ -37,8 +38,8 @@ struct TokenBatch {
   at::Tensor piece_of(const at::Tensor& rows) const;  // this rank's columns of whole rows, [batch, row_length]
 };
 
-// The cached keys and values of the tokens that a model has processed, so that later tokens need no second pass over
-// them.
+// Caches the keys and values of the tokens that a model has processed, so that the model need not process them anew for
+// later tokens.
 class KvCache {
  public:
   // `capacity` is the largest number of tokens of a row.
@@ -46,17 +47,17 @@ class KvCache {
 
   int64_t length() const { return length_; }  // number of tokens of a row so far
   int64_t capacity() const { return capacity_; }
-  // Appends a layer's new keys and values, each [batch, kv_heads, length, head_dim]. Returns the keys and values of all
-  // its tokens.
+  // Appends a layer's new keys and values, each [batch, kv_heads, length, head_dim]. Returns the keys and values that
+  // this layer has of all tokens.
   std::pair<at::Tensor, at::Tensor> append(int64_t layer, const at::Tensor& key, const at::Tensor& value);
-  void advance(int64_t tokens) { length_ += tokens; }  // call it when every layer has appended
+  void advance(int64_t tokens) { length_ += tokens; }  // the caller calls it when every layer has appended
 
  private:
   int64_t capacity_, length_ = 0;
   std::map<int64_t, std::pair<at::Tensor, at::Tensor>> layers_;
 };
 
-// Runs the parts of a model. A part is a module with its own parameters. If they are sharded, a subclass must unshard
+// Runs the parts of a model. A part is a module with its own parameters. If these are sharded, a subclass must unshard
 // them while the part runs.
 class PartRunner {
  public:
@@ -70,13 +71,13 @@ class PartRunner {
                                const Forward& forward) const;
 };
 
-// A decoder that predicts each next token. Parameters are named as the tensors in the directory's files.
+// A decoder that predicts each next token. Its parameters have the names of the tensors in the model directory's files.
 class CausalLM : public torch::nn::Module {
  public:
   // Returns logits [batch, length, vocabulary] in the dtype of the parameters. Values at padding have no meaning. With
-  // a cache, the batch continues where the cache ends and is appended to it. `documents` and `positions` must then be
-  // undefined, and only the last token's logits are returned: [batch, 1, vocabulary]. Throws ValueError for a wrong
-  // shape or dtype, or for an id outside the vocabulary.
+  // a cache, the batch continues where the cache ends and is appended to it. In that case `documents` and `positions`
+  // must be undefined, and the logits are only those of the last token: [batch, 1, vocabulary]. Throws ValueError for a
+  // wrong shape or dtype, or for an id outside the vocabulary.
   at::Tensor logits(const TokenBatch& batch, const PartRunner& runner = {}, KvCache* cache = nullptr);
 
   struct Sizes {
@@ -88,18 +89,18 @@ class CausalLM : public torch::nn::Module {
   // Draws initial values for all parameters from the distributions that the architecture defines.
   void initialize(uint64_t seed);
   // Writes the values that initialize() draws for elements [begin, end) of one parameter, in row-major order, to `out`
-  // on the host as fp32. A value depends only on `seed`, its position and the parameter's name.
+  // on the host as fp32. Each value depends only on `seed`, the element's position and the parameter's name.
   void initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out);
-  // Adds a parameter that the architecture does not have, such as an adapter's. It is drawn uniformly from [-bound,
-  // bound], and the model's files do not contain it.
+  // Declares that parameter `name` is not a part of the architecture, but for example of an adapter. Its initial values
+  // are drawn uniformly from [-bound, bound], and the model's files do not contain it.
   void add_parameter(const std::string& name, double bound) { added_[name] = bound; }
   bool is_added(const std::string& name) const { return added_.contains(name); }
 
  protected:
   explicit CausalLM(const Sizes& sizes) : sizes_(sizes) {}
-  // Computes the logits. `batch` is complete and checked.
+  // Computes the result of logits(). `batch` has all its members, and logits() has checked it.
   virtual at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) = 0;
-  // Fills some elements of parameter `name` with values of the parameter's initial distribution.
+  // Fills `elements`, which are some elements of parameter `name`, with values of the parameter's initial distribution.
   virtual void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) = 0;
 
  private:
@@ -111,24 +112,24 @@ class CausalLM : public torch::nn::Module {
 std::vector<std::string> causal_lm_types();
 
 // Makes the model that the text of a config.json describes, with fp32 parameters that have no memory. A ModuleEngine
-// gives them memory, with the values of initial_values() or stored_values(); allocate() gives them memory without an
-// engine. Errors name `source`. Throws ValueError for an unsupported architecture, field or value, and says what is
+// gives the parameters memory with the values of initial_values() or stored_values(). Without an engine, allocate()
+// does. Throws a ValueError that names `source` for an unsupported architecture, field or value, and says what is
 // supported.
 std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, const std::string& source);
-// Makes the model of the config.json in a directory.
+// Does the same with the config.json in a directory.
 std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory);
 
-// Returns the values of initialize(seed). `model` must live as long as they are read.
+// Returns the values of CausalLM::initialize(seed). `model` must live as long as anyone reads them.
 ParameterValues initial_values(CausalLM& model, uint64_t seed);
-// Returns the values in the safetensors files of a directory, of any floating-point dtype. Added parameters have no
-// values there. Throws like load_causal_lm().
+// Returns the values in the safetensors files of a directory, of any floating-point dtype. Parameters of
+// CausalLM::add_parameter() have no values there. Throws the errors of load_causal_lm().
 ParameterValues stored_values(const CausalLM& model, const std::string& directory);
-// Gives parameters without memory their whole size, with undefined values or with `values`.
+// Gives the parameters of a model without memory all their memory, with undefined values or with `values`.
 void allocate(CausalLM& model);
 void allocate(CausalLM& model, const ParameterValues& values);
 
-// Loads the model of a Hugging Face directory with its weights into memory. Throws ValueError or IoError that names the
-// file, and the tensor if one is missing, has another shape, or belongs to no parameter.
+// Loads the model of a Hugging Face directory with its weights into memory. Throws a ValueError or IoError that names
+// the file. The error also names a tensor that is missing, has another shape, or belongs to no parameter.
 std::shared_ptr<CausalLM> load_causal_lm(const std::string& directory);
 
 }  // namespace zeroshard

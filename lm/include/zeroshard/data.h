@@ -14,7 +14,7 @@ inline constexpr int32_t kNoTarget = -100;
 // The input and the targets of a language model. Each vector has DatasetOptions::length entries.
 struct TokenRow {
   std::vector<int32_t> ids;
-  std::vector<int32_t> targets;    // the next token, or kNoTarget
+  std::vector<int32_t> targets;    // the token after each token, or kNoTarget
   std::vector<int32_t> documents;  // 1, 2, ... in their order in the row; 0: padding
 };
 
@@ -28,22 +28,22 @@ struct DatasetOptions {
   Packing packing = Packing::kStream;
   Part part = Part::kTraining;
   // The share of documents that belong to the validation part; the seed chooses them. If there are too few documents,
-  // it is the share of tokens at the end of each document.
+  // the validation part gets this share of the tokens of each document, at its end.
   double validation_share = 0;
   bool shuffle = true;
   uint64_t seed = 0;
-  int64_t vocab_size = 0;  // every id must be smaller; 0: not checked
-  // The id after which a document ends, in files of other programs, because these have no index of documents. Unset:
-  // each such file is one document.
+  int64_t vocab_size = 0;  // every id must be below this; 0: not checked
+  // The id after which a document ends in token files of other programs, which have no index of documents. Unset: each
+  // such file is one document.
   std::optional<int32_t> eos;
 };
 
 // An endless sequence of rows, epoch after epoch. Each epoch has every token of the files once, in an order that
 // depends only on (seed, epoch). Row `i` is the same for any number of ranks, so a run can continue from a row number.
-// Files stay mapped; nothing is copied before it is requested. Any number of threads may call row().
+// The files stay mapped, and row() copies only the tokens of its row. Any number of threads may call row().
 class Dataset {
  public:
-  // Throws IoError or ValueError that names a file which is not a token file, is damaged, is empty or has ids outside
+  // Throws an IoError or ValueError that names a file that is not a token file, is damaged, is empty or has ids outside
   // the vocabulary.
   Dataset(const std::vector<std::string>& files, const DatasetOptions& options);
   ~Dataset();

@@ -11,34 +11,35 @@ namespace zeroshard {
 class World;
 
 struct SamplingOptions {
-  double temperature = 1;  // 0: always the likeliest token
-  int64_t top_k = 0;       // choose among this many most likely tokens; 0: among all
-  double top_p = 1;        // choose among the most likely tokens that together have this probability
+  double temperature = 1;  // 0: always the most likely token
+  int64_t top_k = 0;       // choose among this many of the most likely tokens; 0: among all tokens
+  double top_p = 1;        // choose among the most likely tokens that together have at least this probability
   uint64_t seed = 0;
 };
 
 struct GenerateOptions {
   int64_t max_tokens = 128;   // number of tokens after the prompt
   std::vector<int32_t> stop;  // tokens that end the text; they are not returned
-  // Only ids below this number are chosen. It is the tokenizer's vocabulary size, because a model's vocabulary may be
-  // padded. 0: the model's vocabulary size.
+  // Only ids below this number are chosen. A caller sets it to the tokenizer's vocabulary size, because a model's
+  // vocabulary can be padded. 0: the model's vocabulary size.
   int64_t vocab_size = 0;
   std::vector<int32_t> never;  // ids that are never chosen, because the tokenizer has no token for them
   SamplingOptions sampling;
 };
 
-// A model of a Hugging Face directory whose blocks are distributed over the ranks. Each rank computes its own blocks
-// and passes on one vector per token. Nothing is gathered. Each method is collective.
+// A model of a Hugging Face directory whose blocks are distributed over the ranks. Each rank computes its own blocks,
+// and sends one vector per token to the rank with the next blocks. No parameters are gathered. Each method is
+// collective.
 class Generator {
  public:
-  // Loads the model to the world's device. `dtype` is the dtype of parameters and arithmetic: F32 or BF16. Throws
-  // ValueError or IoError like load_causal_lm().
+  // Loads the model to the world's device. `dtype` is the dtype of parameters and arithmetic: F32 or BF16. Throws the
+  // errors of load_causal_lm().
   Generator(const std::string& directory, World& world, const std::string& dtype = "F32");
   ~Generator();
 
-  // Returns the tokens that follow `prompt`, the same on every rank. `on_token` is called with each token at once.
-  // Throws ValueError for an empty prompt, an id outside the vocabulary, invalid options, or more tokens than the model
-  // has positions. Throws Error if weights with inf or NaN make a choice impossible.
+  // Returns the tokens that follow `prompt`, the same on every rank. Calls `on_token` with each token as soon as the
+  // token is chosen. Throws ValueError for an empty prompt, an id outside the vocabulary, invalid options, or more
+  // tokens than the model has positions. Throws Error if no token can be chosen because weights have inf or NaN.
   std::vector<int32_t> generate(const std::vector<int32_t>& prompt, const GenerateOptions& options,
                                 const std::function<void(int32_t)>& on_token = {});
 

@@ -17,31 +17,31 @@ struct LoraOptions {
   double alpha = 8;         // scale = alpha / r
   double dropout = 0;       // used only in training
   bool use_rslora = false;  // scale = alpha / sqrt(r) (Kalajdzievski 2023)
-  // Selects the modules with adapters. An entry selects each module whose path equals it, or ends in "." and the entry.
-  // {"all-linear"} selects every linear module except the head. Empty: q_proj and v_proj, or c_attn for GPT-2.
+  // Selects the modules that get adapters. An entry selects each module whose path is the entry or ends in "." and the
+  // entry. {"all-linear"} selects every linear module except the head. Empty: q_proj and v_proj, or c_attn for GPT-2.
   std::vector<std::string> target_modules;
 
   double scale() const;
 };
 
-// Reads the adapter_config.json of a directory. Throws IoError or ValueError that names the file and the field. A field
-// that zeroshard does not support is an error, too.
+// Reads the adapter_config.json of a directory. Throws an IoError or ValueError that names the file and the field. A
+// field that zeroshard does not support is an error, too.
 LoraOptions read_lora_options(const std::string& directory);
 
-// Adds adapters to a model, as parameters without memory: MODULE.lora_A.weight, which initialize() draws uniformly from
-// +-1/sqrt(in), and MODULE.lora_B.weight, which is zero at first. After that, no other parameter requires a gradient.
-// Returns the options with target_modules spelled out. Throws ValueError that begins with the option's name if an entry
-// of target_modules selects no linear module.
+// Adds adapters to a model. The parameters of an adapter have no memory yet: MODULE.lora_A.weight, which
+// CausalLM::initialize() draws uniformly from [-1/sqrt(in), 1/sqrt(in)], and MODULE.lora_B.weight, which is zero at
+// first. After that, no other parameter requires a gradient. Returns the options with target_modules spelled out.
+// Throws a ValueError that begins with the option's name if an entry of target_modules selects no linear module.
 LoraOptions add_lora(CausalLM& model, LoraOptions options);
 
 // Returns values from `adapters` for the parameters that add_lora() added, and from `base` for all others.
 ParameterValues with_adapters(const CausalLM& model, ParameterValues base, ParameterValues adapters);
-// Returns the values in a directory's adapter_model.safetensors. Throws IoError or ValueError that names the file, and
-// the tensor if one is missing, has another shape, or belongs to no adapter of the model.
+// Returns the values in a directory's adapter_model.safetensors. Throws an IoError or ValueError that names the file.
+// The error also names a tensor that is missing, has another shape, or belongs to no adapter of the model.
 ParameterValues stored_adapters(const CausalLM& model, const std::string& directory);
 
-// Loads the model of a Hugging Face directory with the adapter of another directory, both with their weights, into
-// memory.
+// Loads the model of `directory`, a Hugging Face directory, and the adapter of the directory `adapter`, both with their
+// weights, into memory.
 std::shared_ptr<CausalLM> load_causal_lm(const std::string& directory, const std::string& adapter);
 
 }  // namespace zeroshard

@@ -16,32 +16,32 @@ class Io;
 
 struct TokenizeOptions {
   // kAuto: kJsonl for names that end in .jsonl, .ndjson or .json, else kText. In files whose names end in .parquet
-  // every row is a record, so kText means kJsonl there.
+  // every row is a record, so for them kAuto and kText mean kJsonl.
   enum class Format : uint8_t { kAuto, kText, kJsonl, kChat, kInstruct };
   // Says where one document of a text ends and the next begins: only at the end of a file, at blank lines, or at a line
   // that equals `separator`.
   enum class Split : uint8_t { kFile, kBlankLines, kLine };
 
   Format format = Format::kAuto;
-  std::string field;  // for kJsonl, the text's field: "text"; for kChat, the messages' field: "messages"
+  std::string field;  // the field with the text (kJsonl, empty: "text") or the messages (kChat, empty: "messages")
   std::string template_name =
       "chatml";                // for kChat and kInstruct: chatml, llama3, llama2, mistral, gemma, alpaca, plain
-  bool append_eos = true;      // appended to each document of kText and kJsonl; templates have their own ends
+  bool append_eos = true;      // true: documents of kText and kJsonl end with eos; templates have ends of their own
   Split split = Split::kFile;  // for kText
   std::string separator;
-  // Sets `split` from an option's text. "blank" means kBlankLines, and another text means kLine with that line as
-  // separator. Does nothing for "".
+  // Sets `split` from `text`, the value of an option. "blank" means kBlankLines, and any other text means kLine with
+  // that text as separator. Does nothing for "".
   void split_at(const std::string& text) {
     if (text.empty()) return;
     split = text == "blank" ? Split::kBlankLines : Split::kLine;
     separator = text;
   }
   int threads = 0;                                  // 0: one per core
-  int64_t max_document_bytes = int64_t{256} << 20;  // limit for a text or a line
-  const std::atomic<bool>* stop = nullptr;          // tokenize_files() throws when it becomes true
+  int64_t max_document_bytes = int64_t{256} << 20;  // largest text or line
+  const std::atomic<bool>* stop = nullptr;          // tokenize_files() throws when this becomes true
 };
 
-// The formats with their option names.
+// The names that command lines and configurations have for the formats.
 inline constexpr std::pair<const char*, TokenizeOptions::Format> kTokenizeFormats[] = {
     {"auto", TokenizeOptions::Format::kAuto},
     {"text", TokenizeOptions::Format::kText},
@@ -55,9 +55,9 @@ struct TokenizeReport {
   double seconds = 0;
 };
 
-// Writes the documents of `inputs`, in order, to `output`, which gets its name only when it is whole and durable.
-// Throws IoError, or ValueError that names file, line and field of an unusable document. If `output` is the same file
-// as an input, throws ValueError before anything is written.
+// Writes the tokens of the documents of `inputs`, in order, to the token file `output`. That file gets its name only
+// when it is whole and on the disk for good. Throws IoError, or a ValueError that names the file, line and field of an
+// unusable document. Throws ValueError before it writes anything if `output` is the same file as an input.
 TokenizeReport tokenize_files(const Tokenizer& tokenizer, const std::vector<std::string>& inputs,
                               const std::string& output, const TokenizeOptions& options);
 TokenizeReport tokenize_files(Io& io, const Tokenizer& tokenizer, const std::vector<std::string>& inputs,

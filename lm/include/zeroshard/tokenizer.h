@@ -13,19 +13,20 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Encodes `text`, which is UTF-8. Each maximal ill-formed part is read as one U+FFFD (Unicode's recommendation, and
-  // Python's errors="replace"). Names of special tokens in `text` become those tokens only with `parse_special`.
+  // Encodes `text`, which is UTF-8. Reads each maximal ill-formed part as one U+FFFD, as Unicode recommends and
+  // Python's errors="replace" does. With `parse_special`, the names of special tokens in `text` become those tokens.
   // `add_special` adds the ids that the tokenizer puts around a sequence, such as <s>.
   virtual std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const = 0;
-  // Decodes ids. Bytes of an incomplete character stay unchanged. Throws ValueError for an id outside the vocabulary.
+  // Returns the text of `ids`. It contains the bytes of incomplete characters unchanged. `skip_special` leaves out
+  // special tokens. Throws ValueError for an id outside the vocabulary.
   virtual std::string decode(const std::vector<int32_t>& ids, bool skip_special) const = 0;
 
   virtual int64_t vocab_size() const = 0;  // largest id + 1, including added tokens
   virtual std::optional<int32_t> id_of(std::string_view token) const = 0;
   virtual const std::string& token(int32_t id) const = 0;
 
-  // The tokens that begin and end a sequence. They come from tokenizer_config.json or special_tokens_map.json in the
-  // same directory; a SentencePiece model contains its own.
+  // Return the tokens that begin and end a sequence, if the tokenizer has any. They come from tokenizer_config.json or
+  // special_tokens_map.json in the same directory. A SentencePiece model contains its own.
   const std::optional<int32_t>& bos() const { return bos_; }
   const std::optional<int32_t>& eos() const { return eos_; }
   // Returns 16 hexadecimal digits that are equal for tokenizers whose encode() gives the same results.
@@ -36,9 +37,9 @@ class Tokenizer {
   std::string digest_;
 };
 
-// Loads a tokenizer. `path` is a tokenizer.json, a SentencePiece model (*.model), or a directory with one of them; a
-// directory's tokenizer.json comes first. Throws IoError or ValueError that names the file, and the field that is wrong
-// or not supported.
+// Loads a tokenizer. `path` is a tokenizer.json, a SentencePiece model (*.model), or a directory with one of them; in a
+// directory with both, tokenizer.json wins. Throws an IoError or ValueError that names the file, and the field that is
+// wrong or not supported.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
 
 }  // namespace zeroshard
