@@ -16,7 +16,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Saves the random state from which `forward` draws its numbers.
+// Saves the state of the random generator from which the first call of `forward` draws its numbers.
 class RandomState {
  public:
   explicit RandomState(at::Device device)
@@ -42,7 +42,8 @@ struct Again final : torch::CustomClassHolder {
 };
 
 struct Recompute final : torch::autograd::Function<Recompute> {
-  // `trained` requires a gradient even if the input does not, because parameters inside may require one.
+  // `trained` is an input that always requires a gradient, even if `input` does not. Without it autograd would leave
+  // out the backward pass, although parameters inside of `forward` can require gradients.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& /*trained*/,
                             std::function<at::Tensor(const at::Tensor&)> forward, const KeepInput& keep) {
     const auto again = c10::make_intrusive<Again>(forward, RandomState(input.device()));
@@ -68,8 +69,7 @@ struct Recompute final : torch::autograd::Function<Recompute> {
   }
 
   static at::Tensor input_of(const AutogradContext& context, Again& again) {
-    const variable_list saved =
-        context.get_saved_variables();  // throws in a second pass through a graph that has ended
+    const variable_list saved = context.get_saved_variables();  // throws if the graph has been freed
     if (!again.input) return saved.front().detach();
     at::Tensor input = again.input();
     if (!torch::autograd::get_current_graph_task_keep_graph()) again.input = [] { return at::Tensor(); };

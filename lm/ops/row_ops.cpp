@@ -21,16 +21,16 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kGrainNumel = 32768;  // with fewer elements, another thread does not pay
-// The number of rows whose parts of a weight's gradient are added together. It does not depend on the number of
-// threads.
+constexpr int64_t kGrainNumel = 32768;  // a thread with fewer elements than this does not pay
+// The number of rows in a chunk. Each chunk adds up what its rows contribute to a weight's gradient, and then the sums
+// of the chunks are added in order. The number does not depend on the number of threads, so neither does the gradient.
 constexpr int64_t kChunkRows = 64;
 
 int64_t num_chunks(int64_t rows) {
   return (rows + kChunkRows - 1) / kChunkRows;
 }
 
-// Calls run(first row, rows) for every chunk, on all threads.
+// Spreads the chunks over the threads, and calls run(first row, number of rows) once for each.
 template <class Run>
 void for_each_chunk(int64_t rows, int64_t features, const Run& run) {
   const int64_t grain = std::max<int64_t>(1, kGrainNumel / (kChunkRows * features));
@@ -83,7 +83,7 @@ struct RmsNormFunction final : torch::autograd::Function<RmsNormFunction> {
     return {dx, parts.defined() ? sum_of_parts(parts) : at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
-  // The backward for gradients of gradients.
+  // The backward pass if it must be differentiable itself, for gradients of gradients.
   static variable_list differentiable_backward(AutogradContext* context, const at::Tensor& dy, const at::Tensor& x,
                                                const at::Tensor& weight) {
     const double eps = context->saved_data["eps"].toDouble(), offset = context->saved_data["offset"].toDouble();

@@ -7,10 +7,10 @@
 
 namespace zeroshard {
 
-// Adds the values that must be the same on every rank of a run to `parsed`, so that the engine compares them together
-// with the configuration. They are the options that decide what is computed and when ranks communicate, the fields of
-// the model's config.json (`network`), and the tokens. Paths are left out, because each host may have its own.
-// `validation` may be null.
+// Returns `parsed` with more values that must be the same on every rank of a run. The engine compares them among the
+// ranks together with the configuration. The values are the options that decide what is computed and when ranks
+// communicate, the fields of the model's config.json (`network`), and the tokens. Paths are not among them, because
+// each host may have its own. `validation` may be null.
 ParsedConfig with_agreed_values(ParsedConfig parsed, const TrainOptions& options, const nlohmann::json& network,
                                 const Dataset& training, const Dataset* validation);
 

@@ -11,8 +11,8 @@
 namespace zeroshard {
 namespace {
 
-// Copies numbers to `device` without a wait of the host. The device's stream reads them later, and the allocator keeps
-// the pinned memory until then.
+// Copies numbers to `device`, and the host does not wait for the copy. The device's stream reads the numbers from
+// pinned memory later, and torch's allocator keeps that memory until then.
 class Upload {
  public:
   Upload(int64_t rows, int64_t length, at::Device device)
@@ -42,8 +42,8 @@ void widen(std::optional<std::pair<int64_t, int64_t>>& range, std::span<const in
   range->second = std::max<int64_t>(range->second, *greatest);
 }
 
-// Returns whether no row has several documents. Such rows need no mask, because their padding comes last and no token
-// attends to it.
+// Returns whether every row has at most one document. Such rows need no mask. Their padding comes last, so no token of
+// the document attends to it.
 bool one_document_each(const std::vector<TokenRow>& rows) {
   return std::all_of(rows.begin(), rows.end(), [](const TokenRow& row) {
     return std::none_of(row.documents.begin(), row.documents.end(), [](int32_t document) { return document > 1; });

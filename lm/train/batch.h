@@ -12,20 +12,21 @@ namespace zeroshard {
 
 struct TrainBatch {
   TokenBatch tokens;
-  at::Tensor targets;  // int64, [batch, length]; kNoTarget where there is none
+  at::Tensor targets;  // int64, [batch, length]; kNoTarget at positions without a target
   int64_t num_targets = 0;
 };
 
-// Makes a batch of rows on `device`, or of this rank's piece of the rows if ranks share them. All rows must have the
-// same length, which must be a multiple of the number of these ranks. The host does not wait for the copy to a device.
-// It does not need to wait for the ids later either, because the batch has their range.
+// Makes a batch of `rows` on `device`. If the ranks of `sequence` share the rows, the batch has this rank's piece of
+// each row. All rows must have the same length, which must be a multiple of the number of these ranks. The host does
+// not wait for the copy to a device. The model does not wait for the ids later either, because the batch has their
+// range.
 TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device,
                       const std::shared_ptr<const SequenceGroup>& sequence = nullptr);
 
-// Makes a batch of one row that has only ids.
+// Makes a batch of one row with these ids.
 TokenBatch batch_of(const std::vector<int32_t>& ids, at::Device device);
 
-// Returns the sum over targets of -log p(target): a scalar, fp32. `logits`: [batch, length, vocabulary].
+// Returns the sum of -log p(target) over all targets, as an fp32 scalar. `logits`: [batch, length, vocabulary].
 at::Tensor sum_of_losses(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace zeroshard

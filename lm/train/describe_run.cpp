@@ -56,7 +56,8 @@ void describe_steps(std::ostream& out, const TrainConfig& config, Dataset& train
   out << ": " << rows / static_cast<double>(training.rows_in_epoch(0)) << " epochs\n";
 }
 
-// Describes the memory. Frozen parameters count as trained ones, so it is an upper limit.
+// Writes the planned memory of a rank to `out`. The plan counts frozen parameters as if they were trained, so the
+// numbers are upper limits.
 void describe_memory(std::ostream& out, const CausalLM& model, const Config& config, bool on_device) {
   const PlannedBytes bytes = plan_model(shapes_of(model, config), plan_options(config, on_device));
   out << "engine      stage " << config.stage << ", " << name_of(config.compute_dtype) << ", " << config.world_size
@@ -87,7 +88,7 @@ MemoryLimits limits_of(const Config& config, bool on_device, int ranks_of_host) 
   return limits;
 }
 
-// Replaces "auto" by the engine's choice.
+// Returns `config` with the engine's choice instead of "auto" as the device of an offload. Writes the choice to `out`.
 Config with_offload_chosen(std::ostream& out, const CausalLM& model, const Config& config, bool on_device,
                            const MemoryLimits& limits) {
   if (!has_auto_offload(config)) return config;
@@ -102,7 +103,7 @@ Config with_offload_chosen(std::ostream& out, const CausalLM& model, const Confi
   return choices[choice.index];
 }
 
-// Describes the limits that the engine would check before it allocates.
+// Writes to `out` whether the run fits into the memory limits that the engine would check before it allocates.
 void describe_limits(std::ostream& out, const CausalLM& model, const Config& config, bool on_device,
                      const MemoryLimits& limits) {
   const ModelShapes shapes = shapes_of(model, config);
@@ -140,7 +141,7 @@ void describe_row(std::ostream& out, const TrainOptions& options, Dataset& data)
   out << (row.ids.size() > kShown ? " ...\n" : "\n");
   try {
     out << load_tokenizer(options.model)->decode(row.ids, /*skip_special=*/false) << '\n';
-  } catch (const Error&) {  // token files need no tokenizer
+  } catch (const Error&) {  // the directory has no usable tokenizer, and token files need none
   }
 }
 
@@ -165,10 +166,10 @@ std::string describe_run(const TrainConfig& config, bool on_device, int ranks_of
   check_output(options.model, options.output, options.checkpoints);
   tokenize_texts(options);
   const MadeModel made = make_model(own);
-  values_of(options, *made.model);  // throws for weights that are missing or have another shape
+  values_of(options, *made.model);  // called because it throws for weights that are missing or have another shape
   const std::unique_ptr<Dataset> training = training_data(options, *made.model);
   const std::unique_ptr<Dataset> validation = validation_data(options, *made.model);
-  encode_prompts(options, *made.model);  // throws for prompts that cannot be continued
+  encode_prompts(options, *made.model);  // called because it throws for prompts that cannot be continued
   const int64_t batch = own.engine.config.train_batch_size, steps = total_steps(options, *training, batch);
   const std::string warning = check_targets(options, batch, steps, *training, validation.get());
   std::ostringstream out;

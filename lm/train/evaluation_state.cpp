@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kName = "evaluation.json";
 constexpr int64_t kMostBytes = 4096;
 
-// Returns the state in the file; nothing if there is no file, or if it is damaged or belongs to another step.
+// Returns the state in the file, or nothing if there is no file, or if the file is damaged or belongs to another step.
 std::optional<EvaluationState> state_in(const Directory& folder, int64_t step) {
   try {
     const auto json = nlohmann::json::parse(read_small_file(folder, kName, kMostBytes));

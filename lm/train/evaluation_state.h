@@ -14,24 +14,24 @@ struct EvaluationState {
   double best = std::numeric_limits<double>::infinity();
   int64_t without_progress = 0;  // number of evaluations in a row without a better loss
 
-  // Returns the state for a checkpoint.
+  // Returns the state as JSON for a checkpoint.
   nlohmann::json to_json() const;
 };
 
-// Reads a saved state. Throws nlohmann's error for a value that is no such state. Earlier versions did not write
-// "evaluated"; a state without it belongs to step `step`.
+// Reads a state that to_json() made. Throws nlohmann's error for any other value. Earlier versions of zeroshard did not
+// write "evaluated". A state without it belongs to step `step`.
 EvaluationState evaluation_state_of(const nlohmann::json& saved, int64_t step);
 
-// Note [Evaluations after a save]
-// A checkpoint is saved before the evaluation of its step, so that an error or a kill during the evaluation does not
-// lose the steps. The result of the evaluation is then written to a file next to the checkpoints. A run that continues
-// from the checkpoint reads the file and does not evaluate again.
+// Note [Evaluations after a save] A checkpoint is saved before the evaluation of its step, so that an error or a kill
+// during the evaluation does not lose the steps. After the evaluation, rank 0 writes its result to a file next to the
+// checkpoints. A run that continues from the checkpoint reads the file, and does not repeat the evaluation.
 
-// Writes the file on rank 0. If that fails, the failure is only logged, because the evaluation can be made again.
+// Writes the file of Note [Evaluations after a save]. Only rank 0 calls it. If the write fails, only logs the failure,
+// because a later run can repeat the evaluation.
 void write_evaluation(const std::string& checkpoints, const EvaluationState& state);
 
-// Returns the state from the file if the state belongs to `step`, else `saved`. Collective. A file of another step is
-// deleted, because this run will make that step again, or because the file belongs to an earlier run.
+// Returns the state from the file if the state belongs to `step`, else `saved`. Collective. Deletes a file of another
+// step. Either this run will repeat that step, or the file belongs to an earlier run.
 EvaluationState read_evaluation(const std::string& checkpoints, int64_t step, const EvaluationState& saved,
                                 World& world);
 

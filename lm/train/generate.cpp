@@ -22,7 +22,8 @@ namespace zeroshard {
 namespace {
 
 // Runs a model whose blocks are distributed over ranks in equal, consecutive ranges. The first rank has everything
-// before the blocks, and the last rank everything after them. All ranks get the values between the ranges.
+// before the blocks, and the last rank everything after them. When a range ends, its rank sends its result to all
+// ranks.
 class PipelineRunner final : public PartRunner {
  public:
   PipelineRunner(Comm& comm, at::Device device, int64_t num_blocks)
@@ -42,8 +43,8 @@ class PipelineRunner final : public PartRunner {
   }
 
  private:
-  // Runs `forward` on one rank. With `share` all ranks get the result; without, the input stays unchanged on the other
-  // ranks.
+  // Calls `forward` on rank `rank` alone. With `share`, returns its result on all ranks. Without `share`, returns the
+  // input unchanged on the other ranks.
   at::Tensor run_on(int rank, bool share, const at::Tensor& input, const Forward& forward) const {
     at::Tensor output = comm_.rank() == rank ? forward(input).contiguous() : input;
     return share && comm_.world_size() > 1 ? shared(output, rank) : output;
@@ -70,7 +71,7 @@ class PipelineRunner final : public PartRunner {
   int64_t num_blocks_;
 };
 
-// Counts the blocks of a model and finds the parameters of each part without running the model.
+// Counts the blocks of a model and finds the parameters of each part, without computing anything.
 class PartFinder final : public PartRunner {
  public:
   at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward&) const override {
@@ -85,7 +86,7 @@ class PartFinder final : public PartRunner {
   mutable std::vector<const torch::nn::Module*> before, blocks, after;
 };
 
-// Returns the logits of the tokens that the options allow. Overwrites `logits` for this.
+// Returns the logits of the tokens that the options allow. Overwrites `logits`.
 at::Tensor choices_of(const at::Tensor& logits, const GenerateOptions& options) {
   const int64_t all = logits.numel(), ids = options.vocab_size > 0 ? std::min(options.vocab_size, all) : all;
   float* const values = logits.data_ptr<float>();
@@ -115,7 +116,7 @@ struct Generator::Impl {
     return parts;
   }
 
-  // Allocates only parameters that this rank's parts use.
+  // Loads the values of the parameters that this rank's parts use. The other parameters stay without memory.
   void load(const PartFinder& parts, const ParameterValues& values) {
     const at::NoGradGuard no_grad;
     std::set<const void*> mine;
@@ -129,7 +130,7 @@ struct Generator::Impl {
       std::for_each(parts.after.begin(), parts.after.end(), [&](auto* part) { add(*part); });
     for (auto& item : model->named_parameters()) {
       at::Tensor& parameter = item.value();
-      // Another rank has it, or it is tied and already loaded.
+      // Skips a parameter of another rank, and a tied parameter that is already loaded.
       if (mine.erase(parameter.unsafeGetTensorImpl()) == 0) continue;
       const auto fill = [&] {
         at::Tensor whole = at::empty(parameter.sizes(), at::TensorOptions().dtype(dtype).device(world.device()));
@@ -142,7 +143,7 @@ struct Generator::Impl {
     }
   }
 
-  // Reads in pieces, unless the values can be read directly to their place.
+  // Reads the values of parameter `name` to `to`. Reads them in pieces if they cannot be read directly to their place.
   static void read(const ParameterValues& values, const std::string& name, const at::Tensor& to) {
     constexpr int64_t kPieceNumel = int64_t{1} << 20;
     if (to.is_cpu() && to.scalar_type() == at::kFloat) return values.read(name, 0, to.numel(), to.data_ptr<float>());
@@ -154,14 +155,14 @@ struct Generator::Impl {
     }
   }
 
-  // Throws if a logit is not finite. One NaN or infinity in a weight makes every logit NaN, and then any token would be
-  // as good as another.
+  // Throws Error if a logit is not finite. One NaN or infinity in a weight makes every logit NaN, so no token could be
+  // chosen by its logit.
   void check_finite(const at::Tensor& logits, size_t position) const {
     if (std::isfinite(logits.max().item<float>())) return;
     std::string found = "look for inf or NaN in its weights";
     for (const auto& item : model->named_parameters()) {
       const at::Tensor& parameter = item.value();
-      // Another rank has the other parameters.
+      // parameters of other ranks have no memory on this rank
       const bool here = parameter.unsafeGetTensorImpl()->storage_initialized();
       if (here && !parameter.isfinite().all().item<bool>()) {
         found = concat("parameter '", item.key(), "' has inf or NaN");
@@ -172,7 +173,7 @@ struct Generator::Impl {
                        ". Use an earlier checkpoint, from before inf or NaN came into the weights"));
   }
 
-  // Returns the logits of the next token: fp32, [vocabulary], on the host, where tokens are chosen.
+  // Returns the logits of the next token: fp32, [vocabulary], on the host, because the host chooses tokens.
   at::Tensor next_logits(const std::vector<int32_t>& ids, KvCache& cache) {
     const TokenBatch batch = batch_of(ids, world.device());
     return model->logits(batch, *runner, &cache).select(1, -1).flatten().to(at::kCPU, at::kFloat).contiguous();

@@ -17,7 +17,7 @@ namespace {
 
 using Read = ExportOptions::Read;
 
-// Adds the adapters to the weights, some rows at a time.
+// Adds the adapters' changes to the weights, some rows at a time.
 class Merge {
  public:
   explicit Merge(const CausalLM& model) {
@@ -58,7 +58,7 @@ class Merge {
     right_ = module.transposed ? b.t() : a;
   }
 
-  std::map<std::string, Module> modules_;  // key: the name of the weight
+  std::map<std::string, Module> modules_;  // by the name of the weight
   std::string loaded_;
   at::Tensor left_, right_;  // [rows, rank], [rank, columns]
 };

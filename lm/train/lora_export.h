@@ -2,15 +2,15 @@
 #include "zeroshard/causal_lm.h"
 #include "zeroshard/checkpoint_files.h"
 
-// Functions that make options for export_weights(), for a checkpoint of a model with adapters. The options do not read
-// the model's parameters.
+// These functions make options for export_weights(), which exports a checkpoint of a model with adapters. They read the
+// names and shapes of the model's parameters, but not their values.
 namespace zeroshard {
 
-// Exports only the adapters, as PEFT's adapter_model.safetensors.
+// Returns options that export only the adapters, as PEFT's adapter_model.safetensors.
 ExportOptions adapters_alone(const CausalLM& model);
 
-// Exports the equivalent model without adapters: W + scale * B A instead of each W that has an adapter. The export
-// needs memory for A and B of one module, in addition to the piece that it writes.
+// Returns options that export the equivalent model without adapters, which has W + scale * B A instead of each W with
+// an adapter. The export needs memory for A and B of one module, in addition to the piece that it writes.
 ExportOptions merged_weights(const CausalLM& model);
 
 }  // namespace zeroshard

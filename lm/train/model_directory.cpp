@@ -21,8 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The files other than config.json and the weights that transformers reads from a model's directory. SentencePiece's
-// *.model is also copied.
+// The names of the files that transformers reads from a model's directory, besides config.json and the weights. A run
+// also copies *.model, the files of SentencePiece.
 constexpr const char* kCompanions[] = {"generation_config.json",
                                        "tokenizer.json",
                                        "tokenizer_config.json",
@@ -39,7 +39,7 @@ std::string with_dtype(const std::string& config, const std::string& dtype) {
   return json.dump(2) + "\n";
 }
 
-// Returns the generation config that transformers makes from a config.json if the model has none.
+// Returns the text of the generation_config.json that transformers makes from config.json for a model that has none.
 std::string generation_config_of(const std::string& config) {
   const auto json = nlohmann::ordered_json::parse(config);
   nlohmann::ordered_json generation{{"_from_model_config", true}};
@@ -50,7 +50,7 @@ std::string generation_config_of(const std::string& config) {
 
 using Files = std::map<std::string, std::string>;  // name -> contents
 
-constexpr int64_t kMaxCompanionBytes = int64_t{1} << 30;  // the same limit as for reading tokenizers
+constexpr int64_t kMaxCompanionBytes = int64_t{1} << 30;  // the limit that load_tokenizer() also has
 
 std::vector<fs::path> companion_paths(const std::string& directory) {
   std::vector<fs::path> paths;
@@ -81,7 +81,7 @@ void write_directory(const ModelExport& what, ExportOptions weights, const Files
   write_small_file(output, config_name, config);
 }
 
-// Returns the first file in `output` that a run would also write at its end; empty if there is none.
+// Returns the name of the first file in `output` that a run would also write at its end, or "" if there is none.
 std::string file_of_model(const std::string& output, const Files& copied) {
   const std::optional<Directory> directory = Directory::open_if_there(shared_posix_io(), output);
   if (!directory) return "";
@@ -98,10 +98,10 @@ std::string file_of_model(const std::string& output, const Files& copied) {
 }  // namespace
 
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints) {
-  std::error_code none;  // a folder that does not exist is not another one
+  std::error_code none;  // on an error, the folders are different ones
   ZS_CHECK(!fs::equivalent(model, output, none), "train.output is '", output,
            "', the directory of train.model: its weights would be overwritten. Name another folder");
-  // Reads the files now, so that errors are reported before the training.
+  // Reads the files before the training, so that their errors are reported before it.
   const Files copied = fs::is_directory(model, none) ? companions(model) : Files();
   if (fs::is_directory(checkpoints, none) && !list_checkpoints(checkpoints).empty()) return;
   const std::string found = file_of_model(output, copied);
@@ -125,7 +125,7 @@ std::string links_out_of(const std::string& model) {
 void write_model_directory(const ModelExport& what, ExportOptions weights) {
   const std::string config = read_text(what.model + "/config.json");
   Files files = companions(what.model);
-  files.emplace("generation_config.json", generation_config_of(config));  // unless the model has its own
+  files.emplace("generation_config.json", generation_config_of(config));  // has no effect if the model has this file
   write_directory(what, std::move(weights), files, "config.json", with_dtype(config, what.dtype));
 }
 

@@ -7,8 +7,8 @@
 namespace zeroshard {
 namespace {
 
-// The fields that must have the same values in a run and in the checkpoint from which it continues. The list leaves out
-// dropout, initial values and the largest length, because a run may change them.
+// The fields of config.json that must have the same values in a run and in the checkpoint from which it continues. The
+// list leaves out dropout, initial values and the largest length, because a run may change them.
 constexpr const char* kNames[] = {"model_type",
                                   "num_attention_heads",
                                   "num_key_value_heads",

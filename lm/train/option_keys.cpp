@@ -31,7 +31,8 @@ const std::vector<Block>& blocks() {
   return all;
 }
 
-// Returns the known paths, including those outside of "train", because a key may be in the wrong place.
+// Returns the paths of all known keys. This includes the keys outside of "train", because a user can write such a key
+// inside of it.
 std::vector<std::string> known_paths() {
   std::vector<std::string> known;
   for (const Block& block : blocks())
@@ -46,7 +47,7 @@ std::string allowed_in(const Block& block) {
   return text;
 }
 
-// Returns the object of a block, or null. `path` begins with "train".
+// Returns the JSON object at `path`, which begins with "train", or null if there is none.
 const Json* object_at(const Json& train, const std::string& path) {
   const Json* object = &train;
   for (size_t dot = path.find('.'); dot != path.npos && object->is_object(); dot = path.find('.', dot + 1)) {

@@ -3,8 +3,8 @@
 
 namespace zeroshard {
 
-// Throws one ConfigError that names every unknown key of the configuration's object "train", with the nearest known
-// key. The function does not check values; options.cpp checks them when it reads them.
+// Throws a ConfigError if the configuration's object "train" has unknown keys. It names all of them, each with the
+// nearest known key. The function does not check values, because options.cpp checks each value when it reads it.
 void refuse_unknown_options(const Json& train);
 
 }  // namespace zeroshard

@@ -59,7 +59,8 @@ void read_checkpoints(Fields& fields, TrainOptions& options) {
   options.checkpoints = fields.path("folder", "");
 }
 
-// Reads "none", "full", or {"every": k}.
+// Returns the value of "activation_checkpointing", which is "none", "full" or {"every": k}, as the k of
+// TrainOptions::recompute_every.
 int64_t read_recompute(Fields& fields, const nlohmann::json& train) {
   const auto found = train.find("activation_checkpointing");
   if (found == train.end() || !found->is_object()) {
@@ -79,7 +80,8 @@ void read_length_of_run(Fields& fields, TrainOptions& options) {
     fields.fail("steps", "exactly one of \"steps\" and \"epochs\" says how long to train");
 }
 
-// With "adapter", the adapter's values are the defaults and the only allowed values, except for dropout.
+// Reads "lora". With "adapter", the values in the adapter's directory are the defaults, and a key may have no other
+// value. Only dropout may differ.
 void read_lora(Fields& fields, TrainOptions& options) {
   options.lora_adapter = fields.path("adapter", "");
   options.lora_merge = fields.boolean("merge", false);
@@ -150,8 +152,8 @@ TrainOptions read_train(const nlohmann::json& train, const std::string& source) 
 constexpr const char* kSmallest =
     R"({"model": "DIR", "output": "DIR", "steps": 1000, "data": {"train": ["corpus.txt"], "length": 1024}})";
 
-// Returns the hidden size in the model's config.json. Returns nothing if it has none or cannot be read, because
-// make_model() reports that.
+// Returns the hidden size in the model's config.json. Returns nothing if the file has none or cannot be read, because
+// make_model() reports that later.
 std::optional<int64_t> hidden_size_of(const std::string& model) {
   try {
     const auto config = nlohmann::json::parse(zeroshard::read_text(model + "/config.json"), nullptr, false);
@@ -194,8 +196,8 @@ void tell_keys_of_python(ParsedConfig& parsed) {
   }
 }
 
-// Fills in a schedule's "auto" length, because only the run knows its own length. Returns whether the length will be
-// known after the data was read.
+// Replaces the "auto" of a schedule's total_num_steps by the number of steps of the run. Returns true if that number
+// depends on the data, so that train() must set it after reading the data.
 bool fill_total_steps(Json& config, const TrainOptions& options) {
   const Json::json_pointer where("/scheduler/params/total_num_steps");
   if (!config.contains(where) || config[where] != "auto") return false;
@@ -203,7 +205,8 @@ bool fill_total_steps(Json& config, const TrainOptions& options) {
   return options.steps == 0;
 }
 
-// Reports keys of metrics that have no effect. A run without Python always writes its metrics, and never sends them.
+// Adds the keys of metrics that have no effect to parsed.without_effect. A run without Python always writes its metrics
+// to files, and never sends them.
 void tell_blocks_of_metrics(ParsedConfig& parsed) {
   const auto tell = [&](const MetricFilesConfig& files, const char* block) {
     if (files.enabled)

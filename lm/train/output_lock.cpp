@@ -12,7 +12,7 @@ std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world
   std::exception_ptr error;
   if (world.rank() == 0) {
     try {
-      Directory::create(shared_posix_io(), options.output);  // others may read the result, but checkpoints are private
+      Directory::create(shared_posix_io(), options.output);  // other users may read the result, but not the checkpoints
       locks.emplace_back(posix_io(), options.output,
                          "Name another folder in train.output, or wait for that run to end");
       locks.emplace_back(posix_io(), options.checkpoints,
@@ -23,7 +23,7 @@ std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world
   }
   try {
     if (world.mean(error ? 1 : 0) == 0) return locks;
-  } catch (const CommError&) {  // another rank has got its answer and ended, before this rank got its own
+  } catch (const CommError&) {  // another rank knew the result and ended before this rank knew it
     if (!error) throw;
   }
   if (error) std::rethrow_exception(error);

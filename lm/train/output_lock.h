@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Reserves train.output and train.checkpoints.folder for this job. Collective: rank 0 holds the locks, the other ranks
-// hold none. Throws on every rank if another job has one of them.
+// Reserves train.output and train.checkpoints.folder for this job. Collective. Returns the locks on rank 0, and nothing
+// on the other ranks. Throws IoError on every rank if another job has reserved one of the folders.
 std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world);
 
 }  // namespace zeroshard

@@ -16,13 +16,14 @@ DatasetOptions rows_of(const TrainOptions& options, const CausalLM& model, Part 
   rows.vocab_size = model.vocab_size();
   rows.shuffle = rows.shuffle && part == Part::kTraining;
   if (!options.validation_data.empty() && part == Part::kValidation) {
-    rows.part = Part::kTraining;  // these files are held out completely
+    rows.part = Part::kTraining;  // all rows of these files are for validation
     rows.validation_share = 0;
   }
   return rows;
 }
 
-// Returns whether some row has a target. A document of one token has no next token, and a mask may hide all others.
+// Returns whether one of the first `rows` rows has a target. There can be none: a document of one token has no next
+// token, and a mask can hide all targets.
 bool has_targets(Dataset& data, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) {
     const TokenRow row = data.row(i);

@@ -9,21 +9,21 @@
 
 namespace zeroshard {
 
-// Return the training rows and the evaluation rows of a run; null if there are none.
+// Return the rows for training, and the rows for evaluation or null if there are none.
 std::unique_ptr<Dataset> training_data(const TrainOptions& options, const CausalLM& model);
 std::unique_ptr<Dataset> validation_data(const TrainOptions& options, const CausalLM& model);
 
-// The progress of an earlier run, which may have had another batch size.
+// The progress of the earlier run from which a run continues. The earlier run may have had another batch size.
 struct RowsDone {
   int64_t steps = 0, rows = 0;
 };
 
-// Returns the number of steps of a run: the finished steps, and the remaining steps of `batch_size` rows. Throws
-// ValueError if the rows of a run cannot be counted.
+// Returns the number of steps of a run: the steps in `done`, plus as many steps of `batch_size` rows as remain. Throws
+// ValueError if there would be too many rows to count.
 int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size, const RowsDone& done = {});
 
-// Checks that a run of `steps` steps can learn and be evaluated. Throws ValueError if no row has a target, or if early
-// stopping has no loss to compare. Returns a warning if evaluations would be empty; otherwise an empty text.
+// Checks that a run of `steps` steps can learn and be evaluated. Throws ValueError if no row for training has a target,
+// or if early stopping has no loss to compare. Returns a warning if evaluations would have no targets, else "".
 std::string check_targets(const TrainOptions& options, int64_t batch_size, int64_t steps, Dataset& training,
                           Dataset* validation);
 

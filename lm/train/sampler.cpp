@@ -21,19 +21,19 @@ Sampler::Sampler(const SamplingOptions& options)
   ZS_CHECK(options.top_p > 0 && options.top_p <= 1, "top_p is ", options.top_p, "; it must be in (0, 1]");
 }
 
-// Applies temperature, then top-k, then top-p (Holtzman et al. 2020), in the order of transformers.
+// Applies temperature, top-k and top-p (Holtzman et al. 2020) one after the other, as transformers does.
 int32_t Sampler::choose(const at::Tensor& logits) {
   if (options_.temperature == 0) return static_cast<int32_t>(logits.argmax().item<int64_t>());
   const int64_t all = logits.numel();
   const int64_t kept = options_.top_k > 0 ? std::min(options_.top_k, all) : all;
   const auto [values, ids] = at::topk(logits, kept, 0, /*largest=*/true, /*sorted=*/true);
-  // Subtracts the largest logit first and divides in fp64, because a small temperature would make logits infinite, or
-  // would be 0 in fp32.
+  // Subtracts the largest logit before it divides, because logits divided by a small temperature could be infinite.
+  // Divides in fp64, because a small temperature could be 0 in fp32.
   const at::Tensor below = (values - values[0]).to(at::kDouble) / options_.temperature;
   const at::Tensor shares = at::softmax(below.to(at::kFloat), 0);
   if (options_.top_p < 1) {
-    // Keeps tokens whose predecessors together have less than top_p. Always keeps the first token, which a small top_p
-    // would drop.
+    // Keeps a token if the more likely tokens together have less than top_p. So the first token is always kept, however
+    // small top_p is.
     const at::Tensor before = shares.cumsum(0) - shares;
     shares.slice(0, 1).masked_fill_(before.slice(0, 1).ge(options_.top_p), 0);
   }

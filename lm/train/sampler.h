@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Chooses tokens by their logits. Two samplers that get the same options, and the same logits in the same sequence of
-// calls, choose the same tokens.
+// Chooses tokens by their logits. Two samplers with the same options choose the same tokens if they get the same logits
+// in the same order.
 class Sampler {
  public:
   // Throws ValueError for an option outside of its range.

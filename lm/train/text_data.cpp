@@ -16,7 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns a name that depends on everything that determines the tokens, so that a changed text gets another file.
+// Returns the name of the token file for a text. The name depends on everything that determines the tokens, so a
+// changed text gets another token file.
 std::string name_of_tokens(const std::string& text, const Tokenizer& tokenizer, const TokenizeOptions& options) {
   const fs::path path(text);
   const auto written = fs::last_write_time(path).time_since_epoch().count();
@@ -27,7 +28,7 @@ std::string name_of_tokens(const std::string& text, const Tokenizer& tokenizer, 
   return concat(path.stem().string(), "-", hash_bytes(key.data(), static_cast<int64_t>(key.size())), ".tokens");
 }
 
-// Loads the tokenizer only if a text needs it.
+// Makes the token files of texts. Loads the tokenizer at the first text.
 class Tokens {
  public:
   explicit Tokens(const TrainOptions& options) : options_(options) {}
@@ -72,10 +73,10 @@ bool tokenize_texts(TrainOptions& options, World& world, const std::atomic<bool>
       if (!stop) throw;
     }
   }
-  // Waits in the communicator with the longer time-out, because rank 0 may have much to read.
+  // Waits in the communicator of checkpoints, which has the longest time-out, because rank 0 can have much to read.
   if (world.checkpoint() != nullptr) world.checkpoint()->barrier("texts become tokens");
   if (world.mean(stop ? 1 : 0) > 0) return false;
-  if (world.rank() != 0) tokenize_texts(options);  // the files exist now
+  if (world.rank() != 0) tokenize_texts(options);  // only takes the names, because rank 0 has made the files
   return true;
 }
 

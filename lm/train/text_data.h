@@ -6,14 +6,14 @@
 
 namespace zeroshard {
 
-// Returns whether a file's name marks it as text: .txt, .jsonl, .ndjson or .json.
+// Returns whether the ending of a file's name says that the file is text: .txt, .jsonl, .ndjson, .json or .parquet.
 bool is_text(const std::string& path);
 
-// Replaces the text files in `options` by token files, which it makes with the tokenizer of the model's directory. The
-// token files stay in output/tokens for the next run.
+// Makes token files of the text files in `options` with the tokenizer of the model's directory, and replaces the text
+// files in `options` by them. The token files stay in output/tokens for the next run.
 void tokenize_texts(TrainOptions& options);
-// Does the same for all ranks together: rank 0 makes the files. Collective. Returns false on all ranks if `stop` became
-// true on one.
+// Does the same on all ranks, and rank 0 makes the files for all. Collective. Returns false on all ranks if `stop` has
+// become true on any of them.
 bool tokenize_texts(TrainOptions& options, World& world, const std::atomic<bool>& stop);
 
 }  // namespace zeroshard

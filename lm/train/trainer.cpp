@@ -36,7 +36,7 @@
 namespace zeroshard {
 namespace {
 
-// Runs the parts of a model as units of an engine, some blocks with activation checkpointing.
+// Runs the parts of a model as units of an engine. Every `recompute_every`-th block runs with activation checkpointing.
 class EngineRunner final : public PartRunner {
  public:
   EngineRunner(ModuleEngine& engine, int64_t recompute_every) : engine_(engine), recompute_every_(recompute_every) {}
@@ -63,7 +63,7 @@ class EngineRunner final : public PartRunner {
   int64_t recompute_every_;
 };
 
-// Returns the engine's configuration, with the schedule of a run of `steps` steps.
+// Returns the engine's configuration. If its schedule ends with the run, the schedule gets the length `steps`.
 ParsedConfig with_length(const TrainConfig& config, int64_t steps) {
   ParsedConfig parsed = config.engine;
   if (!config.schedule_ends_with_run) return parsed;
@@ -124,8 +124,8 @@ class Run {
   }
 
  private:
-  // Throws if all steps were skipped. Fewer skipped steps in a row than zeroshard.max_skipped_steps do not end the run
-  // by themselves.
+  // Throws StateError if all steps of the run were skipped. That is possible in a short run, because only
+  // zeroshard.max_skipped_steps skipped steps in a row end a run by themselves.
   void check_trained() const {
     if (engine_.steps() == 0 || engine_.skipped_in_a_row() < engine_.steps()) return;
     throw StateError(concat("none of the run's ", engine_.steps(),
@@ -135,7 +135,8 @@ class Run {
                             options_.model, "', or train in bf16"));
   }
 
-  // Returns the checked length of the run. Reports what the run will do, before the parameters are read.
+  // Returns the number of steps of the run, and throws if such a run cannot learn. Tells the observer about the run
+  // before any parameter is read.
   int64_t planned_steps(const TrainConfig& config) {
     const int64_t steps = total_steps(options_, *training_, config_.train_batch_size);
     const std::string warning = check_targets(options_, config_.train_batch_size, steps, *training_, validation_.get());
@@ -155,14 +156,15 @@ class Run {
     return sum_of_losses(model_->logits(batch.tokens, runner_), batch.targets);
   }
 
-  // Ranks that share rows count as one.
+  // The number of groups of ranks that share rows, and the number of this rank's group.
   int64_t row_groups() const { return world_.world_size() / config_.sequence_parallel_size; }
   int64_t row_group() const { return world_.rank() / config_.sequence_parallel_size; }
 
   double sum_over_ranks(double value) { return world_.mean(value) * world_.world_size(); }
 
-  // Returns this rank's rows of the step's micro-batches, or its piece of the rows if ranks share them. Rows are
-  // assigned micro-batch by micro-batch, group by group, so the rows of a step do not depend on the number of ranks.
+  // Returns the micro-batches of this rank for the next step, with this rank's piece of each row if ranks share rows.
+  // The rows of a step go to the first micro-batch of all groups in order, then to the second, and so on. So a step has
+  // the same rows for any number of ranks.
   std::vector<TrainBatch> next_batches() {
     std::vector<TrainBatch> batches;
     const int64_t size = config_.micro_batch_size;
@@ -175,7 +177,8 @@ class Run {
     return batches;
   }
 
-  // Seeds the device's generator from the step, because a checkpoint only has the random state of the host.
+  // Seeds the device's random generator from the seed, the step and the rank, because a checkpoint has only the random
+  // state of the host.
   void seed_device() {
     if (world_.device().is_cpu()) return;
     at::Generator generator = at::globalContext().defaultGenerator(world_.device());
@@ -184,8 +187,8 @@ class Run {
     generator.set_current_seed(hash_bytes(key.data(), static_cast<int64_t>(key.size())));
   }
 
-  // Trains one step and returns whether the run must end. The loss is the mean over all targets of the step, on all
-  // ranks and in all micro-batches.
+  // Trains one step. Returns whether a rank has requested the end of the run. The loss of a step is the mean over all
+  // its targets, on all ranks and in all micro-batches.
   bool step() {
     const std::vector<TrainBatch> batches = next_batches();
     int64_t own_targets = 0;
@@ -217,23 +220,23 @@ class Run {
     return result.stop;
   }
 
-  // Evaluates if it is due. A run that a signal ended is not evaluated after its last step, because the sender of the
-  // signal may not wait for that. Returns false if a signal came during the evaluation.
+  // Evaluates if an evaluation is due after this step. Does not evaluate after the last step, because run() does that
+  // after the last save. Returns false if a signal came during the evaluation.
   bool evaluate_if_due() {
     const int64_t done = engine_.steps();
     return !is_due(options_.evaluate_every, done) || done >= total_ || evaluations_.step == done || evaluate();
   }
 
-  // Runs before each pass of an evaluation, so that the launcher sees progress of this rank. Returns whether a signal
-  // came on any rank; the result is the same on all ranks. Ranks exchange this only before every fourth pass, because a
-  // pass of a small model is shorter than the exchange.
+  // Reports progress of this rank to the launcher, and returns whether a signal came on any rank. Called before each
+  // pass of an evaluation. The result is the same on all ranks. The ranks communicate only before every fourth pass,
+  // because a pass of a small model takes less time than that.
   bool is_stopped(int64_t pass) {
     if (world_.observer()) world_.observer()->step_finished(engine_.steps());
     return pass % 4 == 0 && world_.mean(stop_ ? 1 : 0) > 0;
   }
 
-  // Evaluates. Returns false if a signal ended the evaluation. The trainer then drops the results, and the continued
-  // run evaluates again.
+  // Evaluates the model. Returns false if a signal ended the evaluation. In that case the results are dropped, and the
+  // run that continues later repeats the evaluation.
   bool evaluate() {
     const at::NoGradGuard no_grad;
     model_->eval();
@@ -260,8 +263,8 @@ class Run {
     if (saved_ == evaluation.step && world_.rank() == 0) write_evaluation(options_.checkpoints, evaluations_);
   }
 
-  // Evaluates the validation rows. Every rank must call the units equally often, so a rank without remaining rows runs
-  // a row without targets.
+  // Computes the loss of the validation rows. Returns nothing if a signal came. Every rank must call the units equally
+  // often, so a rank without remaining rows runs a row without targets.
   std::optional<Evaluation> validate() {
     const int64_t limit = rows_of_evaluation(options_, *validation_), size = config_.micro_batch_size;
     const int64_t rows_at_once = size * row_groups();
@@ -288,14 +291,14 @@ class Run {
     return evaluation;
   }
 
-  // Returns the most likely text; nothing if a signal came.
+  // Returns `prompt` continued with the most likely tokens, as text, or nothing if a signal came.
   std::optional<std::string> sample(const std::vector<int32_t>& prompt) {
     const Tokenizer& tokenizer = *prompts_.tokenizer;
     Sampler sampler({.temperature = 0});
     const int64_t most = std::min(int64_t(prompt.size()) + options_.sample_tokens, model_->max_length());
     KvCache cache(most);
     std::vector<int32_t> ids = prompt, next = prompt;
-    // Every rank runs the same number of tokens, so an end token does not end the loop.
+    // The loop does not end at an end token, because every rank must run the same number of tokens.
     while (int64_t(ids.size()) < most) {
       if (is_stopped(int64_t(ids.size() - prompt.size()))) return std::nullopt;
       engine_.begin_forward(/*training=*/false);
@@ -320,8 +323,8 @@ class Run {
     saved_ = engine_.steps();
   }
 
-  // Saves the state at the end of the run, even if the run will continue later. "warn" only applies to saves after
-  // which training continues.
+  // Saves the state at the end of this process's part of the run, and throws IoError if that fails.
+  // zeroshard.checkpoint.on_error "warn" is only for saves after which training continues.
   void save_last() {
     if (saved_ != engine_.steps()) forget_failed_save();
     save();
@@ -330,7 +333,7 @@ class Run {
                            options_.checkpoints, "': rank 0 has logged why"));
   }
 
-  // Drops an earlier save's error, because it must not prevent the last save.
+  // Logs and drops the error of an earlier save, because that error must not prevent the last save.
   void forget_failed_save() {
     try {
       engine_.wait_for_checkpoint();
@@ -339,12 +342,12 @@ class Run {
     }
   }
 
-  // Returns the scale of the adapters for a checkpoint; null without adapters.
+  // Returns the scale of the adapters as a value for a checkpoint, or null if there are no adapters.
   nlohmann::json adapter_scale() const { return made_.lora ? nlohmann::json(made_.lora->scale()) : nlohmann::json(); }
 
   void resume() {
     LoadOptions load;
-    load.may_be_first = true;  // started() reports a new run
+    load.may_be_first = true;  // because started() reports a new run
     bool accepted = false;
     load.accept = [&](const std::string& state) {
       check_data(nlohmann::json::parse(state).at("client"));
@@ -363,7 +366,8 @@ class Run {
   }
 
   void resume_from(const nlohmann::json& state) {
-    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // earlier versions did not count samples
+    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // because earlier versions did not count
+                                                                          // samples
     saved_ = engine_.steps();
     evaluations_ = evaluation_state_of(state, saved_);
     const RowsDone done{engine_.steps(), engine_.progress().global_samples};
@@ -374,7 +378,7 @@ class Run {
     ZS_CHECK(client.is_object() && client.contains("data"), "the checkpoint in '", options_.checkpoints,
              "' was not saved by `zeroshard train`: name another folder in train.checkpoints.folder");
     const bool same_data = client.at("data") == training_->digest();
-    const nlohmann::json seed = client.value("seed", nlohmann::json());  // earlier versions did not save it
+    const nlohmann::json seed = client.value("seed", nlohmann::json());  // null in a checkpoint of earlier versions
     ZS_CHECK(same_data || seed.is_null() || seed == options_.seed, "the checkpoint in '", options_.checkpoints,
              "' was made with train.seed ", seed.dump(), ", this run has ", options_.seed,
              ": rows would be lost or repeated. Give that seed, or another train.checkpoints.folder");
@@ -400,7 +404,7 @@ class Run {
   TrainObserver& observer_;
   const std::atomic<bool>& stop_;
   MadeModel made_;
-  nlohmann::json network_;  // fields of config.json that must equal those of a checkpoint
+  nlohmann::json network_;  // fields of config.json that must equal those of the checkpoint
   std::shared_ptr<CausalLM> model_;
   std::unique_ptr<Dataset> training_;
   std::unique_ptr<Dataset> validation_;  // null if there is none

@@ -20,7 +20,7 @@ at::Tensor make_mask(const TokenBatch& batch, int64_t past, int64_t window) {
   const int64_t length = batch.row_length();
   const at::Tensor places = at::arange(past + length, batch.ids.options().dtype(at::kInt));
   const at::Tensor own = places.narrow(0, past, length).unsqueeze(1);
-  at::Tensor seen = own.ge(places);  // bool: nothing of this shape has another dtype
+  at::Tensor seen = own.ge(places);  // bool, because another dtype would need more memory for this shape
   if (window > 0) seen.logical_and_((own - window).lt(places));
   seen = seen.view({1, 1, length, past + length});
   if (!batch.documents.defined()) return seen;
@@ -28,7 +28,7 @@ at::Tensor make_mask(const TokenBatch& batch, int64_t past, int64_t window) {
   return same.unsqueeze(1).logical_and(seen);
 }
 
-// Computes attention with capped scores, which no fused kernel supports.
+// Computes attention with capped scores, for which torch has no fused kernel.
 at::Tensor attend_capped(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& mask, const AttentionOptions& options) {
   const int64_t groups = query.size(1) / key.size(1);
@@ -43,7 +43,7 @@ at::Tensor attend_capped(const at::Tensor& query, const at::Tensor& key, const a
 
 }  // namespace
 
-// Returns the window; 0 if it spans the whole row, because it has no effect then.
+// Returns `window`, or 0 if the window covers the whole row and so has no effect.
 int64_t AttentionContext::effective(int64_t window) const {
   return window < past_ + batch_.row_length() ? window : 0;
 }
@@ -73,7 +73,7 @@ at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionC
   } else {
     const at::Tensor& mask = context.mask(options.window);
     const std::optional<at::Tensor> given = mask.defined() ? std::optional(mask) : std::nullopt;
-    const bool causal = !given && context.past() == 0;  // a single token with a past attends to everything
+    const bool causal = !given && context.past() == 0;  // without a mask, a token with a past attends to all tokens
     mixed = at::scaled_dot_product_attention(query, key, value, given, options.dropout, causal, options.scale,
                                              query.size(1) != key.size(1));
   }

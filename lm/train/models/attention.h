@@ -11,14 +11,14 @@ namespace zeroshard {
 
 struct AttentionOptions {
   double scale = 1;
-  double softcap = 0;  // scores become softcap * tanh(score / softcap); 0: unchanged
+  double softcap = 0;  // if not 0, scores become softcap * tanh(score / softcap)
   int64_t window = 0;  // number of tokens to which a token attends, including itself; 0: all earlier tokens
-  double dropout = 0;  // dropout of the probabilities; 0 outside of training
+  double dropout = 0;  // dropout of the attention probabilities; 0 outside of training
   int64_t layer = 0;   // index of the layer, for the cache
 };
 
 // State that the attention layers of one forward pass share: the masks, and the keys and values of earlier tokens.
-// There is one mask per window, made at its first use.
+// There is one mask per window size. It is made when it is first needed.
 class AttentionContext {
  public:
   // `cache` may be null.
@@ -35,7 +35,7 @@ class AttentionContext {
   // element is true if the token of its row attends to the token of its column. The mask is undefined if each token
   // attends to all earlier tokens.
   const at::Tensor& mask(int64_t window);
-  // Returns the same mask, but never an undefined one.
+  // Returns the same mask as mask(), but a defined one in every case.
   const at::Tensor& explicit_mask(int64_t window);
 
  private:

@@ -86,7 +86,7 @@ at::Tensor count_positions(const TokenBatch& batch) {
 
 constexpr int64_t kInitialBlock = int64_t{1} << 16;
 
-// Limits the number of parameters, so that code which computes byte counts need not check for overflows.
+// Throws ValueError for a model with so many parameters that code which computes numbers of bytes could overflow.
 void check_count(const CausalLM& model, const std::string& source) {
   constexpr double kMost = int64_t{1} << 53;
   double count = 0;
@@ -144,7 +144,8 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, K
     ZS_CHECK(least >= 0 && greatest < sizes_.vocab_size, "token id ", least < 0 ? least : greatest,
              " is outside the model's vocabulary of ", sizes_.vocab_size,
              ": the text was made with another tokenizer than the model's");
-    // Computed positions lie within the row, and checking them would make the host wait for the device.
+    // Does not read positions that the model computed itself. They lie within the row, and reading them would make the
+    // host wait for the device.
     const bool within = !batch.positions.defined() && past + batch.row_length() <= sizes_.max_length;
     const int64_t last = within ? 0 : whole.positions.max().item<int64_t>();
     ZS_CHECK(last < sizes_.max_length, "position ", last, " is outside the model's ", sizes_.max_length,
@@ -156,7 +157,7 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, K
   return logits;
 }
 
-// Gives each block of values its own generator, so that any range can be drawn without the values before it.
+// Draws each block of values with a generator of its own, so that values can be drawn without the values before them.
 void CausalLM::initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out) {
   const at::NoGradGuard no_grad;
   at::Tensor block = at::empty({kInitialBlock}, at::kFloat);
@@ -177,7 +178,7 @@ void CausalLM::initial_values(uint64_t seed, const std::string& name, int64_t be
 }
 
 void CausalLM::initialize(uint64_t seed) {
-  std::set<const void*> drawn;  // tied parameters are drawn by their first name
+  std::set<const void*> drawn;  // a tied parameter is drawn once, under its first name
   for (auto& item : named_parameters()) {
     if (drawn.insert(item.value().unsafeGetTensorImpl()).second)
       initial_values(seed, item.key(), 0, item.value().numel(), item.value().data_ptr<float>());

@@ -107,7 +107,7 @@ class Layer final : public torch::nn::Module {
   std::shared_ptr<RmsNorm> before_attention_, after_attention_, before_feed_forward_, after_feed_forward_;
 };
 
-// Has the parameters that are named "model.*" in model files.
+// Contains the parameters whose names in model files begin with "model.".
 class Trunk final : public torch::nn::Module {
  public:
   explicit Trunk(const DecoderOptions& options) {
@@ -137,7 +137,7 @@ class Decoder final : public CausalLM {
   at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) override {
     at::Tensor x = runner.run(*trunk_->embedding, batch.ids,
                               [this](const at::Tensor& ids) { return trunk_->embedding->forward(ids); });
-    // The scale is first rounded to the dtype, because Gemma was trained so.
+    // Rounds the scale to the dtype of x first, because Gemma was trained with the rounded scale.
     if (options_.embedding_scale != 1) x = x * at::scalar_tensor(options_.embedding_scale, x.options());
     const auto pass = std::make_shared<Pass>(
         Pass{options_.rope->angles(batch.positions, x.scalar_type()), AttentionContext(batch, cache)});

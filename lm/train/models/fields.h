@@ -11,8 +11,8 @@ namespace zeroshard {
 
 inline constexpr int64_t kMostSize = int64_t{1} << 28, kMostLayers = int64_t{1} << 14;
 
-// Reads the fields of a config.json. The object remembers which fields were read, so that no field that would change
-// the model is overlooked. A field with the value null counts as not given. Every error is a ValueError that names the
+// Reads the fields of a config.json. The object remembers which fields were read, so that finish() can refuse fields
+// that nobody has read. A field with the value null counts as not given. Every error is a ValueError that names the
 // file, the field and its value.
 class Fields {
  public:
@@ -20,11 +20,11 @@ class Fields {
   Fields(nlohmann::json object, std::string source, std::string path = "");
 
   bool has(std::string_view name) const;
-  bool written(std::string_view name) const;                                     // has(), or the value is null
+  bool written(std::string_view name) const;                                     // true also for the value null
   int64_t integer(std::string_view name, std::optional<int64_t> fallback = {});  // at least 0
   int64_t positive(std::string_view name, std::optional<int64_t> fallback = {});
-  // Returns a dimension or the number of layers, from 1 to `most`. No real model reaches that limit, and below it no
-  // product of two such values overflows.
+  // Returns a dimension or the number of layers, from 1 to `most`. Real models stay below kMostSize, and products of
+  // two values up to it do not overflow.
   int64_t size(std::string_view name, std::optional<int64_t> fallback = {}, int64_t most = kMostSize);
   double number(std::string_view name, std::optional<double> fallback = {});
   double probability(std::string_view name, double fallback);  // in [0, 1)
@@ -33,20 +33,21 @@ class Fields {
   std::string path(std::string_view name, std::optional<std::string> fallback = {});  // path of a file or folder
   std::vector<std::string> paths(std::string_view name);                              // empty: not given
   std::vector<std::string> texts(std::string_view name);                              // empty: not given
-  std::vector<std::string> text_or_texts(std::string_view name);  // a string counts as a list of one
+  std::vector<std::string> text_or_texts(std::string_view name);                      // a string becomes a list of one
   std::optional<Fields> object(std::string_view name);
 
-  // Throws if the field has another value than `only`, because other values are not supported.
+  // Throws if the field has another value than `only`, because zeroshard supports no other value.
   void require(std::string_view name, const nlohmann::json& only);
   // Marks fields as read, because they do not change the model.
   void ignore(std::initializer_list<const char*> names);
-  // Throws if there are unread fields, except those with null or false, or with a name that begins with "_".
+  // Throws if there are unread fields. Fields with the value null or false may be unread, and fields whose names begin
+  // with "_".
   void finish() const;
 
   [[noreturn]] void fail(std::string_view name, const std::string& what) const;
 
  private:
-  // Returns the field; if there is none, returns null if it is `optional`, and throws otherwise.
+  // Returns the field. If there is none, returns null if the field is `optional`, else throws.
   const nlohmann::json* find(std::string_view name, bool optional = true);
   void check_path(std::string_view name, const std::string& path) const;
 

@@ -13,7 +13,7 @@ std::shared_ptr<CausalLM> make_gemma2(Fields& fields) {
   defaults.activation_field = "hidden_activation";
   defaults.activation = "gelu_pytorch_tanh";
   DecoderOptions options = read_decoder_options(fields, defaults);
-  fields.ignore({"hidden_act"});  // the model only uses hidden_activation
+  fields.ignore({"hidden_act"});  // because the model uses hidden_activation instead
   fields.require("use_bidirectional_attention", false);
   options.qkv_bias = options.out_bias = fields.boolean("attention_bias", false);
   options.norm_scale = RmsNorm::Scale::kOnePlusWeight;

@@ -84,7 +84,7 @@ class Gpt2Block final : public torch::nn::Module {
   std::shared_ptr<Gpt2FeedForward> feed_forward_;
 };
 
-// The module of the tensors under "transformer." in the files.
+// Contains the parameters whose names in model files begin with "transformer.".
 class Gpt2Trunk final : public torch::nn::Module {
  public:
   explicit Gpt2Trunk(const Gpt2Options& options) {
@@ -127,8 +127,8 @@ class Gpt2 final : public CausalLM {
     return runner.run(*head_, x, [this](const at::Tensor& input) { return head_->forward(input); });
   }
 
-  // Projections back into the residual stream get smaller initial values, by the number of their sums (Radford et al.
-  // 2019, 2.3).
+  // Divides the initial values of projections into the residual stream by the square root of the number of sums in that
+  // stream (Radford et al. 2019, 2.3).
   void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) override {
     if (name.ends_with(".bias")) {
       elements.zero_();

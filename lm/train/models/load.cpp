@@ -9,14 +9,15 @@
 namespace zeroshard {
 namespace {
 
-// Finds a parameter's tensor. The files of a model without its head lack the trunk's name: "h.0.ln_1.weight" instead of
-// "transformer.h.0.ln_1.weight".
+// Returns the tensor of a parameter, or null. In the files of a model that was saved without its head, names lack their
+// first part: "h.0.ln_1.weight" instead of "transformer.h.0.ln_1.weight".
 const ModelFiles::Tensor* find_tensor(const ModelFiles& files, const std::string& parameter) {
   if (const auto* found = files.find(parameter)) return found;
   return files.find(std::string_view(parameter).substr(parameter.find('.') + 1));
 }
 
-// Returns whether a tensor of old files is not needed: tables, and the head if it is tied to the embedding.
+// Returns whether a tensor of old files can be ignored: tables that the model computes itself, and the head's weight if
+// it is tied to the embedding.
 bool is_leftover(std::string_view name, bool tied) {
   const auto ends = [&](std::string_view end) { return name.ends_with(end); };
   return ends(".rotary_emb.inv_freq") || ends(".attn.bias") || ends(".attn.masked_bias") ||

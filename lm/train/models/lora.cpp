@@ -17,7 +17,7 @@ std::string last_component(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
-// Returns whether a path matches a target, by PEFT's rule.
+// Returns whether PEFT would select the module at `path` for the entry `target` of target_modules.
 bool matches(std::string_view path, std::string_view target) {
   return path == target || (path.ends_with(target) && path.substr(0, path.size() - target.size()).ends_with('.'));
 }
@@ -53,7 +53,7 @@ std::vector<std::string> spelled_out(const std::vector<std::string>& targets, co
   return {names.begin(), names.end()};
 }
 
-// Returns the modules that the targets name.
+// Returns the modules of `linears` that `targets` select. Throws ValueError if a target selects none.
 Linears chosen(const std::vector<std::string>& targets, const Linears& linears) {
   Linears found;
   for (const std::string& target : targets) {
@@ -70,7 +70,8 @@ Linears chosen(const std::vector<std::string>& targets, const Linears& linears) 
   return found;
 }
 
-// Throws if the head's weight is the embedding's, because an adapter of the head must not change the embedding.
+// Throws ValueError if the head's weight is also the embedding's, because an adapter of the head must not change the
+// embedding.
 void check_head_is_its_own(const CausalLM& model, const Linear& head) {
   for (const auto& item : model.named_parameters()) {
     ZS_CHECK(!item.value().is_same(head.weight()) || item.key() == concat(kHead, ".weight"), "target_modules has ",

@@ -11,7 +11,7 @@ namespace zeroshard {
 
 // The ends of the names of the adapters' parameters in a model.
 constexpr std::string_view kLoraA = ".lora_A.weight", kLoraB = ".lora_B.weight";
-// PEFT's prefix for these names.
+// The prefix that PEFT puts before these parameters' names.
 constexpr std::string_view kPeftPrefix = "base_model.model.";
 
 // Returns the linear modules that have adapters, by path.

@@ -13,14 +13,15 @@
 namespace zeroshard {
 namespace {
 
-// Ignores fields of PEFT that only describe how the adapter was made, or configure features that other fields switch
-// on.
+// Ignores fields of PEFT that only describe how the adapter was made, and fields that configure features which other
+// fields switch on.
 void ignore_fields_without_bearing(Fields& fields) {
   fields.ignore({"base_model_name_or_path", "revision", "peft_version", "inference_mode", "fan_in_fan_out",
                  "auto_mapping", "megatron_core", "qalora_group_size"});
 }
 
-// Refuses fields that make the adapter or its base model something that LoraOptions cannot express.
+// Throws ValueError for values with which the adapter or its base model would be something that LoraOptions cannot
+// express.
 void require_plain_lora(Fields& fields) {
   if (fields.text("peft_type") != "LORA") fields.fail("peft_type", "is not supported; only \"LORA\" is");
   fields.require("task_type", "CAUSAL_LM");
@@ -33,7 +34,7 @@ void require_plain_lora(Fields& fields) {
     fields.require(name, nlohmann::json::array());
 }
 
-// Refuses initialisations that also change the model's own weights.
+// Throws ValueError for kinds of initialisation that also change the model's own weights.
 void require_untouched_base(Fields& fields, const nlohmann::json& config) {
   const auto found = config.find("init_lora_weights");
   if (found == config.end() || !found->is_string()) {

@@ -12,9 +12,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kMostExperts = int64_t{1} << 18;  // limit for all layers together
+constexpr int64_t kMostExperts = int64_t{1} << 18;  // limit for the experts of all layers together
 
-// Computes down(act(gate(x)) * up(x)), with the names in Mixtral's files.
+// Computes down(act(gate(x)) * up(x)). The names of the parameters are those in Mixtral's files.
 class Expert final : public torch::nn::Module {
  public:
   explicit Expert(const DecoderOptions& options) : activation_(options.activation) {
@@ -32,8 +32,9 @@ class Expert final : public torch::nn::Module {
   std::shared_ptr<Linear> gate_, down_, up_;
 };
 
-// Returns the indices of the choices of each expert, in ascending order. `experts` has the expert of each choice. The
-// host waits once for the device, because only the device knows how many tokens each expert has.
+// Returns for each of `count` experts the indices of the choices in favour of it, in ascending order. `experts` has the
+// number of the chosen expert for each choice. If the choices are on a device, the host waits for it once, because only
+// the device knows how often each expert was chosen.
 std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t count) {
   std::vector<at::Tensor> choices;
   if (experts.is_cpu()) {
@@ -52,7 +53,7 @@ std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t cou
   return choices;
 }
 
-// Sends each token through the `chosen` experts to which the router gives the largest shares (Jiang et al. 2024).
+// Sends each token through `chosen` experts, those to which the router gives the largest shares (Jiang et al. 2024).
 class Experts final : public FeedForward {
  public:
   Experts(const DecoderOptions& options, int64_t count, int64_t chosen) : chosen_(chosen) {
@@ -71,8 +72,8 @@ class Experts final : public FeedForward {
         choices_by_expert(indices.flatten(), static_cast<int64_t>(experts_->size()));
     shares = shares.flatten();
     for (size_t i = 0; i < experts_->size(); ++i) {
-      // An expert that no token chose runs on no tokens, so that its parameters have zero gradients on every rank
-      // alike.
+      // An expert that no token chose still runs, on no tokens, so that its parameters have gradients (of zero) on
+      // every rank alike.
       const at::Tensor token = choices[i].floor_divide(chosen_);
       const at::Tensor share = at::index_select(shares, 0, choices[i]).unsqueeze(-1);
       const at::Tensor output = experts_->ptr<Expert>(i)->forward(at::index_select(tokens, 0, token));
@@ -102,7 +103,7 @@ std::shared_ptr<CausalLM> make_mixtral(Fields& fields) {
     fields.fail("num_local_experts", concat("times num_hidden_layers must be at most ", kMostExperts));
   if (chosen > count) fields.fail("num_experts_per_tok", "must not be greater than num_local_experts");
   fields.require("router_jitter_noise", 0.0);
-  fields.require("output_router_logits", false);  // true adds a loss that balances the experts
+  fields.require("output_router_logits", false);  // true would add a loss that balances the experts
   fields.ignore({"router_aux_loss_coef"});
   options.feed_forward_name = "block_sparse_moe";
   options.make_feed_forward = [=](const DecoderOptions& all) -> std::shared_ptr<FeedForward> {

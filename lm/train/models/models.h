@@ -4,11 +4,11 @@
 #include "train/models/fields.h"
 #include "zeroshard/causal_lm.h"
 
-// This header declares one function per architecture, each defined in its own file. Each function reads the fields of
-// config.json that it supports and makes the model.
+// Declares one function per architecture. Each is defined in a file of its own, reads the fields of config.json that it
+// supports, and makes the model.
 namespace zeroshard {
 
-// Returns " for parameter ...", the end of the error text when there is no memory for the parameter.
+// Returns " for parameter ...", the end of the error for a parameter for which there is not enough memory.
 std::string missing_for(const std::string& name, const at::Tensor& parameter);
 
 std::shared_ptr<CausalLM> make_llama(Fields& fields);
