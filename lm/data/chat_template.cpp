@@ -9,7 +9,8 @@
 namespace zeroshard {
 namespace {
 
-// Strips white space like strip() of Python and Jinja, for ASCII text.
+// Returns `text` without white space at its ends. For ASCII text it removes the same characters as strip() in Python
+// and Jinja.
 std::string trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\n\r\v\f\x1c\x1d\x1e\x1f";
   const size_t begin = text.find_first_not_of(kSpace);
@@ -67,7 +68,7 @@ ChatTemplate::ChatTemplate(const std::string& name, const Tokenizer& tokenizer) 
     bos_ = special("bos", tokenizer.bos(), tokenizer);
   } else {
     eos_ = special("eos", tokenizer.eos(), tokenizer);
-    // Templates of plain text begin like any text of the tokenizer.
+    // The templates alpaca and plain begin with BOS only if the tokenizer puts BOS before any text.
     const bool prose = form_ == Form::kAlpaca || form_ == Form::kPlain;
     const std::vector<int32_t> around = prose ? tokenizer.encode("", true, false) : std::vector<int32_t>();
     if (!prose || (tokenizer.bos() && !around.empty() && around.front() == *tokenizer.bos()))
@@ -118,7 +119,7 @@ std::vector<TextPiece> ChatTemplate::render(const std::vector<Message>& messages
   return pieces;
 }
 
-// Puts each message under a heading with its role.
+// Renders each message under a heading with its role.
 void ChatTemplate::render_headed(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   struct Marks {
     const char *before_role, *after_role, *end, *after_end;
@@ -143,7 +144,7 @@ void ChatTemplate::render_headed(const std::vector<Message>& messages, std::vect
   }
 }
 
-// Puts the user's messages in [INST]. The first one includes the system message.
+// Renders the user's messages in [INST]. The first of them includes the system message.
 void ChatTemplate::render_bracketed(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   const bool llama = form_ == Form::kLlama2;
   std::string system;
@@ -180,7 +181,7 @@ void ChatTemplate::render_alpaca(const std::vector<Message>& messages, std::vect
   begin_prose(pieces);
 }
 
-// Puts the contents one after another; separators are part of the contents.
+// Renders the contents of the messages one after another. Separators are part of the contents.
 void ChatTemplate::render_plain(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   for (const Message& message : messages) {
     const bool answer = message.role == Role::kAssistant;
@@ -189,8 +190,8 @@ void ChatTemplate::render_plain(const std::vector<Message>& messages, std::vecto
   begin_prose(pieces);
 }
 
-// Encodes the BOS token separately from the following text, which is encoded as the beginning of a text, like a prompt
-// later.
+// Puts the BOS token before the pieces, to be encoded separately. So the text after BOS is encoded as the beginning of
+// a text, in the same way as a prompt for the trained model.
 void ChatTemplate::begin_prose(std::vector<TextPiece>& pieces) const {
   if (bos_.empty()) return;
   pieces.front().starts = true;
@@ -206,9 +207,10 @@ std::vector<Message> ChatTemplate::instruction(std::string_view instruction, std
 
 namespace {
 
-// Encodes pieces [begin, end) together. To find the end of a piece among the ids, the function also encodes the text up
-// to the end of the piece. These ids begin like the ids of the whole text, and the piece ends at the first id that
-// differs. So a token that crosses the end belongs to the next piece, and an answer's first token is learned.
+// Encodes pieces [begin, end) together and appends the result to `document`. To find the end of a piece among the ids,
+// the function also encodes only the text up to the end of the piece, and compares the ids with those of the whole
+// text. The piece ends at the first id that differs. So a token that crosses the end of a piece belongs to the next
+// piece, and an answer's first token is learned.
 void encode_stretch(const std::vector<TextPiece>& pieces, size_t begin, size_t end, const Tokenizer& tokenizer,
                     EncodedDocument& document) {
   std::string text;
@@ -222,7 +224,7 @@ void encode_stretch(const std::vector<TextPiece>& pieces, size_t begin, size_t e
       const std::vector<int32_t> before = tokenizer.encode(std::string_view(text).substr(0, text_end), false, true);
       ids_end = size_t(std::mismatch(ids.begin(), ids.end(), before.begin(), before.end()).first - ids.begin());
     } else if (i + 1 < end) {
-      continue;  // the next piece is learned or not in the same way
+      continue;  // the end is not needed, because the next piece has the same `learn`
     }
     const size_t until = std::max(at, ids_end);
     document.learn.insert(document.learn.end(), until - at, pieces[i].learn);

@@ -6,7 +6,7 @@
 
 #include "zeroshard/tokenizer.h"
 
-// Turns conversations into the text formats with which models are trained, without Jinja.
+// Turns conversations into the text formats on which models are trained, without Jinja.
 namespace zeroshard {
 
 enum class Role : uint8_t { kSystem, kUser, kAssistant, kTool };
@@ -16,9 +16,9 @@ struct Message {
   std::string content;
 };
 
-// A text that is either learned completely or not at all. If `starts` is true, the piece begins a part that is encoded
-// separately. Such a piece begins with a special token, at which tokenizers cut anyway, or follows a special token that
-// precedes a text.
+// A text of which either all tokens are learned as targets or none. If `starts` is true, this piece and the pieces
+// after it are encoded separately from the pieces before it. Such a piece either begins with a special token, where
+// tokenizers cut the text anyway, or follows BOS.
 struct TextPiece {
   std::string text;
   bool learn = false;
@@ -31,10 +31,11 @@ class ChatTemplate {
   // name, or if the tokenizer lacks a special token of the template.
   ChatTemplate(const std::string& name, const Tokenizer& tokenizer);
 
-  // Renders a conversation. Answers are learned, and so is the token that ends each answer. Throws ValueError if
-  // `messages` do not fit the template.
+  // Returns the text of a conversation in pieces. The answers are learned, and so is the token that ends each answer.
+  // Throws ValueError if `messages` do not fit the template.
   std::vector<TextPiece> render(const std::vector<Message>& messages) const;
-  // Returns the messages for an instruction with an input, which "alpaca" puts under a separate heading.
+  // Returns the messages for an instruction, its input and its output. "alpaca" puts the input under a heading of its
+  // own.
   std::vector<Message> instruction(std::string_view instruction, std::string_view input, std::string_view output) const;
 
  private:
@@ -58,8 +59,8 @@ struct EncodedDocument {
   std::vector<uint8_t> learn;  // one entry per id
 };
 
-// Encodes pieces together, so that the ids are the same as for the whole text. A token that lies in two pieces belongs
-// to the later piece.
+// Encodes `pieces` together. The ids are those of the whole text, except that pieces with `starts` are encoded
+// separately from the pieces before them. A token that lies in two pieces belongs to the later piece.
 EncodedDocument encode_pieces(const std::vector<TextPiece>& pieces, const Tokenizer& tokenizer);
 
 }  // namespace zeroshard

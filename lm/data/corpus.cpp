@@ -12,10 +12,10 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kScanBytes = int64_t{64} << 20;  // smaller foreign files are read completely when they are opened
-constexpr int64_t kAllIds = INT64_C(1) << 31;      // limit if no vocabulary size is given
+constexpr int64_t kScanBytes = int64_t{64} << 20;  // the constructor reads smaller files of other programs completely
+constexpr int64_t kAllIds = INT64_C(1) << 31;      // limit if there is no vocabulary size
 
-// Returns the limit below which every id of the file must be.
+// Returns the limit below which all ids of the file must be.
 int64_t limit_of(const TokenFileInfo& info, int64_t vocab_size) {
   return std::min(vocab_size > 0 ? vocab_size : kAllIds, info.vocab_size > 0 ? info.vocab_size : kAllIds);
 }

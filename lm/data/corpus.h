@@ -9,24 +9,27 @@
 
 namespace zeroshard {
 
-// The documents of some files that belong to the training part or the validation part. Immutable.
+// The documents of token files that belong to one part of the data: the training part or the validation part.
+// Immutable.
 class Corpus {
  public:
   // Throws the errors of Dataset.
   Corpus(const std::vector<std::string>& files, const DatasetOptions& options);
 
-  // Members are the part's documents, in the order of the files. None is empty.
+  // Members are the documents of this part, in the order of the files. No member is empty.
   int64_t members() const { return int64_t(members_.size()); }
   int64_t tokens() const { return tokens_; }
   int64_t length(uint32_t member) const { return place(member).length; }
 
-  // Appends tokens [begin, begin + count) of a member to `ids`. For each token it appends to `targets` the member's
-  // next token, or kNoTarget if there is no next token or the next token is not to be learned.
+  // Appends tokens [begin, begin + count) of a member to `ids`. Appends the target of each of these tokens to
+  // `targets`. A target is the member's next token, or kNoTarget if there is no next token or if that token is not
+  // learned.
   void read(uint32_t member, int64_t begin, int64_t count, std::vector<int32_t>& ids,
             std::vector<int32_t>& targets) const;
 
-  // check_whole() throws IoError if a file has been truncated since it was opened; the second function checks only the
-  // file of a member. See TokenFile. A caller calls them before it reads many lengths, or the length of a member.
+  // Throw IoError if a file has been truncated since it was opened (see TokenFile). The second function checks only the
+  // file of a member. A caller calls the first before it reads the lengths of many members, and the second before it
+  // reads one length.
   void check_whole() const;
   void check_whole(uint32_t member) const;
 
@@ -40,15 +43,15 @@ class Corpus {
   size_t file_of(int64_t document) const;
   Place place(uint32_t member) const;
   Place place_of_document(int64_t document) const;  // the undivided document
-  int64_t held_out(int64_t length) const;  // tokens at the end of a divided document that the validation part gets
+  int64_t held_out(int64_t length) const;  // tokens at the end of a divided document that belong to the validation part
   void open(const std::vector<std::string>& files);
   void choose_members();
 
   DatasetOptions options_;
   std::vector<TokenFile> files_;
   std::vector<int64_t> first_document_;  // by file, and one for the end
-  bool divided_ = false;                 // every document is divided, instead of the set of documents
-  std::vector<uint32_t> members_;        // indices of documents
+  bool divided_ = false;  // true: every document is divided between the parts; false: whole documents belong to a part
+  std::vector<uint32_t> members_;  // indices of documents
   int64_t tokens_ = 0;
   uint64_t identity_ = 0;
 };

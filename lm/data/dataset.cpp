@@ -23,7 +23,7 @@ std::string digest_of(const Corpus& corpus, const DatasetOptions& options) {
                                       uint64_t(options.length),
                                       uint64_t(options.packing),
                                       uint64_t(options.part),
-                                      std::bit_cast<uint64_t>(options.validation_share + 0.0),  // -0 counts as 0
+                                      std::bit_cast<uint64_t>(options.validation_share + 0.0),  // turns -0.0 to 0.0
                                       uint64_t(options.shuffle),
                                       options.seed,
                                       options.eos ? uint64_t(uint32_t(*options.eos)) : ~uint64_t{0}};
@@ -42,7 +42,8 @@ struct Dataset::Impl {
         digest(digest_of(corpus, options)),
         rows_per_epoch(epoch(0)->rows()) {}
 
-  // Returns an epoch. Two epochs are kept, because near the end of an epoch threads may be in either of two.
+  // Returns the epoch with this number. Keeps the last two epochs, because near the end of an epoch some threads still
+  // use the old one and others already the new one.
   std::shared_ptr<const Epoch> epoch(int64_t number) {
     if (!options.shuffle) number = 0;
     const std::lock_guard lock(mutex);
@@ -51,7 +52,7 @@ struct Dataset::Impl {
       if (&kept != &recent[0]) std::swap(recent[0], recent[1]);
       return recent[0].epoch;
     }
-    recent[1] = {};  // frees its memory before the new one is made
+    recent[1] = {};  // frees the memory of the old epoch before the new one is made
     corpus.check_whole();
     std::shared_ptr<const Epoch> made;
     if (options.packing == DatasetOptions::Packing::kStream) {

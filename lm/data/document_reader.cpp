@@ -92,7 +92,7 @@ bool LineReader::next(std::string_view& line, int64_t max_bytes) {
 
 DocumentReader::DocumentReader(const std::vector<std::string>& inputs, const TokenizeOptions& options)
     : inputs_(inputs), options_(options) {
-  // Fails now if the Parquet plugin is missing, and not after the earlier files.
+  // Throws now if the Parquet plugin is missing, and not after the earlier files were read.
   const auto found = std::find_if(inputs.begin(), inputs.end(), is_parquet);
   if (found != inputs.end()) parquet_ = &load_parquet_plugin(*found);
 }
@@ -144,7 +144,7 @@ bool DocumentReader::ends_document(std::string_view line) const {
              : options_.split == Split::kLine && without_end(line) == options_.separator;
 }
 
-// Reads a separate document, without the newline before the separator.
+// Reads the next document of kText. The newline before a separator does not belong to the document.
 bool DocumentReader::next_text(RawDocument& document) {
   if (!more_of_file_) return false;
   std::string_view line;

@@ -19,8 +19,8 @@ class LineSource {
  public:
   virtual ~LineSource() = default;
 
-  // Reads the next line with its newline, which the last line may lack. The line is valid until the next call. Returns
-  // false at the end. Throws ValueError for a line of more than `max_bytes`.
+  // Sets `line` to the next line with its newline. The last line of an input can lack a newline. `line` is valid until
+  // the next call. Returns false at the end of the input. Throws ValueError for a line of more than `max_bytes`.
   virtual bool next(std::string_view& line, int64_t max_bytes) = 0;
   const std::string& path() const { return path_; }
   int64_t line() const { return line_; }  // number of the last line, counted from 1
@@ -64,16 +64,16 @@ struct RawDocument {
   std::string text;
   bool json = false;
   uint32_t file = 0;  // index of the input
-  int64_t line = 0;   // line where it begins
+  int64_t line = 0;   // line where the document begins
 };
 
 // Reads the documents of all inputs, one after another.
 class DocumentReader {
  public:
-  // Throws ValueError if there is a Parquet file, but no library that reads it.
+  // Throws ValueError if `inputs` has a Parquet file but the library that reads such files is missing.
   DocumentReader(const std::vector<std::string>& inputs, const TokenizeOptions& options);
 
-  // Returns the next document; nothing at the end.
+  // Returns the next document, or nothing at the end.
   std::optional<RawDocument> next();
   int64_t bytes() const { return bytes_ + (reader_ ? reader_->bytes() : 0); }
 
@@ -86,7 +86,7 @@ class DocumentReader {
 
   const std::vector<std::string>& inputs_;
   const TokenizeOptions& options_;
-  const ParquetPlugin* parquet_ = nullptr;  // set if an input needs it
+  const ParquetPlugin* parquet_ = nullptr;  // set if an input is a Parquet file
   std::unique_ptr<LineSource> reader_;
   size_t file_ = 0;
   bool more_of_file_ = true;

@@ -56,7 +56,7 @@ PieceEpoch::PieceEpoch(const Corpus& corpus, const DatasetOptions& options, int6
     : corpus_(corpus), length_(options.length) {
   int64_t count = 0;
   for (uint32_t member = 0; member < corpus.members(); ++member) count += ceil_div(corpus.length(member), length_);
-  check_rows(count, length_);  // there are at most as many rows as pieces
+  check_rows(count, length_);  // checked for `count` rows, because there are at most as many rows as pieces
   parts_.reserve(size_t(count));
   for (uint32_t member = 0; member < corpus.members(); ++member)
     for (int64_t number = ceil_div(corpus.length(member), length_), i = 0; i < number; ++i)
@@ -73,9 +73,10 @@ int64_t PieceEpoch::length_of(const Part& part) const {
   return std::min(length_, corpus_.length(part.member) - int64_t(part.number) * length_);
 }
 
-// Packs by best-fit decreasing over the whole epoch: parts are placed from the longest to the shortest, each into the
-// fullest row with enough room. The number of rows depends only on the lengths, so it is the same in every epoch. Among
-// equal lengths, parts are placed in the order of parts_, so this order decides which parts share a row.
+// Returns the row of each part, chosen by best-fit decreasing over the whole epoch. It places parts from the longest to
+// the shortest, each into the fullest row that has enough room. The number of rows depends only on the lengths, so it
+// is the same in every epoch. Among parts of equal length it keeps the order of parts_. So this order decides which
+// parts share a row.
 std::vector<uint32_t> PieceEpoch::pack() const {
   std::vector<uint32_t> by_length(parts_.size()), lengths;
   std::iota(by_length.begin(), by_length.end(), 0U);
@@ -102,7 +103,8 @@ std::vector<uint32_t> PieceEpoch::pack() const {
   return row_of;
 }
 
-// Sorts parts_ by row. Rows keep the order of their first parts, and the parts of a row keep their order.
+// Sorts parts_ by row, and fills row_begins_. The row with the first part in parts_ becomes the first row, and so on.
+// The parts of a row keep their order.
 void PieceEpoch::group(const std::vector<uint32_t>& row_of, int64_t rows) {
   const auto count = size_t(rows);
   std::vector<uint32_t> place(count, kMaxRows), counts(count + 1);

@@ -20,7 +20,7 @@ class Epoch {
   virtual std::vector<Piece> row(int64_t index) const = 0;
 };
 
-// The rows of an epoch with Packing::kStream. Takes 12 bytes per document and 4 per row.
+// The rows of an epoch with Packing::kStream. Needs 12 bytes per document and 4 bytes per row.
 class StreamEpoch final : public Epoch {
  public:
   StreamEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);
@@ -34,7 +34,7 @@ class StreamEpoch final : public Epoch {
   std::vector<uint32_t> row_order_;  // empty if rows are not shuffled
 };
 
-// The rows of an epoch with Packing::kWhole or kSeparate: documents are cut into pieces that fit into a row. Takes
+// The rows of an epoch with Packing::kWhole or kSeparate: documents are cut into pieces that fit into a row. Needs
 // about 12 bytes per piece.
 class PieceEpoch final : public Epoch {
  public:
@@ -44,7 +44,7 @@ class PieceEpoch final : public Epoch {
 
  private:
   struct Part {
-    uint32_t member, number;  // the piece is the number-th of its document
+    uint32_t member, number;  // `number` is the index of the piece in its document
   };
   int64_t length_of(const Part& part) const;
   std::vector<uint32_t> pack() const;  // returns the row of each part
@@ -53,7 +53,7 @@ class PieceEpoch final : public Epoch {
   const Corpus& corpus_;
   int64_t length_;
   std::vector<Part> parts_;           // row by row
-  std::vector<uint32_t> row_begins_;  // positions in parts_; one more than there are rows
+  std::vector<uint32_t> row_begins_;  // positions in parts_: the beginning of each row, and the end of the last row
 };
 
 }  // namespace zeroshard

@@ -15,11 +15,11 @@ constexpr int bytes_of(IdType type) {
 struct ForeignTokens {
   std::string format;
   IdType type = IdType::kUint16;
-  int64_t begin = 0, tokens = 0;  // offset of the first id (which may be unaligned), and the number of ids
+  int64_t begin = 0, tokens = 0;  // offset of the first id, which can be unaligned; number of ids
 };
 
-// Finds the ids in a file. It recognises the format by the first bytes, or by the suffix ".u16" (plain uint16). Throws
-// ValueError that names `path` and the field.
+// Finds the ids in the contents `file` of the file `path`. Recognises the format by the first bytes, or by the suffix
+// ".u16" (plain uint16). Throws a ValueError that names `path` and the field.
 ForeignTokens parse_foreign_tokens(std::string_view file, const std::string& path);
 
 }  // namespace zeroshard

@@ -12,8 +12,8 @@ namespace zeroshard {
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   ZS_CHECK(!path.empty() && path.find('\0') == path.npos, "the path of a file is empty or contains a zero byte");
-  // Links are followed, because the user chose the path. O_NONBLOCK is set because opening a FIFO would otherwise wait
-  // for a writer forever.
+  // Follows symbolic links, because the user chose the path. Sets O_NONBLOCK, because without it opening a FIFO would
+  // wait for a writer forever.
   const int fd = retry_interrupted([&] {
     const int result = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     return result < 0 ? -errno : result;

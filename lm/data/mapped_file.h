@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Maps a whole regular file into memory, for reading. Throws IoError. The kernel ends a process that reads memory
-// behind the end of a file, so the user calls check_whole() before each later use of bytes().
+// Maps a whole regular file into memory, for reading. Throws IoError. The kernel ends a process that reads mapped
+// memory behind the end of the file. So the user must call check_whole() before each later use of bytes().
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -15,8 +15,9 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::string_view bytes() const { return bytes_; }
-  // Throws IoError if the file has been truncated since it was mapped. The function looks at the path, because open
-  // descriptors for all files would be too many. So a file that has been deleted or replaced counts as unchanged.
+  // Throws IoError if the file has been truncated since it was mapped. Examines the file at the path, because keeping a
+  // descriptor open for each file would take too many. So a file that has been deleted or replaced counts as not
+  // truncated.
   void check_whole() const;
 
  private:

@@ -38,7 +38,7 @@ std::vector<std::string> columns_of(const ParquetPlugin& plugin, const ParquetRo
   return names;
 }
 
-// Returns the keys that DocumentEncoder expects in a record.
+// Returns the columns that DocumentEncoder expects in a record, given the columns that are `there`.
 std::vector<std::string> wanted_columns(const TokenizeOptions& options, const std::vector<std::string>& there) {
   const auto has = [&](const char* name) { return std::find(there.begin(), there.end(), name) != there.end(); };
   if (options.format == Format::kInstruct) {
@@ -57,14 +57,14 @@ bool is_parquet(const std::string& path) {
 }
 
 void refuse_parquet(std::string_view beginning, const std::string& path) {
-  // The magic and the first field of a page header. No text begins like this.
+  // The magic of Parquet and the first field of a page header. No text begins with these bytes.
   if (!beginning.starts_with("PAR1\x15")) return;
   throw ValueError(concat(path, " is Parquet, which is read from files alone whose names end in .parquet"));
 }
 
 const ParquetPlugin& load_parquet_plugin(const std::string& path) {
   const std::string file = library();
-  // The library is never unloaded, because Arrow has threads and state that outlive its use.
+  // Never unloads the library, because Arrow has threads and state that live longer than its use.
   void* const loaded = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (loaded == nullptr) throw_no_plugin(path, shown(::dlerror()));
   const auto get = reinterpret_cast<GetParquetPlugin>(::dlsym(loaded, kParquetPluginSymbol));
@@ -76,12 +76,12 @@ const ParquetPlugin& load_parquet_plugin(const std::string& path) {
 
 ParquetReader::ParquetReader(const ParquetPlugin& plugin, const std::string& path, const TokenizeOptions& options)
     : LineSource(path), plugin_(plugin), stop_(options.stop), rows_(nullptr, plugin.close) {
-  OpenFd fd = open_input(path, O_NONBLOCK, stop_);  // a pipe without a writer is refused instead of waiting for it
+  OpenFd fd = open_input(path, O_NONBLOCK, stop_);  // O_NONBLOCK: does not wait for a pipe without a writer
   struct stat found;
   check_io(::fstat(fd.get(), &found) < 0 ? -errno : 0, "read", path);
   ZS_CHECK(S_ISREG(found.st_mode), "cannot read ", path,
            ": Parquet is read from files alone, and this is a pipe or device");
-  // The descriptor is duplicated, because OpenFd cannot release its own.
+  // Duplicates the descriptor, because OpenFd cannot give up its own.
   const int for_rows = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0);
   check_io(for_rows < 0 ? -errno : 0, "open", path);
   rows_.reset(plugin_.open(for_rows));

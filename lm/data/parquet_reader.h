@@ -11,14 +11,16 @@ namespace zeroshard {
 // Returns whether the file name ends like the name of a Parquet file.
 bool is_parquet(const std::string& path);
 
-// Checks an input that is to be read as lines. Throws ValueError if it begins like a Parquet file.
+// Throws ValueError if `beginning`, the first bytes of an input that is to be read as lines, is the beginning of a
+// Parquet file.
 void refuse_parquet(std::string_view beginning, const std::string& path);
 
 // Loads the library that reads Parquet files from the directory of the program, or from where the dynamic linker
-// searches. The library stays loaded. Throws ValueError that names `path`, which cannot be read without the library.
+// searches. The library stays loaded. Throws a ValueError that names `path`, the file to read, if the library is
+// missing.
 const ParquetPlugin& load_parquet_plugin(const std::string& path);
 
-// Reads the rows of a Parquet file as lines of JSON, with the columns that the format needs.
+// Reads the rows of a Parquet file as lines of JSON. The lines have the columns that TokenizeOptions::format needs.
 class ParquetReader : public LineSource {
  public:
   // Throws IoError for a file that cannot be read, and ValueError for a file that lacks a column.

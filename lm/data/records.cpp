@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::json;
 using Format = TokenizeOptions::Format;
 
-constexpr int kMaxDepth = 500;  // limit for every field, including unread ones
+constexpr int kMaxDepth = 500;  // deepest nesting of any field, including fields that are not read
 
 std::string shown_json(const Json& value) {
   return shown(value.dump(-1, ' ', false, Json::error_handler_t::replace));
@@ -56,7 +56,7 @@ std::vector<Message> messages_of(const Json& record, const std::string& field) {
   return messages;
 }
 
-// Reads {prompt, completion} or {instruction, input, output}.
+// Returns the messages of a record, which has {prompt, completion} or {instruction, input, output}.
 std::vector<Message> instruction_of(const Json& record, const ChatTemplate& form) {
   if (!record.contains("instruction"))
     return {{Role::kUser, text_of(record, "prompt", "")}, {Role::kAssistant, text_of(record, "completion", "")}};

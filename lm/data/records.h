@@ -9,15 +9,15 @@
 
 namespace zeroshard {
 
-// Turns a document that was read into ids. Any number of threads may call encode().
+// Turns documents into ids. Any number of threads may call encode().
 class DocumentEncoder {
  public:
   DocumentEncoder(const Tokenizer& tokenizer, const std::vector<std::string>& inputs, const TokenizeOptions& options);
 
-  // Returns whether some tokens are not learned.
+  // Returns whether documents have tokens that are not learned.
   bool masked() const { return template_.has_value(); }
-  // Encodes a document. Returns no ids for a document without text, and sets `learn` only if masked(). Throws
-  // ValueError with file, line and field.
+  // Returns the ids of a document, which are none for a document without text. Sets `learn` only if masked(). Throws a
+  // ValueError that names the file, the line and the field.
   EncodedDocument encode(const RawDocument& document) const;
 
  private:

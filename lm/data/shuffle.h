@@ -3,17 +3,17 @@
 #include <span>
 #include <utility>
 
-// Functions that make random orders which are the same with every compiler and library, because the order of
-// std::shuffle is not specified.
+// Makes random orders that are the same with every compiler and library. Those of std::shuffle are not, because its
+// algorithm is not specified.
 namespace zeroshard {
 
-// The SplitMix64 generator: the n-th number is a hash of key and n.
+// The SplitMix64 generator. Its n-th number is a hash of the key and n.
 class SplitMix64 {
  public:
   explicit SplitMix64(uint64_t key) : state_(key) {}
 
   uint64_t next() { return mix(state_ += UINT64_C(0x9E3779B97F4A7C15)); }
-  // Returns a number in [0, bound). The probabilities of all numbers are equal, except for differences of bound / 2^64.
+  // Returns a number in [0, bound). The probabilities of any two numbers differ by at most 2^-64.
   uint64_t below(uint64_t bound) {
     __extension__ using Wide = unsigned __int128;
     return uint64_t(Wide(next()) * bound >> 64);
@@ -29,14 +29,15 @@ class SplitMix64 {
   uint64_t state_;
 };
 
-// The use of a random order. Orders with the same seed and epoch are independent if their purposes differ.
+// The purpose of a random order. Orders with the same seed and epoch are independent of each other if they have
+// different purposes.
 enum class Purpose : uint64_t { kSplit = 1, kDocuments = 2, kRows = 3 };
 
 inline SplitMix64 generator(uint64_t seed, int64_t epoch, Purpose purpose) {
   return SplitMix64(SplitMix64::mix(SplitMix64::mix(SplitMix64::mix(seed + 1) ^ uint64_t(epoch)) ^ uint64_t(purpose)));
 }
 
-// Shuffles by the method of Fisher and Yates.
+// Shuffles `values` by the method of Fisher and Yates.
 template <typename Value>
 void shuffle(std::span<Value> values, SplitMix64 random) {
   for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[random.below(i)]);

@@ -12,10 +12,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kIds = INT64_C(1) << 31;  // ids below it fit into an int32
+constexpr int64_t kIds = INT64_C(1) << 31;  // ids below this fit into an int32
 
-// Loads an id as int64, so that no id can wrap around. Values of uint64 that do not fit into int64 become negative, so
-// they are refused.
+// Returns an id as int64, so that no stored id can wrap around to a valid one.
 template <typename Stored>
 int64_t load_id(const char* data, int64_t index) {
   return int64_t(load<Stored>(data + index * int64_t(sizeof(Stored))));
@@ -74,7 +73,7 @@ struct TokenFile::Impl {
     check_ends();
   }
 
-  // A correct checksum does not make the ends valid, because the file may come from anywhere.
+  // Checks the ends of the documents. A correct checksum is not enough, because anybody can have made the file.
   void check_ends() const {
     int64_t before = 0;
     for (int64_t document = 0; document < info_.documents; ++document) {
@@ -174,7 +173,7 @@ struct TokenFile::Impl {
   const char* ids_ = nullptr;
   const char* mask_ = nullptr;       // a bit per token; null: no mask
   const char* ends_ = nullptr;       // only for zeroshard's own format
-  std::vector<int64_t> found_ends_;  // only for foreign formats
+  std::vector<int64_t> found_ends_;  // only for formats of other programs
 };
 
 TokenFile::TokenFile(const std::string& path, std::optional<int32_t> eos) : impl_(std::make_unique<Impl>(path, eos)) {}

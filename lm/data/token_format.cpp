@@ -6,7 +6,7 @@
 namespace zeroshard {
 namespace {
 
-// Offsets in the footer. All other bytes are zero.
+// The offsets of fields in the footer. All other bytes are zero.
 enum Offset : size_t {
   kTokens = 0,
   kDocuments = 8,
@@ -39,7 +39,7 @@ class FootReader {
   uint32_t small(size_t offset) const { return load<uint32_t>(foot_.data() + offset); }
   std::string_view bytes(size_t offset, size_t count) const { return foot_.substr(offset, count); }
 
-  // Returns a number in [low, high].
+  // Returns the number at `offset`. Throws ValueError if it is not in [low, high].
   int64_t count(size_t offset, const char* field, int64_t low, int64_t high) const {
     const uint64_t value = number(offset);
     ZS_CHECK(value >= uint64_t(low) && value <= uint64_t(high), source_, ": the foot's ", field, " is ", value,

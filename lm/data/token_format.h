@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little, "token files are read 
 
 inline constexpr std::string_view kTokenMagic = "zstokens";
 inline constexpr uint32_t kTokenVersion = 1;
-inline constexpr int64_t kTokenHeadBytes = 64;   // magic, version and zeros; the ids follow
+inline constexpr int64_t kTokenHeadBytes = 64;   // magic, version and zeros; the ids come next
 inline constexpr int64_t kTokenAlignment = 64;   // alignment of each section
 inline constexpr int64_t kTokenFootBytes = 128;  // size of the footer, the last bytes of the file
 inline constexpr int64_t kPieceBytes = 1 << 20;  // bytes that one checksum covers
@@ -31,12 +31,12 @@ struct TokenFoot {
   uint64_t table_hash = 0;  // hash of the table of checksums
 };
 
-// Offsets of the sections in the file, computed from the counts.
+// The offsets of the sections in the file. They follow from the counts in the footer.
 struct TokenSections {
   int64_t mask = 0, ends = 0, body_end = 0, table = 0, pieces = 0, foot = 0, file_bytes = 0;
 };
 
-// Returns the offsets of the sections. The counts must not overflow, which parse_token_foot() checks.
+// Returns the offsets of the sections. The offsets must not overflow. parse_token_foot() makes sure of that.
 inline TokenSections token_sections(const TokenFoot& foot) {
   TokenSections at;
   at.mask = align_up(kTokenHeadBytes + foot.tokens * foot.id_bytes, kTokenAlignment);
@@ -52,8 +52,9 @@ inline TokenSections token_sections(const TokenFoot& foot) {
 std::array<std::byte, kTokenHeadBytes> make_token_head();
 std::array<std::byte, kTokenFootBytes> make_token_foot(const TokenFoot& foot);
 
-// Parses the footer of a whole file. Throws ValueError that names `source` and the field if the footer or its checksums
-// are wrong, if the counts are impossible, or if they do not give exactly the size of the file.
+// Parses the footer of a whole file. Throws a ValueError that names `source` and the field if the footer or its
+// checksums are wrong, if the counts are impossible, or if the file does not have exactly the size that follows from
+// the counts.
 TokenFoot parse_token_foot(std::string_view file, const std::string& source);
 
 template <typename Number>

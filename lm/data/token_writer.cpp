@@ -11,10 +11,10 @@
 namespace zeroshard {
 namespace {
 
-// Space that is reserved at first and cut at the end. A FileWriter also holds twice this much.
+// Bytes that a file reserves at first, and that are cut off at the end. A FileWriter also needs twice this much memory.
 constexpr int64_t kReservedBytes = 1 << 20;
 
-// Bytes in a temporary file, which can be read again when it is finished.
+// Collects bytes in a temporary file. They can be read when the file is finished.
 class Spill {
  public:
   Spill(Directory& directory, std::string name) : name_(std::move(name)), writer_(directory, name_, kReservedBytes) {}
@@ -44,7 +44,7 @@ class Spill {
   std::vector<std::byte> buffer_;
 };
 
-// Deletes leftovers of a process of this host that died while writing `name`.
+// Deletes the temporary files of processes of this host that died while they wrote `name`.
 void sweep(Directory& directory, const std::string& name) {
   const std::string begin = concat(".tmp-", name, ".");
   for (const std::string& other : directory.list()) {
@@ -185,7 +185,7 @@ struct TokenFileWriter::Impl {
     state_ = State::kFinished;
   }
 
-  // Appends to the body, which is hashed piece by piece.
+  // Appends to the body of the file. Each piece of the body gets a checksum.
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const size_t size = std::min(bytes.size(), size_t(kPieceBytes) - piece_.size());
@@ -227,10 +227,10 @@ struct TokenFileWriter::Impl {
   bool masked_;
   State state_ = State::kOpen;
   TokenFoot foot_;
-  std::vector<std::string> temporaries_;  // the file itself first
+  std::vector<std::string> temporaries_;  // the first one becomes the file itself
   std::optional<FileWriter> main_;
   std::optional<Spill> ends_, mask_;  // the sections after the ids
-  std::vector<std::byte> piece_;      // part of the body that was not written yet
+  std::vector<std::byte> piece_;      // part of the body that is not written yet
   std::vector<uint64_t> table_;       // checksums of the written pieces
   int64_t written_ = 0;
   uint8_t bits_ = 0;  // bits of the mask that are not written yet

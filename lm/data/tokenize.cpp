@@ -17,7 +17,7 @@
 namespace zeroshard {
 namespace {
 
-// Bytes of text that a thread takes at a time; a longer document is a batch of its own.
+// Bytes of text that a thread takes at a time. A longer document is a batch of its own.
 constexpr size_t kBatchBytes = 1 << 18;
 
 struct Batch {
@@ -27,13 +27,13 @@ struct Batch {
   bool done = false;
 };
 
-// Threads that encode batches. Any number of batches may be waiting or running.
+// Has threads that encode batches. Any number of batches can wait or run at a time.
 class Encoders {
  public:
   Encoders(const DocumentEncoder& encoder, int threads) : encoder_(encoder) {
     try {
       for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
-      // If no more threads are possible, the existing ones or the caller do the work.
+      // If the system allows no more threads, the existing ones do the work, or the caller if there are none.
     } catch (const std::system_error&) {
     } catch (...) {
       end();
@@ -54,7 +54,7 @@ class Encoders {
     }
     more_.notify_one();
   }
-  // Throws the exception of the encoding thread.
+  // Waits until a batch is encoded. If encoding it threw, rethrows that exception.
   void wait(Batch& batch) {
     std::unique_lock lock(mutex_);
     done_.wait(lock, [&] { return batch.done; });
@@ -66,7 +66,7 @@ class Encoders {
     try {
       for (RawDocument& document : batch.documents) {
         batch.encoded.push_back(encoder_.encode(document));
-        document = {};  // frees its memory
+        document = {};  // frees the memory of the document
       }
     } catch (...) {
       batch.error = std::current_exception();
@@ -144,7 +144,7 @@ class Job {
     return threads > 1 ? threads : 0;
   }
 
-  // Returns false if no document was left.
+  // Reads the next batch and gives it to the encoders. Returns false if there was no document left.
   bool read_batch() {
     auto batch = std::make_unique<Batch>();
     for (size_t bytes = 0; bytes < kBatchBytes;) {
@@ -178,10 +178,11 @@ class Job {
   Encoders encoders_;  // the last member, because its threads must end before the members that they use
 };
 
-// Throws if the output is an input, even by another name, because writing would replace the text by its tokens.
+// Throws ValueError if the output is the same file as an input, even under another name, because the tokens would
+// replace the text.
 void check_output_is_no_input(const std::string& output, const std::vector<std::string>& inputs) {
   for (const std::string& input : inputs) {
-    std::error_code missing;  // set if a file is missing, and then the files differ
+    std::error_code missing;  // set if a file is missing; then the files are different
     const bool same = std::filesystem::equivalent(input == "-" ? "/dev/stdin" : input, output, missing);
     ZS_CHECK(!same, "the output '", output, "' is the same file as the input ",
              input == "-" ? "standard input" : concat("'", input, "'"),

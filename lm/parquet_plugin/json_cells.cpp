@@ -51,8 +51,8 @@ class JsonDictionary : public JsonCells {
       json += "null";
       return;
     }
-    // Checks the index, because Arrow does not compare indices with the dictionary, and a damaged file may have any
-    // index.
+    // Checks the index, because Arrow does not compare indices with the dictionary's size, and a damaged file can have
+    // any index.
     const int64_t index = array_.GetValueIndex(row);
     if (index < 0 || index >= array_.dictionary()->length())
       throw std::runtime_error("a string is not in the column's dictionary");
@@ -184,7 +184,8 @@ bool holds_lists(const arrow::DataType& type) {
 
 std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array,
                                            const std::vector<std::string>& fields) {
-  // The schema of a file may contradict its pages, so the casts above must be safe in any case.
+  // Checks the type of the array, because the schema of a damaged file can contradict its pages. Otherwise the casts of
+  // the classes above would not be safe.
   const arrow::DataType* const type = array == nullptr ? nullptr : array->type().get();
   if (type == nullptr || !(fields.empty() ? holds_strings(*type) : holds_lists(*type)))
     throw std::runtime_error("a column has another type than the file says");

@@ -18,7 +18,7 @@ struct ParquetRows {
 
 namespace {
 
-// Runs `call`; returns -1 if it throws anything.
+// Returns call(). If it throws anything, keeps the error for error() and returns -1.
 template <typename Call>
 int guarded(ParquetRows& rows, const Call& call) noexcept {
   try {
@@ -27,7 +27,7 @@ int guarded(ParquetRows& rows, const Call& call) noexcept {
     rows.failed = true;
     try {
       rows.error = error.what();
-    } catch (...) {  // there is no memory for the text of error()
+    } catch (...) {  // no memory for the text of error()
     }
   } catch (...) {
     rows.failed = true;

@@ -16,7 +16,7 @@ namespace {
 
 using parquet::arrow::SchemaField;
 
-constexpr int64_t kBatchBytes = 8 << 20;  // decoded bytes, for rows of the usual length in their row group
+constexpr int64_t kBatchBytes = 8 << 20;  // most decoded bytes of a batch, if its rows have the mean length
 constexpr int64_t kBatchRows = 4096;
 
 template <typename Value>
@@ -33,7 +33,7 @@ void check(const arrow::Status& status) {
   throw std::runtime_error("column '" + column + "' must hold " + wanted + ", it is of type " + type.ToString());
 }
 
-// Finds a column by name; null if there is none.
+// Returns the field with this name, or null if there is none.
 const SchemaField* find(const std::vector<SchemaField>& fields, const std::string& name) {
   const auto found =
       std::find_if(fields.begin(), fields.end(), [&](const SchemaField& field) { return field.field->name() == name; });
@@ -46,13 +46,13 @@ RowReader::RowReader(int fd) {
   arrow::util::InitializeUTF8();
   auto file = take(arrow::io::ReadableFile::Open(fd));
   parquet::ReaderProperties properties;
-  properties.enable_buffered_stream();  // otherwise the whole column of a row group is read at once
+  properties.enable_buffered_stream();  // without this, a whole column of a row group is read at once
   properties.set_buffer_size(1 << 18);
   properties.set_page_checksum_verification(true);
   auto parquet = parquet::ParquetFileReader::Open(std::move(file), properties);
   metadata_ = parquet->metadata();
   parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
-  arrow_properties.set_pre_buffer(false);  // for the same reason
+  arrow_properties.set_pre_buffer(false);  // with this, whole columns would be read at once, too
   reader_ = take(parquet::arrow::FileReader::Make(arrow::default_memory_pool(), std::move(parquet), arrow_properties));
   int64_t rows = 0;
   for (int i = 0; i < metadata_->num_row_groups(); ++i) {

@@ -17,12 +17,12 @@ namespace zeroshard {
 // std::runtime_error.
 class RowReader {
  public:
-  // Takes ownership of `fd`, also if the constructor throws.
+  // Takes ownership of `fd`, even if the constructor throws.
   explicit RowReader(int fd);
 
   const std::vector<std::string>& columns() const { return columns_; }
   void select(const ParquetColumn* columns, size_t count);
-  // Sets `json` to the next row as a JSON object, which is valid until the next call. Returns false at the end.
+  // Sets `json` to the next row as a JSON object. The text is valid until the next call. Returns false at the end.
   bool next(std::string_view& json);
 
  private:

@@ -14,19 +14,19 @@ class AddedTokens {
   struct Token {
     std::string content;
     int32_t id = 0;
-    bool special = false;                 // found only with parse_special, and decoding may skip it
-    bool single_word = false;             // not found next to a word character
-    bool lstrip = false, rstrip = false;  // takes the preceding or following white space, too
+    bool special = false;                 // found only with parse_special; decoding can leave it out
+    bool single_word = false;             // is not found next to a word character
+    bool lstrip = false, rstrip = false;  // takes the white space before or after it, too
   };
 
-  // Adds a token. `text` is the text by which the token is found; it must not be empty. If two tokens have the same
-  // text, the first counts.
+  // Adds a token that cut() finds by `text`, which must not be empty. If two tokens have the same text, the first one
+  // counts.
   void insert(std::string_view text, Token token);
   bool empty() const { return tokens_.empty(); }
 
   // Cuts `text` at the tokens. Calls part(begin, end) for the text between tokens and token(id) for each token, from
-  // left to right. The longest token wins. If a token was found at a place but not taken, no other token is searched
-  // there.
+  // left to right. If several tokens match at a place, the longest one wins. If the longest one must not be taken
+  // there, for example because it is inside a word, no other token is searched at that place.
   template <typename Part, typename Found>
   void cut(std::string_view text, bool parse_special, const Part& part, const Found& token) const {
     size_t done = 0;
@@ -41,7 +41,7 @@ class AddedTokens {
       const Token& candidate = tokens_[static_cast<size_t>(found->value)];
       if (!is_taken(candidate, text, begin, end, parse_special)) continue;
       widen(candidate, text, done, begin, end);
-      if (candidate.lstrip && begin >= end) continue;  // the previous token has taken this white space
+      if (candidate.lstrip && begin >= end) continue;  // an earlier token has taken all of it
       if (done < begin) part(done, begin);
       token(candidate.id);
       done = end;

@@ -11,13 +11,14 @@ namespace zeroshard {
 namespace {
 
 constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // U+2581
-// For words up to this length, a linear search for the next merge beats a heap.
+// Up to this number of symbols in a word, a linear search for the next merge is faster than a heap.
 constexpr size_t kShortSymbols = 48;
 constexpr uint32_t kNoNeighbour = UINT32_MAX;
 
-// Returns the end of the part of `text` that begins at `begin`: the next U+2581 after another character.
+// Returns the end of the part of `text` that begins at `begin`. The part ends before the next U+2581 that follows
+// another character.
 size_t end_of_part(std::string_view text, size_t begin) {
-  bool after_space = true;  // a part may begin with several U+2581
+  bool after_space = true;  // because a part can begin with several U+2581
   for (size_t at = begin; at < text.size(); at += utf8_length(text[at])) {
     const bool space = text.compare(at, kSpaceSymbol.size(), kSpaceSymbol) == 0;
     if (space && !after_space) return at;
@@ -57,7 +58,7 @@ void Bpe::encode_part(std::string_view part, Scratch& scratch, std::vector<int32
 
 void Bpe::cut_into_units(std::string_view part, std::vector<int32_t>& symbols) const {
   const Unknown& unknown = parts_.unknown;
-  bool pending = false;  // an unknown id must be added before the next known unit
+  bool pending = false;  // true: the id of unknown characters must be added before the next known unit
   for (size_t at = 0; at < part.size();) {
     const size_t bytes = parts_.byte_units ? 1 : std::min(utf8_length(part[at]), part.size() - at);
     const std::string_view unit = part.substr(at, bytes);
@@ -100,7 +101,7 @@ void Bpe::merge_short(Scratch& scratch) const {
   for (size_t i = 0; i + 1 < symbols.size(); ++i) pairs.push_back(pair(symbols[i], symbols[i + 1]));
   while (!pairs.empty()) {
     const auto by_rank = [](const Merge& a, const Merge& b) { return a.rank < b.rank; };
-    const auto best = std::min_element(pairs.begin(), pairs.end(), by_rank);  // returns the leftmost one
+    const auto best = std::min_element(pairs.begin(), pairs.end(), by_rank);  // the leftmost of equal ones
     if (best->rank == kNoRank) break;
     const auto at = static_cast<size_t>(best - pairs.begin());
     symbols[at] = best->id;
@@ -140,7 +141,7 @@ void Bpe::merge_long(Scratch& scratch) const {
     const auto at = static_cast<uint32_t>(heap.back());
     const auto rank = static_cast<int32_t>(heap.back() >> 32);
     heap.pop_back();
-    if (pairs[at].rank != rank) continue;  // one of the two was merged meanwhile
+    if (pairs[at].rank != rank) continue;  // one of the two symbols was merged in the meantime
     const uint32_t right = scratch.next[at], after = scratch.next[right];
     symbols[at] = pairs[at].id;
     symbols[right] = -1;

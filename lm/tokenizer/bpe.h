@@ -10,34 +10,35 @@
 
 namespace zeroshard {
 
-// Encodes words by byte-pair encoding. The units of a word (bytes or characters) are merged pair by pair, the lowest
-// rank first, and the leftmost first among equal ranks. Immutable. Any number of threads may encode, each with its own
-// Scratch.
+// Encodes words by byte-pair encoding. Merges the units of a word (bytes or characters) pair by pair. The pair with the
+// lowest rank merges first, and the leftmost of pairs with equal rank. Immutable. Any number of threads may encode,
+// each with a Scratch of its own.
 class Bpe {
  public:
   struct Scratch {
     WordCache cache;
     std::vector<int32_t> symbols;
     std::vector<Merge> pairs;              // merges of each symbol with its right neighbour
-    std::vector<uint32_t> previous, next;  // used for long words
+    std::vector<uint32_t> previous, next;  // only for long words
     std::vector<uint64_t> heap;            // rank << 32 | place
   };
   // Says how a character that is not a token is encoded.
   struct Unknown {
-    int32_t id = -1;                // -1: it is left out
-    bool fuse = false;              // a run of such characters gives one id
-    bool after_merging = false;     // true for SentencePiece; Hugging Face decides before merging
-    ByteIds bytes = no_byte_ids();  // tried first: the tokens for the character's bytes
+    int32_t id = -1;             // id of such a character; -1: it is left out
+    bool fuse = false;           // a run of such characters gives one id
+    bool after_merging = false;  // true: decided after merging, as in SentencePiece; false: before, as in Hugging Face
+    ByteIds bytes = no_byte_ids();  // if all bytes of the character have tokens, these are used instead
   };
   struct Parts {
     StringTable tokens;  // ids by the tokens' text
     MergeTable merges;
-    bool byte_units = false;     // false: units are characters of well-formed UTF-8
-    bool ignore_merges = false;  // a word that is itself a token becomes that token
-    // true: no merge puts U+2581 after a different character, so text may be cut into words before each U+2581.
+    bool byte_units = false;     // true: units are bytes; false: characters of well-formed UTF-8
+    bool ignore_merges = false;  // true: a word that is itself a token becomes that token
+    // true: no merge joins U+2581 to a different character before it, so text can be cut into words before each U+2581.
     bool words_begin_at_space = false;
     Unknown unknown;
-    // Ids from first_extra on belong to characters that are no tokens, but merge into tokens.
+    // Ids from first_extra on belong to the characters in `extra`. These are no tokens themselves, but merge into
+    // tokens.
     int32_t first_extra = INT32_MAX;
     std::vector<std::string> extra;
   };

@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Returns the ids of the tokens <0x00> to <0xFF> that exist. tokenizer.json's model encodes the bytes of unknown text
-// with them if it has `byte_fallback`. `ids` has the model's tokens as they are written.
+// Returns the ids of those tokens <0x00> to <0xFF> that exist. If a model in tokenizer.json has `byte_fallback`, it
+// encodes the bytes of unknown text with these tokens. `ids` has the model's tokens as tokenizer.json spells them.
 inline ByteIds read_byte_fallback(const JsonField& model, const StringTable& ids, bool byte_level) {
   ByteIds bytes = no_byte_ids();
   if (!model.boolean_or("byte_fallback", false)) return bytes;

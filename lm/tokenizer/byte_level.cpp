@@ -13,7 +13,8 @@ constexpr bool is_itself(int byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-// The bytes without a printable character. The characters from U+0100 on represent them, in order.
+// The bytes without a printable character of their own. The characters from U+0100 on stand for them, in the same
+// order.
 constexpr std::array<unsigned char, kShifted> kShiftedBytes = [] {
   std::array<unsigned char, kShifted> result{};
   size_t count = 0;

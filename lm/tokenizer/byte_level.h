@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Decodes a token in GPT-2's alphabet, which has a printable character for each byte. Byte-level vocabularies are
-// written in this alphabet.
+// Returns the bytes of a token that is written in GPT-2's alphabet, which has a printable character for each byte.
+// Byte-level vocabularies use this alphabet.
 std::optional<std::string> from_byte_alphabet(std::string_view token);  // nothing if a character is not in the alphabet
 
 }  // namespace zeroshard

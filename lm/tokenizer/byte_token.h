@@ -7,7 +7,7 @@
 
 namespace zeroshard {
 
-// The ids of the tokens for bytes; -1: there is none.
+// The ids of the tokens that stand for single bytes. -1 means that a byte has no token.
 using ByteIds = std::array<int32_t, 256>;
 
 inline ByteIds no_byte_ids() {
@@ -26,7 +26,7 @@ bool append_byte_ids(const ByteIds& bytes, std::string_view text, Ids& out) {
   return true;
 }
 
-// Returns the byte of a token like "<0x0A>".
+// Returns the byte of a token like "<0x0A>", or nothing for any other token.
 inline std::optional<unsigned char> byte_of_token(std::string_view token) {
   const auto digit = [&](char c) {
     return c >= '0' && c <= '9'   ? c - '0'

@@ -26,7 +26,7 @@ constexpr std::array kNmtSpaces = {CodeRange{0x9, 0xA},       CodeRange{0xC, 0xD
                                    CodeRange{0xFEFF, 0xFEFF}, CodeRange{0xFFFD, 0xFFFD}};
 
 void append_lowercase(std::string& text, char32_t code) {
-  constexpr char32_t kCapitalIWithDot = 0x130;  // the only character that becomes two
+  constexpr char32_t kCapitalIWithDot = 0x130;  // the only character whose lower case is two characters
   if (code == kCapitalIWithDot) {
     text += "i\xCC\x87";
   } else {

@@ -6,12 +6,12 @@ namespace zeroshard {
 
 // The changes that normalizers of tokenizer.json make to single characters.
 enum class CharacterMap {
-  kLowercase,     // ignores neighbouring characters
+  kLowercase,     // does not depend on neighbouring characters
   kStripAccents,  // drops combining marks
   kNmt,           // drops control characters; other spaces become U+0020
 };
 
-// Returns the changed text. `text` must be well formed.
+// Returns `text` with all its characters changed. `text` must be well formed.
 std::string mapped(std::string_view text, CharacterMap map);
 
 }  // namespace zeroshard

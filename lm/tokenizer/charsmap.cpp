@@ -12,8 +12,8 @@ uint32_t little_endian(std::string_view bytes) {
   return value;
 }
 
-// A unit of the double array contains the byte that leads to it, whether a text ends here, and the position of its
-// successors.
+// The parts of a unit of the double array: the byte that leads to the unit, whether a text ends at the unit, and the
+// position of the unit's successors.
 uint32_t label_of(uint32_t unit) {
   return unit & 0x800000FFU;
 }

@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// SentencePiece's compiled normalization rules: a trie of the texts to replace (stored as a double array), and the
-// replacements.
+// The compiled normalization rules of a SentencePiece model. They are a trie of the texts to replace, stored as a
+// double array, and the replacements.
 class Charsmap {
  public:
   struct Rule {
@@ -15,13 +15,13 @@ class Charsmap {
     std::string_view replacement;
   };
 
-  // Empty bytes mean no rules. Throws ValueError that names `name` if the bytes are invalid.
+  // Reads the compiled rules in `bytes`, which can be empty. Throws a ValueError that names `name` if they are invalid.
   Charsmap(std::string_view bytes, const std::string& name);
-  // Returns the rule for the longest text with which `text` begins, as SentencePiece applies it.
+  // Returns the rule for the longest text with which `text` begins. SentencePiece applies that rule.
   Rule longest(std::string_view text) const { return find(text, Which::kLongest); }
-  // Normalizes all of `text` like Hugging Face's `tokenizers`. For a grapheme of less than 6 bytes, the rule for the
-  // shortest text with which it begins gives the replacement. Without such a rule, and in longer graphemes, each
-  // character is replaced by its own rule.
+  // Returns all of `text` normalized as Hugging Face's `tokenizers` does it. A grapheme of less than 6 bytes is
+  // replaced by the rule for the shortest text with which the grapheme begins. If there is no such rule, or if the
+  // grapheme is longer, each of its characters is replaced by its own rule.
   std::string apply_to_graphemes(std::string_view text) const;
 
  private:

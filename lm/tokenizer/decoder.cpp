@@ -37,7 +37,7 @@ void Decoder::add(const JsonField& field, int depth) {
     if (depth == kMaxSequenceDepth) field.refuse("too many sequences inside each other");
     field["decoders"].each([&](const JsonField& step) { add(step, depth + 1); });
   } else if (type == "ByteLevel") {
-    field.allow_only({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // these keys do not matter here
+    field.allow_only({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // without effect on decoding
     steps_.emplace_back(ByteLevel{});
   } else if (type == "ByteFallback") {
     field.allow_only({"type"});
@@ -74,7 +74,7 @@ void Decoder::run(const Fuse&, Tokens& tokens) {
   join(tokens, [](std::string&& token) { return std::move(token); });
 }
 
-// Joins a run of byte tokens to one token.
+// Joins each run of byte tokens to one token.
 void Decoder::run(const ByteFallback&, Tokens& tokens) {
   Tokens result;
   bool after_byte = false;
@@ -104,7 +104,7 @@ void Decoder::run(const Strip& step, Tokens& tokens) {
   }
 }
 
-// Drops every `step.replacement` in the first token, also inside it, like Hugging Face.
+// In the first token, drops every `step.replacement`, even inside the token, because Hugging Face does so.
 void Decoder::run(const Metaspace& step, Tokens& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i)
     tokens[i] = replaced(tokens[i], step.replacement, i == 0 && step.drops_first ? "" : " ");

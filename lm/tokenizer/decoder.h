@@ -7,10 +7,10 @@
 
 namespace zeroshard {
 
-// Turns tokens into text, as tokenizer.json defines.
+// Turns tokens into text by the rules in the field "decoder" of tokenizer.json.
 class Decoder {
  public:
-  // A null field joins tokens by spaces. Throws ValueError for unsupported decoders.
+  // If `field` is null, tokens are joined by spaces. Throws ValueError for unsupported decoders.
   explicit Decoder(const JsonField& field);
 
   // Returns the text of `tokens`. Bytes of an incomplete character stay unchanged.

@@ -10,16 +10,16 @@
 
 namespace zeroshard {
 
-// Returns the deepest nesting of brackets outside of strings, also for text that is not JSON. The JSON library parses
-// any depth, but it writes and copies values recursively. A text that is nested too deeply would overflow the stack and
-// end the process.
+// Returns the deepest nesting of brackets outside of strings. `text` need not be JSON. A caller uses it to refuse text
+// that is nested too deeply. The JSON library would parse such text, but it copies and writes values recursively, so
+// the stack would overflow and the process would end.
 int json_depth(std::string_view text);
 
-// Parses JSON. Throws ValueError that names `name` for text that is not JSON or is nested too deeply.
+// Parses JSON. Throws a ValueError that names `name` for text that is not JSON or is nested too deeply.
 nlohmann::json parse_json(std::string_view text, const std::string& name);
 
-// A value of a JSON file, with its path and the file's name for errors. The object refers to the value and does not own
-// it.
+// A value of a JSON file. `place`, the file's name and the value's path, is for errors. The object refers to the value
+// and does not own it.
 class JsonField {
  public:
   using Json = nlohmann::json;
@@ -34,7 +34,7 @@ class JsonField {
     ZS_CHECK(value_.contains(key), place_, " lacks '", key, "'");
     return {value_[key], concat(place_, ".", key)};
   }
-  // Returns the field; null if there is none.
+  // Returns the member `key`, or null if there is none.
   JsonField optional(const char* key) const {
     static const Json kNull;
     ZS_CHECK(value_.is_object(), place_, " must be an object, not ", shown());
@@ -70,7 +70,7 @@ class JsonField {
     return value_.get<int64_t>();
   }
 
-  // Throws ValueError if there is any other key, so that no key is ignored.
+  // Throws ValueError if the object has a key that is not in `keys`, so that no key is ignored by mistake.
   void allow_only(std::initializer_list<std::string_view> keys) const {
     ZS_CHECK(value_.is_object(), place_, " must be an object, not ", shown());
     for (const auto& [key, value] : value_.items())

@@ -24,7 +24,7 @@ Json read_json(const fs::path& path) {
   return parse_json(read_file(path), path.string());
 }
 
-// Returns the file for a path that the user gave.
+// Returns the tokenizer's file for `path`, which is that file or a directory with it.
 fs::path file_of(const fs::path& path) {
   std::error_code error;
   if (!fs::exists(path, error))
@@ -41,7 +41,8 @@ fs::path file_of(const fs::path& path) {
                        "of its file"));
 }
 
-// Hugging Face's settings of the tokenizer, from a file in the same directory; null if there are none.
+// The settings that Hugging Face keeps for a tokenizer in another file of the same directory. Null if there is no such
+// file.
 struct Settings {
   explicit Settings(const fs::path& file) {
     std::error_code error;
@@ -57,7 +58,8 @@ struct Settings {
   bool boolean_or(const char* key, bool otherwise) const {
     return json.is_null() ? otherwise : field().boolean_or(key, otherwise);
   }
-  // Returns a token that is written as "</s>", or as an object with that content.
+  // Returns the token that the settings have under `key`, as "</s>" or as an object with that content. Returns "" if
+  // there is none.
   std::string token(const char* key) const {
     if (!has(key)) return {};
     const JsonField value = field()[key];

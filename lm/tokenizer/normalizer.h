@@ -13,17 +13,17 @@
 
 namespace zeroshard {
 
-// Returns {"String": ...} or {"Regex": ...} as a regular expression.
+// Returns a pattern, which is {"String": ...} or {"Regex": ...}, as a regular expression.
 Regex regex_of(const JsonField& pattern);
 
-// Changes text before it is cut into words, as tokenizer.json defines.
+// Changes text before the pre-tokenizer cuts it into words, by the rules in the field "normalizer" of tokenizer.json.
 class Normalizer {
  public:
-  // A null field means no changes. Throws ValueError for unsupported normalizers.
+  // If `field` is null, text stays unchanged. Throws ValueError for unsupported normalizers.
   explicit Normalizer(const JsonField& field);
 
-  // Returns the changed text. It is `text` itself if nothing changes. Otherwise it is in the workspace, and valid until
-  // the next call with that workspace.
+  // Returns the changed text. If nothing changes, this is `text` itself. Otherwise it is in the workspace, and is valid
+  // until the next call with that workspace.
   std::string_view apply(std::string_view text, Workspace& workspace) const;
   bool empty() const { return steps_.empty(); }
 
@@ -45,7 +45,8 @@ class Normalizer {
   void add(const JsonField& field, int depth);
   bool add_by_name(const JsonField& field, const std::string& type);
   void add_replace(const JsonField& field);
-  // Each returns false if `text` does not change; otherwise it writes the result.
+  // Each function returns false if `text` does not change. Otherwise it writes the changed text to `result` and returns
+  // true.
   static bool run(const UnicodeForm& form, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const CharacterMap& map, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const Charsmap& charsmap, std::string_view text, std::string& result, Workspace& workspace);

@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// The range of the sorted entries that begin with a node's text.
+// The sorted entries that begin with the text of a node are those in [begin, end).
 struct PieceTrie::Range {
   size_t begin = 0, end = 0;
 };
@@ -19,7 +19,7 @@ PieceTrie::PieceTrie(std::vector<Entry> entries) {
   std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.first < b.first; });
   nodes_.emplace_back();
   labels_.push_back(0);
-  // Built level by level, so that the children of a node get consecutive numbers.
+  // Builds the trie level by level, so that the children of a node get consecutive numbers.
   std::vector<Range> level{{0, entries.size()}}, below;
   uint32_t node = 0;
   for (size_t depth = 0; !level.empty(); ++depth) {

@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// Finds the byte strings with which a text begins. The trie is built at once, in time linear in the bytes of the
-// strings. The children of a node are adjacent.
+// Finds the byte strings of a set with which a text begins. The constructor builds the whole trie, in time linear in
+// the bytes of the strings. The children of a node are adjacent.
 class PieceTrie {
  public:
   using Entry = std::pair<std::string_view, int32_t>;  // a string and its value, which is not negative
@@ -51,7 +51,7 @@ class PieceTrie {
                     std::vector<Range>& ranges);
 
   std::vector<Node> nodes_;
-  std::vector<char> labels_;  // by node: the byte that leads to it
+  std::vector<char> labels_;  // by node: the byte that leads to the node
   std::array<uint32_t, 256> of_first_byte_{};
 };
 

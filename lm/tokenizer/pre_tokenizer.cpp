@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// GPT-2's pattern, which is built into ByteLevel.
+// The pattern of GPT-2, which the pre-tokenizer ByteLevel uses.
 constexpr std::string_view kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
@@ -95,7 +95,7 @@ void PreTokenizer::add_metaspace(const JsonField& field) {
   steps_.emplace_back(std::move(step));
 }
 
-// One call of each_word(). Each step passes its pieces to the next step.
+// One call of each_word(). Each step passes its pieces on to the next step.
 struct PreTokenizer::Run {
   const std::vector<Step>& steps;
   Workspace& workspace;
@@ -157,7 +157,7 @@ struct PreTokenizer::Run {
     const bool backward = split.behavior == Behavior::kMergedWithNext;
     if (backward) std::reverse(all.begin(), all.end());
     std::vector<Piece> joined;
-    bool previous = false;  // whether the previous piece is a match
+    bool previous = false;  // true: the previous piece is a match
     for (const Piece& piece : all) {
       const bool join = split.behavior == Behavior::kContiguous ? piece.match == previous : piece.match && !previous;
       previous = piece.match;

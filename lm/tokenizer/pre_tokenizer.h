@@ -12,15 +12,15 @@
 
 namespace zeroshard {
 
-// Cuts text into words, as tokenizer.json defines. Each word is encoded on its own.
+// Cuts text into words by the rules in the field "pre_tokenizer" of tokenizer.json. Each word is encoded on its own.
 class PreTokenizer {
  public:
   using Visit = std::function<void(std::string_view word)>;
 
-  // A null field makes the whole text one word. Throws ValueError for unsupported pre-tokenizers.
+  // If `field` is null, the whole text is one word. Throws ValueError for unsupported pre-tokenizers.
   explicit PreTokenizer(const JsonField& field);
 
-  // Calls `visit` for each word. `at_start` says that the text is the beginning of the encoded text.
+  // Calls `visit` for each word of `text`. `at_start` says that `text` is at the beginning of the text that is encoded.
   void each_word(std::string_view text, bool at_start, Workspace& workspace, const Visit& visit) const;
   // Returns whether words consist of bytes that the vocabulary writes in GPT-2's alphabet.
   bool byte_level() const { return byte_level_; }

@@ -14,7 +14,8 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kMaxJitStackBytes = size_t{16} << 20;
-// The limit of steps of a match. It also grows with each byte of the text. A match that takes more steps is refused.
+// The largest number of steps of a match, plus more steps for each byte of the text. A match that takes more steps
+// throws.
 constexpr uint32_t kMatchSteps = 1'000'000, kMatchStepsPerByte = 20;
 
 std::string message_of(int error) {
@@ -47,7 +48,7 @@ struct Regex::Scratch::Impl {
 
 Regex::Scratch::Scratch() : impl_(std::make_unique<Impl>()) {
   if (!impl_->data || !impl_->context) throw std::bad_alloc();
-  impl_->stack.reset(pcre2_jit_stack_create(size_t{32} << 10, kMaxJitStackBytes, nullptr));  // null without JIT
+  impl_->stack.reset(pcre2_jit_stack_create(size_t{32} << 10, kMaxJitStackBytes, nullptr));  // null if PCRE2 has no JIT
   pcre2_jit_stack_assign(impl_->context.get(), nullptr, impl_->stack.get());
 }
 Regex::Scratch::~Scratch() = default;

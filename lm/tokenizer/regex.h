@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// A compiled regular expression over well-formed UTF-8. Immutable. Any number of threads may search, each with its own
-// Scratch.
+// A compiled regular expression over well-formed UTF-8. Immutable. Any number of threads may search, each with a
+// Scratch of its own.
 class Regex {
  public:
   class Scratch {

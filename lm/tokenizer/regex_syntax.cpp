@@ -16,9 +16,9 @@ bool is_alnum(char c) {
   return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-// The characters of the classes \s and \w in Oniguruma, because PCRE2 has other characters in them. In PCRE2, U+180E is
-// a space, and marks are not part of a word. In Oniguruma, six numbers of Latin-1 are part of a word, but not within
-// brackets.
+// The characters of the classes \s and \w in Oniguruma. PCRE2 has other characters in these classes. In PCRE2, U+180E
+// is a space, and marks are not part of a word. In Oniguruma, six numbers of Latin-1 are part of a word, but only
+// outside of brackets.
 constexpr std::string_view kSpaceClass = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 constexpr std::string_view kWordNumbers = "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
@@ -61,7 +61,8 @@ class Translator {
     at_ += bytes;
   }
 
-  // If case is ignored, Oniguruma lets several characters match one: "ss" and U+00DF.
+  // Throws ValueError for characters with which Oniguruma can match a different number of characters if case is
+  // ignored, such as "ss" and U+00DF.
   void check_case() const {
     const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; };
     const std::string pair = {lower(peek()), lower(peek(1))};
@@ -86,7 +87,7 @@ class Translator {
     refuse(at_, std::min(at_ + 4, in_.size()), "is not supported: of groups, (?: (?= (?! (?<= (?<! (?> and (?i: are");
   }
 
-  // Reads {n}, {n,}, {n,m} or {,m}. A brace that begins none of them stands for itself.
+  // Translates {n}, {n,}, {n,m} or {,m}. A brace that begins none of these stands for itself.
   void brace() {
     size_t end = at_ + 1;
     const auto number = [&] {
@@ -165,7 +166,7 @@ class Translator {
       default:
         if (is_alnum(c)) refuse(begin, at_, "is not supported");
     }
-    // Any other character stands for itself. Its further bytes are copied unchanged.
+    // Any other character stands for itself. The loop copies the rest of its bytes unchanged.
     if (static_cast<unsigned char>(c) < 0x80) out_ += '\\';
     out_ += c;
   }
@@ -182,12 +183,12 @@ class Translator {
     }
     for (const char c : name)
       if (!is_alnum(c) && c != '_') refuse(begin, at_, "is not supported");
-    // Names of up to two letters are general categories. Longer names are scripts, which Oniguruma takes without their
-    // extensions.
+    // Names of up to two letters are general categories. Longer names are scripts. For Oniguruma a script does not
+    // include the script extensions, so PCRE2 needs "sc:".
     out_ += concat(negative ? "\\P{" : "\\p{", name.size() > 2 ? "sc:" : "", name, "}");
   }
 
-  // Reads \xHH, \x{H...} or \uHHHH.
+  // Translates \xHH, \x{H...} or \uHHHH.
   void code_point(char kind) {
     const size_t begin = at_;
     at_ += 2;
@@ -202,7 +203,7 @@ class Translator {
     }
     const bool complete = digits > 0 && (kind == 'x' || digits == 4) && (!braces || peek() == '}');
     if (braces) ++at_;
-    // Oniguruma takes \x80 and above as single bytes.
+    // For Oniguruma, \x80 and above without braces are single bytes, and not characters.
     const bool character =
         code < 0x110000 && (code < 0xD800 || code > 0xDFFF) && (kind == 'u' || braces || code < 0x80);
     if (!complete || !character) refuse(begin, std::min(at_, in_.size()), "is no character");
@@ -214,7 +215,7 @@ class Translator {
   std::string_view in_;
   std::string out_;
   size_t at_ = 0;
-  std::vector<bool> ignores_case_ = {false};  // one entry per open group
+  std::vector<bool> ignores_case_ = {false};  // by open group; true: the group ignores case
 };
 
 }  // namespace

@@ -24,7 +24,7 @@ void check(const Model& model, const std::string& name) {
   }
 }
 
-// Returns the rank of each score. Equal scores have equal ranks.
+// Returns the rank of each score. The highest score has rank 0.
 std::map<float, int32_t, std::greater<>> ranks_of(const Model& model) {
   std::map<float, int32_t, std::greater<>> ranks;
   for (const Model::Piece& piece : model.pieces) ranks.emplace(piece.score, 0);

@@ -6,8 +6,9 @@
 
 namespace zeroshard {
 
-// Makes the byte-pair encoding of a SentencePiece model. Two neighbours merge if their joined text is a piece, and the
-// pair with the highest score merges first. Throws ValueError that names `name` for unsupported models.
+// Makes the byte-pair encoding of a SentencePiece model. Two neighbouring symbols merge if their joined text is a
+// piece. The pair whose piece has the highest score merges first. Throws a ValueError that names `name` for unsupported
+// models.
 Bpe bpe_of(const SentencePieceModel& model, const std::string& name);
 
 }  // namespace zeroshard

@@ -10,12 +10,13 @@
 namespace zeroshard {
 namespace {
 
-// Reads the wire format of protocol buffers: a sequence of fields, each with a number, a wire type and a value.
+// Reads the wire format of protocol buffers, which is a sequence of fields. Each field has a number, a wire type and a
+// value.
 class Wire {
  public:
   Wire(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {}
 
-  // Reads the next field. Returns false at the end.
+  // Reads the next field. Returns false at the end of the bytes.
   bool next() {
     if (at_ == bytes_.size()) return false;
     const uint64_t key = varint();
@@ -53,7 +54,7 @@ class Wire {
   }
   int32_t integer() const {
     expect(0);
-    return static_cast<int32_t>(static_cast<uint32_t>(value_));  // negative numbers have ten bytes
+    return static_cast<int32_t>(static_cast<uint32_t>(value_));  // a negative number is stored as 64 bits
   }
   float number() const {
     expect(5);
@@ -133,7 +134,7 @@ void read_trainer_spec(Wire wire, SentencePieceModel& model) {
       case 47:
         model.eos_piece = wire.text();
         break;
-      default:  // used only in training
+      default:  // fields that are used only in training
         break;
     }
   }

@@ -26,7 +26,7 @@ struct SentencePieceModel {
   bool has_denormalizer = false;
 };
 
-// Parses a model. Throws ValueError that names `name` if the bytes are no SentencePiece model.
+// Parses a model. Throws a ValueError that names `name` if the bytes are no SentencePiece model.
 SentencePieceModel parse_sentencepiece(std::string_view bytes, const std::string& name);
 
 }  // namespace zeroshard

@@ -11,7 +11,7 @@ void check_supported(const SentencePieceModel& model, const std::string& name) {
   ZS_CHECK(!model.treat_whitespace_as_suffix, "'", name, "': treat_whitespace_as_suffix = true is not supported");
   ZS_CHECK(model.escape_whitespaces, "'", name, "': escape_whitespaces = false is not supported");
   ZS_CHECK(!model.has_denormalizer, "'", name, "': a denormalizer is not supported");
-  // The length is limited because BPE tries every way to cut a piece.
+  // Limits the length, because bpe_of() tries every way to cut a piece in two.
   for (const SentencePieceModel::Piece& piece : model.pieces)
     ZS_CHECK(piece.text.size() <= Unigram::kMaxPieceBytes, "'", name, "' has a piece of ", piece.text.size(),
              " bytes: at most ", Unigram::kMaxPieceBytes, " are supported");

@@ -7,12 +7,12 @@
 
 namespace zeroshard {
 
-// Returns whether the piece stands for text, unlike a control token.
+// Returns whether a piece stands for text, as control tokens for example do not.
 inline bool is_ordinary(const SentencePieceModel::Piece& piece) {
   return piece.type == SentencePieceModel::Type::kNormal || piece.type == SentencePieceModel::Type::kUserDefined;
 }
 
-// Checks the settings that all types of models share. Throws ValueError that names `name` for an unsupported setting.
+// Checks the settings that models of all types have. Throws a ValueError that names `name` for an unsupported setting.
 void check_supported(const SentencePieceModel& model, const std::string& name);
 
 // The ids of pieces that are not text.
@@ -21,7 +21,8 @@ struct ReservedPieces {
   ByteIds bytes = no_byte_ids();  // either all or none are set
 };
 
-// Throws ValueError that names `name` if the reserved pieces contradict the model.
+// Returns the reserved pieces of a model. Throws a ValueError that names `name` if they contradict the model's
+// settings.
 ReservedPieces reserved_pieces(const SentencePieceModel& model, const std::string& name);
 
 }  // namespace zeroshard

@@ -65,7 +65,8 @@ void SentencePieceTokenizer::read_pieces(const SentencePieceModel& model, const 
   }
 }
 
-// Removes the longest text with a rule from the front of `text`, or else one character. Returns its normalized form.
+// Removes the longest text that has a rule from the front of `text`, or one character if there is none. Returns the
+// normalized form of what it removed.
 std::string_view SentencePieceTokenizer::normalize_prefix(std::string_view& text) const {
   const auto take = [&](size_t bytes) {
     const std::string_view taken = text.substr(0, bytes);
@@ -102,7 +103,7 @@ void SentencePieceTokenizer::normalize(std::string_view text, std::string& resul
 void SentencePieceTokenizer::encode_part(std::string_view part, Workspace& workspace, std::vector<int32_t>& ids) const {
   normalize(part, workspace.normalized);
   if (std::holds_alternative<Bpe>(model_)) return encode_around_user_defined(workspace.normalized, workspace, ids);
-  // A Unigram model needs no such cut, because it treats user-defined pieces like other pieces, each with a score.
+  // Does not cut the text for a Unigram model, which treats user-defined pieces like other pieces, each with a score.
   encode_word(model_, workspace.normalized, workspace.model, ids);
 }
 
@@ -157,7 +158,7 @@ std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids, bool
     } else {
       if (at_start && (dummy_prefix_ || removes_extra_spaces_) && piece.starts_with(kSpaceSymbol)) {
         piece.remove_prefix(kSpaceSymbol.size());
-        // If it removes extra spaces, every space before the first word is dropped.
+        // If the model removes extra spaces, drops every space before the first word.
         dropped_space = !removes_extra_spaces_;
       }
       text += replaced(piece, kSpaceSymbol, " ");

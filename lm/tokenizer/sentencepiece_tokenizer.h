@@ -17,10 +17,10 @@ namespace zeroshard {
 class SentencePieceTokenizer : public Tokenizer {
  public:
   struct Options {
-    bool add_bos = true, add_eos = false;  // encode() adds them if the model has such tokens
+    bool add_bos = true, add_eos = false;  // encode() adds these tokens if the model has them
   };
 
-  // Throws ValueError that names `name` for unsupported models.
+  // Throws a ValueError that names `name` for unsupported models.
   SentencePieceTokenizer(const SentencePieceModel& model, const std::string& name, Options options);
 
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const override;
@@ -32,7 +32,7 @@ class SentencePieceTokenizer : public Tokenizer {
  private:
   using Type = SentencePieceModel::Type;
   void read_pieces(const SentencePieceModel& model, const std::string& name);
-  // Normalizes like SentencePiece: spaces become U+2581.
+  // Normalizes as SentencePiece does. Spaces become U+2581.
   void normalize(std::string_view text, std::string& result) const;
   std::string_view normalize_prefix(std::string_view& text) const;
   void encode_part(std::string_view part, Workspace& workspace, std::vector<int32_t>& ids) const;

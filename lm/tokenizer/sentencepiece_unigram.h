@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// Makes the Unigram encoding of a SentencePiece model. Throws ValueError that names `name` for unsupported models.
+// Makes the Unigram encoding of a SentencePiece model. Throws a ValueError that names `name` for unsupported models.
 Unigram unigram_of(const SentencePieceModel& model, const std::string& name);
 
 }  // namespace zeroshard

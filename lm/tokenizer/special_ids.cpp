@@ -13,7 +13,7 @@ class Reader {
     const std::string type = field.type();
     SpecialIds ids;
     if (type == "ByteLevel") {
-      field.allow_only({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // only about offsets
+      field.allow_only({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // these keys affect only offsets
     } else if (type == "TemplateProcessing") {
       ids = read_template(field);
     } else if (type == "BertProcessing" || type == "RobertaProcessing") {
@@ -31,7 +31,7 @@ class Reader {
   }
 
  private:
-  // A later step adds its ids around the result of the earlier steps.
+  // Puts the ids of a later step around the ids of the earlier steps.
   static void put_around(SpecialIds& ids, const SpecialIds& outer) {
     ids.before.insert(ids.before.begin(), outer.before.begin(), outer.before.end());
     ids.after.insert(ids.after.end(), outer.after.begin(), outer.after.end());
@@ -39,7 +39,7 @@ class Reader {
 
   int32_t id(const JsonField& field) const { return static_cast<int32_t>(field.integer(0, vocab_size_ - 1)); }
 
-  // Returns the id of a pair like ["</s>", 2].
+  // Returns the id in a pair like ["</s>", 2].
   int32_t pair_id(const JsonField& field) const {
     if (!field.json().is_array() || field.json().size() != 2) field.refuse("it must be a token and its id");
     return id(field.element(1));

@@ -11,7 +11,8 @@ struct SpecialIds {
   std::vector<int32_t> before, after;
 };
 
-// Reads tokenizer.json's post-processor. Throws ValueError for an unsupported one, and for ids outside the vocabulary.
+// Reads the post-processor of tokenizer.json. Throws ValueError if it is not supported, and for ids outside the
+// vocabulary.
 SpecialIds read_post_processor(const JsonField& field, int64_t vocab_size);
 
 }  // namespace zeroshard

@@ -12,7 +12,7 @@ uint64_t hash_text(std::string_view text);
 // Maps byte strings to ids, with open addressing.
 class StringTable {
  public:
-  // `expected` is the number of insertions; there may be more.
+  // `expected` is the probable number of insertions. More are possible.
   explicit StringTable(size_t expected = 0);
 
   void insert(std::string_view text, int32_t id);  // replaces the id of an equal text
@@ -36,7 +36,7 @@ struct Merge {
   int32_t rank = 0, id = 0;
 };
 
-// Maps two neighbouring symbols to the result and the rank of their merge. Lower ranks merge first.
+// Maps two neighbouring symbols to the id and the rank of their merge. Lower ranks merge first.
 class MergeTable {
  public:
   explicit MergeTable(size_t expected = 0);
@@ -52,7 +52,7 @@ class MergeTable {
   size_t size() const { return count_; }
 
  private:
-  static constexpr uint64_t kEmpty = ~uint64_t{0};  // no key of ids, because ids are not negative
+  static constexpr uint64_t kEmpty = ~uint64_t{0};  // no pair of ids has this key, because ids are not negative
   struct Slot {
     uint64_t key = kEmpty;
     Merge merge;
@@ -78,7 +78,7 @@ class PrefixTrie {
   // Adds a string, which must not be empty. Returns false and changes nothing if the string exists already.
   bool insert(std::string_view text, int32_t value);
   std::optional<Found> longest(std::string_view text) const;
-  // Returns the first position at or after `from` where one of the strings may begin; text.size() if there is none.
+  // Returns the first position at or after `from` where one of the strings can begin, or text.size() if there is none.
   size_t candidate(std::string_view text, size_t from) const {
     while (from < text.size() && first_[static_cast<unsigned char>(text[from])] == 0) ++from;
     return from;

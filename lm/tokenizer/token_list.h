@@ -17,7 +17,7 @@ class TokenList {
   explicit TokenList(int64_t size)
       : texts_(static_cast<size_t>(size)), used_(static_cast<size_t>(size), 0), ids_(static_cast<size_t>(size)) {}
 
-  // Sets a token. Returns false and changes nothing if the id already has another token.
+  // Sets the token of an id. Returns false and changes nothing if the id already has another token.
   bool set(int32_t id, const std::string& text) {
     const auto at = static_cast<size_t>(id);
     if (used_[at] != 0) return texts_[at] == text;

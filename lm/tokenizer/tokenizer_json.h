@@ -24,7 +24,8 @@ struct BoundaryTokens {
 // A tokenizer in the format of Hugging Face's `tokenizers`, with a model of type BPE or Unigram.
 class JsonTokenizer : public Tokenizer {
  public:
-  // `file` has the contents of tokenizer.json. Throws ValueError that names `name`.
+  // `file` has the contents of tokenizer.json. Throws a ValueError that names `name` for contents that are wrong or not
+  // supported.
   JsonTokenizer(const JsonField::Json& file, const std::string& name, const BoundaryTokens& boundaries);
 
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const override;

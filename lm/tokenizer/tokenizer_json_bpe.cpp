@@ -21,7 +21,7 @@ struct Parts {
   std::string_view left, right;
 };
 
-// Returns the two parts of a merge, which is written as "a b" or ["a", "b"]; nothing for other values.
+// Returns the two parts of a merge, which is written as "a b" or ["a", "b"]. Returns nothing for other values.
 std::optional<Parts> parts_of(const JsonField::Json& merge) {
   if (merge.is_string()) {
     const std::string_view text = merge.get_ref<const std::string&>();
@@ -33,7 +33,8 @@ std::optional<Parts> parts_of(const JsonField::Json& merge) {
   return Parts{merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
 }
 
-// Calls visit(left, right, index) for each merge. There are hundreds of thousands, so only errors build paths.
+// Calls visit(left, right, index) for each merge. There are hundreds of thousands of merges, so it makes a path for
+// errors only if there is an error.
 template <typename Visit>
 void each_merge(const JsonField& merges, const Visit& visit) {
   if (!merges.json().is_array()) merges.refuse("it must be an array");
@@ -52,7 +53,7 @@ bool has_every_byte(const StringTable& tokens) {
   return true;
 }
 
-// Reads how unknown characters are encoded. `complete` says that every text can be encoded.
+// Reads how unknown characters are encoded. `complete` says that there are no unknown characters.
 void read_unknown(const JsonField& model, const StringTable& ids, bool complete, bool byte_level,
                   Bpe::Unknown& unknown) {
   if (complete) return;
@@ -81,7 +82,7 @@ Bpe read_bpe(const JsonField& model, bool byte_level) {
   parts.byte_units = byte_level;
   parts.ignore_merges = model.boolean_or("ignore_merges", false);
   parts.tokens = StringTable(vocab.json().size());
-  StringTable ids(vocab.json().size());  // by the tokens as they are written
+  StringTable ids(vocab.json().size());  // ids by the tokens as tokenizer.json spells them
   for (const auto& [text, value] : vocab.json().items()) {
     const auto id = value.get<int32_t>();
     ids.insert(text, id);

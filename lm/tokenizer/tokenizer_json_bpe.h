@@ -7,7 +7,7 @@ namespace zeroshard {
 
 // Reads tokenizer.json's model of type BPE. `byte_level` says that its tokens are written in GPT-2's alphabet.
 Bpe read_bpe(const JsonField& model, bool byte_level);
-// Adds the model without its tokens to the digest.
+// Adds everything in the model except its tokens to the digest.
 void add_bpe_to_digest(const JsonField& model, TokenizerDigest& digest);
 
 }  // namespace zeroshard

@@ -8,7 +8,8 @@
 namespace zeroshard {
 namespace {
 
-// Returns the limit for ids. Ids may have gaps, but memory is not allocated for many more ids than tokens.
+// Returns the largest allowed id. Ids may have gaps, but the limit keeps a file from making zeroshard allocate memory
+// for many more ids than tokens.
 int64_t most_ids(size_t tokens) {
   return static_cast<int64_t>(tokens) * 8 + 65536;
 }

@@ -5,11 +5,11 @@
 
 namespace zeroshard {
 
-// Reads the tokens of tokenizer.json's model and its added tokens.
+// Reads the tokens of the model in tokenizer.json, and the added tokens.
 TokenList read_tokens(const JsonField& root);
-// Reads the model itself. `byte_level` says that its tokens are written in GPT-2's alphabet (see byte_level.h).
+// Reads the model. `byte_level` says that its tokens are written in GPT-2's alphabet (see byte_level.h).
 SubwordModel read_model(const JsonField& model, bool byte_level);
-// Adds the model without its tokens to the digest.
+// Adds everything in the model except its tokens to the digest.
 void add_to_digest(const JsonField& model, TokenizerDigest& digest);
 
 }  // namespace zeroshard

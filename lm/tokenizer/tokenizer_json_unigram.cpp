@@ -43,7 +43,7 @@ Unigram read_unigram(const JsonField& model, bool byte_level) {
   for (const char* key : {"alpha", "nbest_size"})
     if (model.has(key)) model[key].refuse("no sampling is");
   const JsonField vocab = model["vocab"];
-  StringTable ids(vocab.json().size());  // by the tokens as they are written
+  StringTable ids(vocab.json().size());  // ids by the tokens as tokenizer.json spells them
   Unigram::Parts parts;
   parts.flavor = Unigram::Flavor::kHuggingFace;
   parts.byte_units = byte_level;

@@ -5,14 +5,14 @@
 
 namespace zeroshard {
 
-// Checks the vocabulary of tokenizer.json's model of type Unigram, which is [["token", score], ...] by id. If tokens
-// are equal, the last one counts. Throws ValueError for another form.
+// Checks the vocabulary of a model of type Unigram in tokenizer.json. It must be [["token", score], ...], in the order
+// of the ids. If tokens are equal, the last one counts. Throws ValueError for another form.
 void check_unigram_vocabulary(const JsonField& vocab);
 void add_unigram_tokens(const JsonField& vocab, TokenList& tokens);
-// Reads the model, whose vocabulary must have been checked. `byte_level` says that its tokens are written in GPT-2's
-// alphabet.
+// Reads the model. The caller must have checked the vocabulary. `byte_level` says that its tokens are written in
+// GPT-2's alphabet.
 Unigram read_unigram(const JsonField& model, bool byte_level);
-// Adds the model without its tokens to the digest.
+// Adds everything in the model except its tokens to the digest.
 void add_unigram_to_digest(const JsonField& model, TokenizerDigest& digest);
 
 }  // namespace zeroshard

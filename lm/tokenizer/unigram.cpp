@@ -12,8 +12,8 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kNoUnknown = std::numeric_limits<size_t>::max();
-constexpr double kMaxScore = 100000;            // SentencePiece's limit, with float sums
-constexpr size_t kKeptNodes = size_t{1} << 20;  // a scratch keeps 16 MiB of nodes between texts
+constexpr double kMaxScore = 100000;            // SentencePiece limits its float sums to this
+constexpr size_t kKeptNodes = size_t{1} << 20;  // a Scratch keeps up to 16 MiB of nodes between texts
 
 std::vector<PieceTrie::Entry> entries_of(const std::vector<Unigram::Piece>& pieces) {
   std::vector<PieceTrie::Entry> entries;
@@ -44,8 +44,8 @@ Unigram::Unigram(Parts parts)
       flavor_(parts.flavor),
       trie_(entries_of(parts.pieces)) {}
 
-// Encodes a text from left to right. All paths meet at a position that no piece spans. The ids before such a position
-// are decided and appended, and their nodes are free. So ordinary text needs nodes for only a few words at a time.
+// Encodes a text from left to right. At a position that no piece spans, all paths meet. So the ids before that position
+// are final. They are appended, and their nodes are freed. So ordinary text needs nodes for only a few words at a time.
 class Unigram::Run {
  public:
   Run(const Unigram& model, std::string_view text, Scratch& scratch, std::vector<int32_t>& out)
@@ -62,7 +62,7 @@ class Unigram::Run {
   }
 
  private:
-  // Extends the best path to `at` by every piece. Returns the length of the character there.
+  // Extends the best path to `at` by every piece that begins there. Returns the length of the character at `at`.
   size_t extend(size_t at) {
     if (is_single() && std::abs(nodes_[at - begin_].score) > kMaxScore) rebase(at);
     const std::string_view rest = text_.substr(at);
@@ -82,9 +82,10 @@ class Unigram::Run {
 
   bool is_single() const { return model_.flavor_ == Flavor::kSentencePiece; }
 
-  // Returns false if an equally good path already ends there.
+  // Sets the best path to the end of a piece, if the new path is better than the old one. The piece begins at `at`.
+  // Returns false if the old path is at least as good.
   bool offer(size_t at, size_t bytes, double score, int32_t id) {
-    if (is_single()) score = static_cast<float>(score);  // a sum of two floats, so rounding twice makes no difference
+    if (is_single()) score = static_cast<float>(score);  // rounding the double sum of two floats gives their float sum
     const size_t end = at + bytes - begin_;
     if (end >= nodes_.size()) nodes_.resize(end + 1);
     Node& node = nodes_[end];
@@ -93,13 +94,13 @@ class Unigram::Run {
     return true;
   }
 
-  // Makes the scores from `at` on relative to the score at `at`, so that floats stay precise.
+  // Subtracts the score at `at` from the scores from `at` on, so that floats stay precise.
   void rebase(size_t at) {
     const double offset = nodes_[at - begin_].score;
     for (size_t i = at - begin_; i < nodes_.size(); ++i) nodes_[i].score = static_cast<float>(nodes_[i].score - offset);
   }
 
-  // Appends the ids of the best path to the last node. The last node becomes the first one.
+  // Appends the ids of the best path that ends at the last node. The last node becomes the first one.
   void settle() {
     const Node last = nodes_.back();
     path_.clear();
@@ -127,11 +128,11 @@ class Unigram::Run {
 
   const Unigram& model_;
   std::string_view text_;
-  std::vector<Node>& nodes_;  // for the positions from begin_ on, up to the end of the longest piece
+  std::vector<Node>& nodes_;  // of the positions from begin_ to the end of the longest piece
   std::vector<Step>& path_;
   std::vector<int32_t>& out_;
   size_t begin_ = 0;
-  size_t unknown_ = kNoUnknown;  // start of a run of unknown characters whose ids are not appended yet
+  size_t unknown_ = kNoUnknown;  // start of a run of unknown characters whose ids are not appended yet, or kNoUnknown
 };
 
 void Unigram::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {

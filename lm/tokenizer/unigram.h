@@ -10,15 +10,15 @@
 
 namespace zeroshard {
 
-// Cuts text into the pieces with the highest sum of scores (Kudo 2018, arXiv:1804.10959). Among equal sums, the path
-// whose last piece begins first wins. Immutable. Any number of threads may encode, each with its own Scratch.
+// Cuts text into the pieces with the highest sum of scores (Kudo 2018, arXiv:1804.10959). Of paths with equal sums, the
+// one whose last piece begins first wins. Immutable. Any number of threads may encode, each with a Scratch of its own.
 class Unigram {
  public:
-  // The library whose results encode() gives. SentencePiece and Hugging Face differ in rounding, which decides between
-  // nearly equal sums, and in the encoding of unknown characters.
+  // The library whose results encode() reproduces. SentencePiece and Hugging Face differ in their rounding, which
+  // decides between nearly equal sums, and in how they encode unknown characters.
   enum class Flavor {
-    kSentencePiece,  // sums are floats; each unknown character becomes bytes, or part of one unknown id
-    kHuggingFace,    // sums are doubles; a run of unknown characters may be a token, or becomes bytes as a whole
+    kSentencePiece,  // sums are floats; each unknown character becomes bytes, or a run of them one unknown id
+    kHuggingFace,    // sums are doubles; a run of unknown characters becomes a token or, as a whole, bytes
   };
   struct Piece {
     std::string text;  // at most kMaxPieceBytes long
@@ -27,8 +27,8 @@ class Unigram {
   struct Parts {
     std::vector<Piece> pieces;      // by id; pieces that are not text have an empty text
     double unknown_score = 0;       // score of a character that is not a piece
-    int32_t unknown_id = -1;        // -1: such a character is an error
-    ByteIds bytes = no_byte_ids();  // tried first for unknown characters
+    int32_t unknown_id = -1;        // id of such a character; -1: it is an error
+    ByteIds bytes = no_byte_ids();  // tokens of bytes; used instead of unknown_id if they exist
     bool byte_units = false;        // true: characters are bytes; false: characters of well-formed UTF-8
     Flavor flavor = Flavor::kHuggingFace;
   };
@@ -47,7 +47,7 @@ class Unigram {
     std::vector<Node> nodes;
     std::vector<Step> path;
   };
-  // The length limit of a piece, which limits the time of encoding.
+  // The largest length of a piece. It limits the time that encoding takes.
   static constexpr size_t kMaxPieceBytes = 1024;
   static constexpr double kUnknownPenalty = 10;  // an unknown character scores this much below the worst piece
 

@@ -25,7 +25,7 @@ CodePoint decode_utf8(std::string_view text) {
   if (lead < 0x80) return {lead, 1, true};
   const size_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
   if (length == 0) return {0xFFFD, 1, false};
-  // The second byte is restricted if a shorter form exists, for surrogates, and beyond U+10FFFF.
+  // Restricts the second byte, so that overlong forms, surrogates and characters beyond U+10FFFF are ill-formed.
   const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   if (byte(1) < low || byte(1) > high) return {0xFFFD, 1, false};
@@ -131,7 +131,7 @@ bool is_word(char32_t code) {
     default:
       break;
   }
-  // Join_Control, and the circled and squared letters, which are Alphabetic although they are symbols.
+  // The characters of Join_Control, and circled and squared letters, which are Alphabetic although they are symbols.
   const auto within = [code](char32_t first, char32_t last) { return code >= first && code <= last; };
   return within(0x200C, 0x200D) || within(0x24B6, 0x24E9) || within(0x1F130, 0x1F149) || within(0x1F150, 0x1F169) ||
          within(0x1F170, 0x1F189);

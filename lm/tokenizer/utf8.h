@@ -13,17 +13,17 @@ struct CodePoint {
   bool valid = true;
 };
 
-// Returns the first character of `text`, which must not be empty. If it is ill-formed, returns U+FFFD and the length of
-// the maximal ill-formed part.
+// Returns the first character of `text`, which must not be empty. If `text` begins with an ill-formed part, returns
+// U+FFFD with the length of the maximal such part.
 CodePoint decode_utf8(std::string_view text);
 // Returns the last character of `text`, which must be well formed and not empty.
 CodePoint last_character(std::string_view text);
 void append_utf8(std::string& text, char32_t code);
 
 bool is_valid_utf8(std::string_view text);
-// Replaces each maximal ill-formed part by U+FFFD.
+// Returns `text` with U+FFFD for each maximal ill-formed part.
 std::string replace_invalid_utf8(std::string_view text);
-// Returns `text` if it is well formed, else its replacement in `storage`.
+// Returns `text` if it is well formed. Otherwise writes replace_invalid_utf8(text) to `storage` and returns that.
 std::string_view well_formed_utf8(std::string_view text, std::string& storage);
 
 // Returns the length of the character that begins with `lead`, in well-formed text.

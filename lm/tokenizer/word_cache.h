@@ -7,14 +7,14 @@
 
 namespace zeroshard {
 
-// Caches the ids of short words. It is direct-mapped: a new word replaces an older one, so the cache never grows beyond
-// the 2 MiB that the first word allocates.
+// Caches the ids of short words. The cache is direct-mapped, so each word has one place, where a new word replaces an
+// older one. The first word allocates 2 MiB, and the cache never grows.
 class WordCache {
  public:
   static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
 
-  // Appends the ids of `word` from the cache. If the word is not cached, append_ids() appends the ids, and the cache
-  // takes them.
+  // Appends the ids of `word` to `out`. If the word is cached, takes them from the cache. Otherwise calls append_ids(),
+  // which appends them, and caches them.
   template <typename AppendIds>
   void encode(std::string_view word, std::vector<int32_t>& out, const AppendIds& append_ids) {
     if (word.size() > kMaxBytes) return append_ids();
@@ -33,7 +33,7 @@ class WordCache {
     out.insert(out.end(), entry.ids, entry.ids + entry.count);
     return true;
   }
-  // Caches the ids of a word, unless the word is too long.
+  // Caches the ids of a word. Does nothing if the word or its ids are too long.
   void put(std::string_view word, uint64_t hash, const int32_t* ids, size_t count);
 
  private:

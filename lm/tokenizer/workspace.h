@@ -17,8 +17,8 @@ struct Workspace {
   std::vector<std::string> steps;  // texts that steps of the pre-tokenizer have changed
 };
 
-// A pool of workspaces, so that a workspace's caches survive from call to call, although no two threads use a workspace
-// at the same time. Thread-safe.
+// A pool of workspaces. Each call of encode() takes one and gives it back, so the caches of a workspace survive the
+// call, and no two threads use a workspace at the same time. Thread-safe.
 class WorkspacePool {
  public:
   class Lease {
@@ -56,7 +56,7 @@ class WorkspacePool {
   std::vector<std::unique_ptr<Workspace>> free_ = reserved();
   static std::vector<std::unique_ptr<Workspace>> reserved() {
     std::vector<std::unique_ptr<Workspace>> result;
-    result.reserve(kMost);  // so that giving one back cannot fail
+    result.reserve(kMost);  // so that give_back() cannot fail
     return result;
   }
 };

@@ -366,8 +366,7 @@ class Run {
   }
 
   void resume_from(const nlohmann::json& state) {
-    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // because earlier versions did not count
-                                                                          // samples
+    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // earlier versions did not count samples
     saved_ = engine_.steps();
     evaluations_ = evaluation_state_of(state, saved_);
     const RowsDone done{engine_.steps(), engine_.progress().global_samples};
