@@ -1,8 +1,8 @@
 #pragma once
 #include <torch/csrc/utils/pybind.h>
 
-// Declares one function per public header of the core. Each function adds the header's names to the Python module,
-// without logic of its own.
+// Declares one function per public header of the core. Each function adds the names of its header to the Python module,
+// and has no logic of its own.
 namespace zeroshard {
 
 namespace py = pybind11;

@@ -16,11 +16,12 @@ namespace {
 ConfigContext context(int world_size, std::optional<int64_t> hidden_size, std::optional<int> sequence_parallel_size) {
   ConfigContext result;
   result.world_size = world_size;
-  // Ranks that torch.multiprocessing started have no variables of a launcher.
+  // Ranks that torch.multiprocessing started have no variables of a launcher. ranks_per_host then stays 0, which means
+  // that it is not known.
   try {
     if (const RankEnvironment ranks = rank_environment(); ranks.world_size == world_size)
       result.ranks_per_host = ranks.local_world_size;
-  } catch (const ValueError&) {  // who needs the ranks of a host is told that they are not known
+  } catch (const ValueError&) {  // later code that needs ranks_per_host says that it is not known
   }
   result.sequence_parallel_size = sequence_parallel_size;
   result.hidden_size = hidden_size;

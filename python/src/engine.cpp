@@ -27,15 +27,15 @@ at::ScalarType scalar_type(const py::object& dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
-// The last interrupt that a Python callback raised, which the interpreter's lock guards. It is never destroyed, because
-// the interpreter may be gone at exit.
+// The last interrupt that a Python callback raised. Callers must hold the interpreter's lock (the GIL). The object is
+// never destroyed, because the interpreter may be gone when the process exits.
 py::object& kept_interrupt() {
   static auto* const kept = new py::object(py::none());
   return *kept;
 }
 
-// Throws an error that a Python callback raised as an error of the core, so that every rank hears of it and a reader
-// does not take it for a damaged file.
+// Turns an error that a Python callback raised into an error of the core, and throws that. So every rank hears of it,
+// and code that reads a checkpoint does not report a damaged file.
 [[noreturn]] void throw_as_own(const py::error_already_set& error) {
   const py::gil_scoped_acquire gil;
   const auto text_of = [](const py::handle& value) {
@@ -62,13 +62,14 @@ std::function<Result(Args...)> with_own_errors(std::function<Result(Args...)> ca
   };
 }
 
-// Returns the exception that last interrupted a callback of this process (such as a KeyboardInterrupt), and forgets it;
-// None if there was none since the last call.
+// Returns the exception that last interrupted a callback in this process, such as a KeyboardInterrupt, and forgets it.
+// Returns None if no exception did so since the last call.
 py::object take_interrupt() {
   return std::exchange(kept_interrupt(), py::none());
 }
 
-// A path may contain bytes that are not UTF-8.
+// Returns the parameters that a failed load left half loaded, each with the path of its checkpoint. In a path, replaces
+// bytes that are not UTF-8 by escapes.
 std::vector<std::pair<std::string, py::object>> half_loaded(const Engine& engine) {
   std::vector<std::pair<std::string, py::object>> result;
   for (const auto& [param, path] : engine.half_loaded()) {

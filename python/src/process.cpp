@@ -15,8 +15,8 @@
 namespace zeroshard {
 namespace {
 
-// Runs pending handlers of signals. Python runs handlers only in its main thread. Other threads must not even ask,
-// because a process that ends does not give them its lock any more.
+// Runs pending signal handlers of Python. Python runs them only in its main thread. Other threads must not even take
+// the interpreter's lock here, because a process that ends does not give it to them any more.
 void run_signal_handlers() {
   if (::gettid() != ::getpid() || Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;
@@ -26,9 +26,10 @@ void run_signal_handlers() {
 constexpr auto kLongestEnd = std::chrono::seconds(30);
 std::atomic<bool> threads_stay_to_the_end = false;
 
-// Keeps threads alive that want the interpreter's lock after its end. Python ends such a thread by unwinding its stack,
-// which the destructors on the stack do not allow. Such a thread stays where it is instead. If the end of the process
-// waits for the thread, the process is aborted after all.
+// Keeps the process alive if a thread wants the interpreter's lock after the interpreter's end. Python ends such a
+// thread by unwinding its stack, and destructors on the stack do not allow this, so std::terminate() is called. The
+// handler that this function installs makes the thread wait instead. If the end of the process waits for that thread,
+// the handler aborts the process after kLongestEnd.
 void let_threads_stay() {
   static const std::terminate_handler previous = std::get_terminate();
   [[maybe_unused]] static const std::terminate_handler replaced = std::set_terminate([] {
@@ -38,8 +39,8 @@ void let_threads_stay() {
   });
 }
 
-// Ends the process with its own exit code before anything static is destroyed, because threads still run and may use
-// it.
+// Makes the process end with its exit code before any static object is destroyed, because threads still run and can use
+// such objects.
 void end_beside_threads() {
   threads_stay_to_the_end = true;
   let_threads_stay();
@@ -54,7 +55,7 @@ void end_beside_threads() {
 }  // namespace
 
 void bind_process(py::module_& m) {
-  open_standard_streams();  // before an import, an engine or a thread of this package opens its first file
+  open_standard_streams();  // called before an import, an engine or a thread of this package can open a file
   m.def(
       "keep_forever", [](const py::object& object) { object.inc_ref(); },
       "The object is never destroyed, not even when the interpreter ends.");

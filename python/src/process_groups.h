@@ -10,13 +10,14 @@
 
 namespace zeroshard {
 
-// Returns the group that torch.distributed registered under `name`; null for "". Groups are passed by name, because
-// torch and this module may not share pybind types.
+// Returns the group that torch.distributed registered under `name`, or null for "". Python passes the names of groups
+// and not the groups, because torch and this module need not share pybind types.
 inline World::Group find_group(const std::string& name) {
   return name.empty() ? World::Group() : c10d::resolve_process_group(name);
 }
 
-// Deletes an object without the interpreter's lock, because threads that end with the object may need the lock.
+// Deletes an object without holding the interpreter's lock. Threads that end with the object can need the lock, and
+// deleting the object waits for these threads.
 struct DeleteWithoutLock {
   template <typename T>
   void operator()(T* object) const {

@@ -25,14 +25,15 @@ struct Later {
   int64_t from_ns;
 };
 
-// Global, because a handler gets only the signal's number. An entry is written before its handler is installed.
+// By number of the signal. Global, because a handler gets only that number. An entry is written before its handler is
+// installed.
 std::array<Later, NSIG> later{};
 
 void act_later(int number) {
   const int error = errno;
   if (monotonic_ns() >= later[size_t(number)].from_ns) {
     ::sigaction(number, &later[size_t(number)].action, nullptr);
-    ::raise(number);  // the signal comes when this handler has ended
+    ::raise(number);  // the signal arrives when this handler has returned
   }
   errno = error;
 }

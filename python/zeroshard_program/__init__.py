@@ -1,7 +1,7 @@
-"""The command ``zeroshard-torch``, which becomes the program of this name compiled for the torch of this Python.
+"""Provides the command ``zeroshard-torch``, which ``zeroshard train`` and ``zeroshard generate`` start.
 
-``zeroshard train`` and ``zeroshard generate`` start the command. It is a package of its own, because ``import
-zeroshard`` imports torch, which takes seconds.
+The command replaces its process by the compiled program ``zeroshard-torch`` that was built for this Python's torch. The
+command has a package of its own, because ``import zeroshard`` would import torch, which takes seconds.
 """
 
 import importlib.util
