@@ -64,7 +64,7 @@ __all__ = [
     "tile",
 ]
 
-# Training needs none of these modules, so each is imported when its name is first used.
+# Training needs none of these modules, so each is imported only when its name is first used.
 _ON_DEMAND = {"as_deepspeed": "zeroshard.compat.alias"}
 
 

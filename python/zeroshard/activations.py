@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-# Imported now, because recompute may replace it later.
+# Taken now, because somebody may replace torch's function later.
 from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 
 from . import _C
 
 
 class _Thread(threading.local):
-    keeper: Keeper | None = None  # keeper of the engine whose forward is running
+    keeper: Keeper | None = None  # keeper of the engine whose forward runs on this thread
     recomputes = False  # true inside a function that backward will compute again
 
 
@@ -28,10 +28,11 @@ _thread = _Thread()
 
 
 def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``torch.utils.checkpoint.checkpoint``, with the same arguments and the same result.
+    """Does the same as ``torch.utils.checkpoint.checkpoint``, with the same arguments and the same result.
 
     In the forward of an engine with ``zeroshard.offload.activations``, each of ``args`` that is a tensor with a
-    gradient leaves memory until the backward pass needs it. Elsewhere the function only calls torch's ``checkpoint``.
+    gradient leaves memory until the backward pass needs it. Outside of such a forward the function only calls torch's
+    ``checkpoint``.
 
     >>> block = torch.nn.Linear(32, 32)
     >>> hidden = torch.randn(2, 32, requires_grad=True)
@@ -41,7 +42,10 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class Keeper:
-    """Moves the inputs of checkpointed modules of an engine's model, also if the model checkpoints them itself."""
+    """Moves the inputs of checkpointed modules of an engine's model out of memory.
+
+    This includes modules of models that call torch's checkpointing themselves.
+    """
 
     def __init__(self, model: nn.Module, core: _C.Engine) -> None:
         self._core: _C.Engine | None = core
@@ -50,11 +54,14 @@ class Keeper:
 
     @contextmanager
     def in_forward(self) -> Iterator[None]:
-        """Surrounds the model's forward for training. Checkpointing may have been enabled just before it."""
+        """Surrounds the model's forward for training.
+
+        Looks for checkpointing functions each time, because scripts can enable checkpointing at any time.
+        """
         for module, function in self._functions():
             if not isinstance(function, _Checkpoint):
                 module._gradient_checkpointing_func = _Checkpoint(self, function)
-            elif function.keeper() is not self:  # the keeper of an earlier engine
+            elif function.keeper() is not self:  # it is the keeper of an earlier engine
                 module._gradient_checkpointing_func = _Checkpoint(self, function.inner)
         before, _thread.keeper = _thread.keeper, self
         try:
@@ -63,7 +70,7 @@ class Keeper:
             _thread.keeper = before
 
     def end(self) -> None:
-        """Gives the model its own functions back, because the engine has ended."""
+        """Gives the model its own checkpointing functions back, because the engine has ended."""
         for module, function in self._functions():
             if isinstance(function, _Checkpoint):
                 module._gradient_checkpointing_func = function.inner
@@ -75,8 +82,8 @@ class Keeper:
                 yield module, function
 
     def pack(self, tensor: torch.Tensor) -> _Stayed | _C.KeptTensor:
-        # Parameters and tensors of other classes stay. Tensors without a gradient, such as masks, stay, too, because
-        # many layers get the same one.
+        # Does not move parameters and tensors of other classes. Does not move tensors without a gradient, such as
+        # masks, either, because many layers get the same one.
         if _thread.recomputes or type(tensor) is not torch.Tensor or not tensor.requires_grad or self._core is None:
             return _Stayed(tensor)
         kept = self._core.keep(tensor)
@@ -84,7 +91,7 @@ class Keeper:
 
 
 class _Stayed:
-    """A tensor that stays in memory. It checks versions itself, because torch compares them only without hooks."""
+    """A tensor that stays in memory. It compares versions itself, because torch compares them only without hooks."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._version = tensor, tensor._version
@@ -104,8 +111,8 @@ class _Checkpoint:
 
     def __init__(self, keeper: Keeper, inner: Callable) -> None:
         functools.update_wrapper(self, inner, updated=())
-        self.keeper, self.inner = weakref.ref(keeper), inner  # the model may outlive the engine
-        # Not at import, because this makes torch import its compiler.
+        self.keeper, self.inner = weakref.ref(keeper), inner  # weak, because the model can outlive the engine
+        # Not done at import, because it makes torch import its compiler.
         self._checkpointed = torch.compiler.disable(_checkpointed)
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +123,7 @@ class _Checkpoint:
 
 
 class _Part:
-    """A function that backward computes again. Checkpoints inside it are torch's own, in forward and in backward."""
+    """A function that the backward pass computes a second time. Checkpoints inside of it are torch's own, then too."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -134,7 +141,7 @@ def _checkpointed(
 ) -> Any:
     if keeper is None or _thread.recomputes or not torch.is_grad_enabled():
         return checkpoint(function, *args, **kwargs)
-    # Tensors that are saved inside the function go to the hooks of `checkpoint`, or are not saved at all.
+    # The hooks of `checkpoint`, and not these, get the tensors that autograd saves inside the function.
     with saved_tensors_hooks(keeper.pack, _unpack):
         return checkpoint(_Part(function), *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""The log messages of rank 0 at the beginning and at the end of a run."""
+"""Writes the log messages of rank 0 at the beginning and at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .run import Run
 
 
 def announce(run: Run) -> None:
-    """Logs on rank 0 how the engine trains and its planned memory, and at the end of the run the used memory."""
+    """Logs on rank 0 how the engine trains and the planned memory, and at the end of the run the used memory."""
     if run.rank != 0:
         return
     report = memory_report(run.core)
@@ -53,7 +53,7 @@ def _clipping(run: Run) -> str:
 
 
 def memory_report(core: _C.Engine) -> dict[str, Any]:
-    """See ``Engine.memory_report``."""
+    """Returns the result of ``Engine.memory_report``."""
     planned: dict[str, int] = {}
     measured: dict[str, int] = {}
     tiers: dict[str, dict[str, int]] = {}

@@ -1,4 +1,4 @@
-"""The copies of the model's buffers that an engine uses."""
+"""Makes the copies of a model's buffers that an engine uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .names import plain_module, plain_name, plain_names
 @dataclass
 class Buffer:
     owner: nn.Module
-    name: str  # name in the owner
+    name: str  # name of the buffer in its owner
     path: str
     values: torch.Tensor
 
@@ -52,7 +52,7 @@ def find_buffers(model: nn.Module, device: torch.device, parsed: _C.ParsedConfig
 
 
 def _chooser(model: nn.Module, parsed: _C.ParsedConfig) -> Callable[[nn.Module, str, torch.Tensor], torch.dtype]:
-    """Returns the function that gives the dtype of a buffer from its module, its path and itself."""
+    """Returns a function that chooses the dtype of a buffer from its module, its path and the buffer."""
     key = "data_types."
     given = {path.removeprefix(key): json.loads(value) for path, value, _ in parsed.values if path.startswith(key)}
     compute = parsed.config.compute_dtype
@@ -67,7 +67,8 @@ def _chooser(model: nn.Module, parsed: _C.ParsedConfig) -> Callable[[nn.Module, 
             return buffer.dtype
         if compute != "fp32" and any(pattern.search(plain_name(path)) for pattern in patterns):
             return torch.float
-        # BatchNorm kernels need statistics in the dtype of the weights. A frozen BatchNorm has only buffers.
+        # The kernels of BatchNorm need statistics in the dtype of the weights. A frozen BatchNorm has no weights, only
+        # buffers.
         if wanted is None and "BatchNorm" in type(module).__name__ and compute != "fp32":
             return DTYPES[compute]
         return wanted or buffer.dtype
@@ -86,7 +87,7 @@ def _compiled(name: str, source: str) -> re.Pattern:
 
 
 def _patterns(model: nn.Module, compute_dtype: str) -> set[str]:
-    """Returns the names of modules that transformers keeps in fp32."""
+    """Returns patterns for the names of modules that transformers keeps in fp32."""
     found = set()
     for path, module in model.named_modules():
         names = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
@@ -98,7 +99,7 @@ def _patterns(model: nn.Module, compute_dtype: str) -> set[str]:
 
 
 def named(buffers: list[Buffer]) -> list[tuple[str, torch.Tensor]]:
-    """Returns each tensor once, with the first of its paths."""
+    """Returns each tensor of ``buffers`` once, with the first of its paths."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for buffer in buffers:
         found.setdefault(id(buffer.values), (buffer.path, buffer.values))

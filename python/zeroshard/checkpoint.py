@@ -1,6 +1,6 @@
-"""``engine.save_checkpoint`` and ``engine.load_checkpoint``: saves and loads the state that the core does not have.
+"""Implements ``engine.save_checkpoint`` and ``engine.load_checkpoint``: saves and loads what the core does not have.
 
-Everything except tensors is JSON, so that nothing in a checkpoint can run code.
+Checkpoints have everything except tensors as JSON, so that loading one cannot run code.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .together import naming_causes, together
 _CLIENT = "client"
 _RANK_STATE = "rank_state"
 _BUFFER = "buffer"
-_OPTIMIZER = "optimizer."  # prefix of the kinds of a user's optimizer: "optimizer.exp_avg"
-# Prefix of the kinds of a user's optimizer states that are saved whole, each for a slice of a parameter:
-# "stretch.absmax@1".
+_OPTIMIZER = "optimizer."  # prefix of the kinds of states of a user's optimizer: "optimizer.exp_avg"
+# Prefix of the kinds of states of a user's optimizer that are saved as they are for one slice of a parameter, without
+# being cut to single elements: "stretch.absmax@1".
 _OF_STRETCH = "stretch."
 
 
@@ -46,7 +46,7 @@ def _check_at_boundary(run: Run) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Returns the states of all generators of this process that training uses."""
+    """Returns the states of all random generators of this process that training uses."""
     state = {"python": random.getstate(), "torch": _to_text(torch.get_rng_state())}
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
@@ -57,9 +57,9 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_other_random_state(saved: dict[str, Any], device: torch.device) -> None:
-    """Restores the generators that the core does not manage."""
+    """Restores the states of the random generators that the core does not manage."""
     state = decode(saved, {})
-    if "python" in state:  # absent if a C++ program saved
+    if "python" in state:  # missing if a C++ program has saved the checkpoint
         random.setstate(state["python"])
     if "numpy" in state:
         import numpy
@@ -90,11 +90,11 @@ def save(
     in_background: bool | None = None,
     rank_state: dict[str, Any] | None = None,
 ) -> None:
-    """Saves a checkpoint. ``in_background``: whether to return before the commit; None: the configuration decides."""
+    """Saves a checkpoint. ``in_background`` says whether to return before the commit; None: as configured."""
     root, contents = b"", {}
     whole = _some_rank_has_tables(run)
 
-    def collect() -> None:  # runs everything that may fail on one rank alone
+    def collect() -> None:  # does everything that can fail on one rank alone
         nonlocal root, contents
         root = os.fsencode(save_dir)
         contents = _collect(run, client_state, rank_state, exclude_frozen_parameters, whole)
@@ -146,7 +146,7 @@ def _collect(
 
 
 def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
-    """Returns the state of the run. The checkpoint contains the state of rank 0."""
+    """Returns the state of the run. The checkpoint contains that of rank 0."""
     state = {
         **dict(run.core.progress_at_last_step.counts()),
         "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
@@ -176,7 +176,7 @@ def _whole(name: str, kind: str, tensor: torch.Tensor) -> _C.TensorState:
 
 
 def _buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Returns the persistent buffers, which are the buffers in the model's state_dict."""
+    """Returns the buffers that are in the model's state_dict."""
     found = []
     for prefix, child in module.named_modules():
         for name, buffer in child._buffers.items():
@@ -208,7 +208,7 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
 
 
 def _own_buffers(run: Run, has_rank_state: bool) -> list[_C.TensorState]:
-    """Returns the buffers that this rank saves. Rank 0 saves all; other ranks save buffers that differ among ranks.
+    """Returns the buffers that this rank saves: rank 0 saves all, other ranks those whose values differ among ranks.
 
     Raises ``ValueError`` if only some ranks have a ``rank_state``.
     """
@@ -229,7 +229,7 @@ def _own_buffers(run: Run, has_rank_state: bool) -> list[_C.TensorState]:
 
 
 def _rank_buffer(run: Run, name: str) -> tuple[str, str]:
-    """Returns the name and kind under which this rank's own values of a buffer are saved."""
+    """Returns the name and the kind under which a checkpoint has this rank's own values of a buffer."""
     return name, _BUFFER if run.rank == 0 else f"{_BUFFER}@{run.rank}"
 
 
@@ -238,8 +238,8 @@ def _external_states(
 ) -> tuple[list[_C.TensorState], dict[str, list[_C.TensorState]], dict[str, dict[str, Any]]]:
     """Returns tensors of the user's optimizer: slices of parameters, whole tensors by kind, other values by parameter.
 
-    A load cuts slices again for its own ranks. A rank saves tensors ``whole`` if some rank has tables. Only a run that
-    cuts each parameter at the same elements can load whole tensors.
+    A load cuts slices anew for its own ranks. If some rank has tables, every rank saves ``whole`` tensors instead of
+    slices. Only a run that cuts each parameter at the same elements can load whole tensors.
     """
     slices: list[_C.TensorState] = []
     tables: dict[str, list[_C.TensorState]] = {}
@@ -263,8 +263,8 @@ def _external_states(
 def _has_tables(run: Run) -> bool:
     """Returns whether the user's optimizer has tables on this rank: states that do not have one value per element.
 
-    Scales and code tables are examples. If there are tables, a state with one value per element may be a code, which
-    has no meaning without its table.
+    Scales and code tables are examples. If an optimizer has tables, its states with one value per element can be codes,
+    which have no meaning without their table.
     """
     stretches = [(param, run.external.state.get(param, {})) for _, param in run.external_params()]
     return any(
@@ -275,7 +275,7 @@ def _has_tables(run: Run) -> bool:
 
 
 def _some_rank_has_tables(run: Run) -> bool:
-    """Returns whether some rank has tables. Collective, unless the optimizer is known to be elementwise."""
+    """Returns whether some rank has tables. Collective, except if the optimizer is known to be elementwise."""
     if run.external is None or run.optimizer.is_elementwise:
         return False
     note = "the optimizer has tables"
@@ -294,12 +294,12 @@ def _some_rank_has_tables(run: Run) -> bool:
 
 
 def _stretch_of(part: _C.OptimizerSlice, param: torch.Tensor) -> str:
-    """Returns the name of the elements of a parameter that this rank updates: "layer.weight[128:256]"."""
+    """Returns a name for the elements of a parameter that this rank updates, such as "layer.weight[128:256]"."""
     return f"{part.param}[{part.begin}:{part.begin + param.numel()}]"
 
 
 def warn_of_states(run: Run) -> None:
-    """Warns of states of the user's optimizer that no checkpoint can hold. The engine calls it after the first step."""
+    """Logs a warning if the user's optimizer has states that no checkpoint can hold. Called after the first step."""
     try:
         has_tables = _has_tables(run)
         _, tables, others = _external_states(run, has_tables)
@@ -343,12 +343,13 @@ def load(
     own_tensors: dict[str, torch.Tensor] = {}  # tensors of rank_state
     buffers = dict(_buffers(run.module))
     states: list[tuple[torch.Tensor, str, torch.Tensor]] = []  # states of the user's optimizer
-    # New values of buffers, which change only after everything was read.
+    # Buffers with their new values. The buffers change only after everything was read.
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     saved: dict[str, Any] = {}  # state of the run
 
     def others(infos: list[_C.TensorInfo]) -> list[_C.TensorState]:
-        # A damaged checkpoint that was tried before may have filled these collections.
+        # Empties these collections, because an attempt to load a damaged checkpoint before this one can have filled
+        # them.
         for of_a_damaged_one in (tensors, own_tensors, states, copies):
             of_a_damaged_one.clear()
         chosen = []
@@ -448,7 +449,7 @@ def _check_rank_state(run: Run, saved: dict[str, Any]) -> None:
 
 
 def _check_scheduler(run: Run, state: Any) -> None:
-    """Makes the scheduler load a state and then its own again, so that a wrong state fails before weights are read."""
+    """Makes the scheduler load ``state`` and then its own state, so that a wrong state fails before any load."""
     scheduler = run.lr_scheduler
     if state is None or not (hasattr(scheduler, "load_state_dict") and hasattr(scheduler, "state_dict")):
         return
@@ -456,7 +457,7 @@ def _check_scheduler(run: Run, state: Any) -> None:
     settings = [_without_params(group) for group in run.optimizer.param_groups]
     try:
         scheduler.load_state_dict(state)
-    except Exception as error:  # the caller's scheduler may raise anything
+    except Exception as error:  # the caller's scheduler can raise anything
         raise ValueError(
             f"the lr_scheduler {type(scheduler).__name__} cannot load the checkpoint's state "
             f"({type(error).__name__}: {error}): pass one like it, or load with load_lr_scheduler_states=False"
@@ -511,7 +512,10 @@ def _external_wants(
 
 
 def _stretches_of(infos: list[_C.TensorInfo]) -> dict[str, dict[str, dict[str, _C.TensorInfo]]]:
-    """Returns states that were saved whole, by parameter and slice. If several ranks saved a slice, takes any one."""
+    """Returns the states that were saved whole, by parameter and slice.
+
+    If several ranks saved a slice, takes any of them.
+    """
     found: dict[str, dict[str, dict[str, _C.TensorInfo]]] = {}
     for info in infos:
         if info.kind.startswith(_OF_STRETCH):
@@ -543,7 +547,7 @@ def _restore_optimizer(
     states: list[tuple[torch.Tensor, str, torch.Tensor]],
     rank_states: list[dict[str, Any]],
 ) -> None:
-    if "param_groups" not in state:  # saved by a C++ program: it has one group, whose settings are all in its file
+    if "param_groups" not in state:  # a C++ program has saved it: it has one group, whose settings are all in its file
         return
     take_settings(run.optimizer.param_groups, state["param_groups"])
     if run.external is None:
@@ -559,12 +563,12 @@ def _restore_optimizer(
 
 
 def _own_copies(values: dict[str, Any]) -> dict[str, Any]:
-    """Copies tensors, because optimizers update the scalars of each parameter in place."""
+    """Returns ``values`` with copies of the tensors, because optimizers update each parameter's scalars in place."""
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 
 def _restore_random(run: Run, rank_states: list[str]) -> None:
-    """Continues each rank's own random numbers. Ranks that the saving run did not have start new streams."""
+    """Continues each rank's own random numbers. Ranks that the saving run did not have begin new ones."""
     saved = json.loads(rank_states[run.rank % len(rank_states)]).get("random")
     if saved is not None:  # an imported checkpoint has none, so the run keeps its own seed
         restore_other_random_state(saved, run.device)

@@ -1,4 +1,4 @@
-"""torch.compile of an engine's units."""
+"""Compiles the units of an engine with torch.compile."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .units import Unit
 def compile_units(units: Sequence[Unit], backend: str | Callable, options: dict[str, Any]) -> None:
     """Compiles the forward of each module whose unit contains no other unit. ``options`` are for ``torch.compile``.
 
-    Hooks are not compiled, because they gather and free parameters; they stay outside of the graphs. Blocks of one
-    class share the compiled code.
+    Hooks stay outside of the compiled graphs, because they gather and free parameters. Blocks of one class share the
+    compiled code.
     """
     modules = {id(module): module for unit in units for module in unit.modules}
     for module in modules.values():
@@ -39,7 +39,7 @@ class _CompiledForward:
 
 
 def check_arguments(schedule: Any, compiled_autograd_enabled: bool) -> None:
-    """Raises ``ValueError`` for options of DeepSpeed's ``compile`` that are not supported here."""
+    """Raises ``ValueError`` for options of DeepSpeed's ``compile`` that zeroshard does not support."""
     if schedule is not None:
         raise ValueError("compile: schedule is of DeepCompile, which is not supported: leave it out")
     if compiled_autograd_enabled:

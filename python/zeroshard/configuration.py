@@ -22,7 +22,7 @@ def parse_config(
     model: nn.Module | None = None,
     sequence_parallel_size: int | None = None,
 ) -> _C.ParsedConfig:
-    """Resolves a configuration given as a dict, as JSON text (also in base64, like DeepSpeed) or as a path."""
+    """Parses a configuration, which is a dict, JSON text or a path. Text may be in base64, as DeepSpeed allows."""
     context = {
         "world_size": world_size,
         "hidden_size": _hidden_size(model),
@@ -41,7 +41,7 @@ def parse_config(
 def _as_json(settings: dict) -> str:
     try:
         text = json.dumps(settings, ensure_ascii=False)
-        text.encode()  # raises for surrogates, which stand for bytes of paths that are not UTF-8
+        text.encode()  # raises for surrogates, which Python uses for bytes of paths that are not UTF-8
         return text
     except (TypeError, ValueError, RecursionError):
         place, value = _no_plain_value(settings, "config", [])
@@ -52,7 +52,10 @@ def _as_json(settings: dict) -> str:
 
 
 def _no_plain_value(value: Any, place: str, around: list[int]) -> tuple[str, Any]:
-    """Returns the first value that JSON cannot hold; ("config", the dict) if there is another reason."""
+    """Returns the place and the value of the first value that JSON cannot hold.
+
+    Returns ("config", the dict) if there is another reason.
+    """
     if isinstance(value, _PLAIN):
         return ("", None) if _is_utf8(value) else (place, value)
     if not isinstance(value, (dict, list, tuple)) or id(value) in around or len(around) > 500:

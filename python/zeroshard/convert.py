@@ -26,11 +26,12 @@ _SAFETENSORS = {dtype: name for name, dtype in DTYPES.items()}
 def convert(
     source: str | os.PathLike, out: str | os.PathLike, tag: str | None = None, buffers: list[str] | None = None
 ) -> tuple[str, list[str]]:
-    """Converts the checkpoint ``source`` of DeepSpeed or DCP to ``out``. Returns its path, and notes on lost parts.
+    """Converts the checkpoint ``source`` of DeepSpeed or DCP to ``out``.
 
-    ``buffers`` are patterns for the names of buffers, because DCP does not distinguish buffers from frozen parameters.
-    ``out`` must have room for the new checkpoint twice. Raises ``ValueError`` for a source that is neither kind, is
-    damaged or is incomplete, and if ``out`` already has a checkpoint of that tag.
+    Returns its path there, and notes on lost parts. ``buffers`` are patterns for the names of buffers, because DCP does
+    not distinguish buffers from frozen parameters. The disk of ``out`` must have room for the new checkpoint twice.
+    Raises ``ValueError`` if the source is no checkpoint of either kind, is damaged or is incomplete, and if ``out``
+    already has a checkpoint of that tag.
     """
     source, out = os.fspath(source), os.fspath(out)
     try:
@@ -92,7 +93,7 @@ def _check(entries: list[Entry]) -> None:
 
 
 def _reserve(scratch: Any, size: int, out: str) -> None:
-    """Gives the file its size at once, so that a full disk raises here and not as a signal in a later write."""
+    """Gives the file its size at once, so that a full disk raises an error now, and not a signal at a later write."""
     try:
         os.posix_fallocate(scratch.fileno(), 0, size)
     except OSError as error:
@@ -106,7 +107,10 @@ def _reserve(scratch: Any, size: int, out: str) -> None:
 
 
 def _assemble(entries: list[Entry], scratch: Any, out: str) -> list[tuple[_C.StoredTensor, torch.Tensor]]:
-    """Copies whole tensors to a mapped file, so that they need not fit into memory together."""
+    """Copies whole tensors to a mapped file, so that they need not fit into memory together.
+
+    Returns them with descriptions.
+    """
     begins, end = [], 0
     for entry in entries:
         begins.append(end)
@@ -163,7 +167,10 @@ def _state(contents: Contents) -> tuple[dict[str, Any], list[Entry]]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns ``value``. Raises ``ValueError`` if it contains an object of a class that was not loaded."""
+    """Returns ``value``.
+
+    Raises ``ValueError`` if it contains an object of a class that the restricted reader does not load.
+    """
     if isinstance(value, (Placeholder, type)):
         raise ValueError(f"it holds {value!r}, which is not loaded")
     if isinstance(value, dict):

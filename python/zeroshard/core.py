@@ -1,8 +1,8 @@
-"""Finds the core of this package: its compiled part, one for each torch, in ``cores/torch_2_13_cpu`` or ``_cu13``.
+"""Finds the core of this package, which is its compiled part, in ``cores/torch_2_13_cpu`` or ``cores/torch_2_13_cu13``.
 
-A core is for one minor version of torch, without CUDA or with one major version of CUDA. With another torch it may not
-load, or may compute wrong results. This file imports neither torch nor other files of zeroshard, because
-``zeroshard-torch`` runs it by itself.
+There is one core per torch. A core is for one minor version of torch, without CUDA or with one major version of CUDA.
+With another torch it might not load, or it might compute wrong results. This file imports neither torch nor other files
+of zeroshard, because ``zeroshard-torch`` runs it by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find_core(package: Iterable[str], torch_version: str, cuda: str | None) -> p
 
 
 def _listed(cores: Iterable[str]) -> str:
-    """Returns ``torch 2.13 (cpu, cu13), 2.15 (cpu)``."""
+    """Returns text for the names of ``cores``, such as ``torch 2.13 (cpu, cu13), 2.15 (cpu)``."""
     variants: dict[tuple[int, int], list[str]] = {}
     for name in sorted(cores):
         _, major, minor, variant = name.split("_")
@@ -68,7 +68,7 @@ def become_program() -> None:
             raise ImportError(f"there is no {program}: this zeroshard was built without it (make package builds it)")
     except ImportError as error:
         sys.exit(f"zeroshard-torch: {error}")
-    if (core.parents[2] / "torch").resolve() != torch.resolve():  # the program looks for LibTorch there
+    if (core.parents[2] / "torch").resolve() != torch.resolve():  # where the program looks for LibTorch
         libraries = [torch / "lib", *sorted(torch.parent.glob("nvidia/*/lib"))]
         paths = [*map(str, libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         os.environ["LD_LIBRARY_PATH"] = ":".join(paths)

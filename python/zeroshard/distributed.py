@@ -16,13 +16,13 @@ import torch.distributed as dist
 from . import _C
 from .meeting import await_left_behind, meet, while_all_live
 
-_END_S = 2.0  # seconds that the end of a process waits for collectives that its script left running
+_END_S = 2.0  # the end of a process waits this many seconds for collectives that its script left running
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-# Stores that this rank served for failed tries; the next try uses them.
+# The stores that this rank served for failed tries. The next try uses them.
 _kept_stores: dict[tuple[str, int], dist.Store] = {}
-# While nothing uses the default group that was made here: the address of its store, and that store.
+# While nothing uses the default group that this module made: the address of the group's store, and the store.
 _unused_group: tuple[tuple[str, int], dist.Store] | None = None
-_started_group: weakref.ref[dist.ProcessGroup] | None = None  # the default group that was made here
+_started_group: weakref.ref[dist.ProcessGroup] | None = None  # the default group that this module made
 
 
 def init_distributed(
@@ -32,16 +32,16 @@ def init_distributed(
     backend: str | None = None,
     alone: bool = False,
 ) -> None:
-    """Starts torch.distributed for the ranks of a launcher, unless it is started: NCCL for CUDA devices, else Gloo.
+    """Starts torch.distributed for the ranks of a launcher, unless it has started: NCCL for CUDA devices, else Gloo.
 
     The ranks come from the environment variables of torchrun, or else of Open MPI, MPICH or Slurm. Without such
-    variables the call does nothing, or with ``alone`` makes a group of this process. ``backend`` replaces the choice by
-    device. If all ranks are on one host, or the master address is a loopback address, Gloo and NCCL listen only on
-    loopback. Otherwise Gloo uses the interface that leads to the master address, or the interface that
+    variables the call does nothing, or with ``alone`` makes a group of this process alone. ``backend`` names another
+    backend. If all ranks are on one host, or if the master address is a loopback address, Gloo and NCCL listen only on
+    the loopback interface. Otherwise Gloo uses the interface that leads to the master address, or the interface that
     ``GLOO_SOCKET_IFNAME`` names.
 
     Raises ``CommError`` if a rank does not arrive within ``timeout`` (by default 10 minutes), dies or gives up. The
-    error says which ranks have arrived. Every rank may then call it again.
+    error says which ranks have arrived. Every rank may then call the function again.
 
     >>> zeroshard.init_distributed("cpu")
     """
@@ -81,7 +81,7 @@ def init_distributed(
 
 
 def _has_started_group() -> bool:
-    """Returns whether the default group was made here, and not by the script later."""
+    """Returns whether this module made the default group. The script may have made another one since then."""
     return _started_group is not None and dist.is_initialized() and _started_group() is dist.group.WORLD
 
 
@@ -101,13 +101,13 @@ def _meet_and_connect(store: dist.Store, backend: str, env: _C.RankEnvironment, 
 
 
 def keep_default_group() -> None:
-    """Records that the default group is in use."""
+    """Records that something uses the default group."""
     global _unused_group
     _unused_group = None
 
 
 def end_default_group() -> None:
-    """Ends the default group if it was made here and nothing uses it yet."""
+    """Ends the default group if this module made it and nothing uses it yet."""
     if _unused_group is not None and _has_started_group():
         if dist.get_rank() == 0:
             _kept_stores[_unused_group[0]] = _unused_group[1]
@@ -119,7 +119,8 @@ def end_default_group() -> None:
 def _end_with_the_process() -> None:
     """Ends the groups that a script has not ended, while the interpreter still lives.
 
-    Later, Gloo's threads might free tensors. They would need Python's lock for that, and would abort the process.
+    After the end of the interpreter, Gloo's threads might free tensors. They would need Python's lock for that, and
+    would abort the process.
     """
     _C.let_threads_stay()
     if not _has_started_group() or dist.get_backend() != "gloo":
@@ -129,12 +130,12 @@ def _end_with_the_process() -> None:
     try:
         thread.start()
         thread.join(_END_S)
-        has_ended = not thread.is_alive()  # if it is alive, it waits for a rank that does not come
+        has_ended = not thread.is_alive()  # otherwise it waits for a rank that does not come
     except RuntimeError:  # some versions of Python cannot start a thread at this point
         has_ended = False
     if not has_ended:
         _C.end_beside_threads()
-    for group in groups:  # somebody holds it, and the end of the interpreter must not wait for its threads
+    for group in groups:  # somebody holds the group, and the end of the interpreter must not wait for its threads
         _C.keep_forever(group)
 
 
@@ -161,7 +162,7 @@ def _port(text: str) -> int:
 
 
 def device_of_rank(local_rank: int) -> torch.device:
-    """Returns ``default_device``, or the CPU if Accelerate is told to use it."""
+    """Returns the device of ``default_device()``, or the CPU if Accelerate was told to use the CPU."""
     on_host = os.environ.get("ACCELERATE_USE_CPU", "") == "true"
     return torch.device("cpu") if on_host else default_device(local_rank)
 
@@ -186,7 +187,8 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
     # The store does not wait for all clients, because a meeting does that, and reports the missing ranks.
     more = {"timeout": timeout, "wait_for_workers": False}
     if rank != 0 or host not in _LOOPBACK or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
-        # torchrun's agent already serves the store at this address. With any launcher, the other ranks are clients.
+        # torchrun's agent already serves a store at this address. With other launchers rank 0 serves it. All other
+        # ranks are its clients.
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         is_master = rank == 0 and not agent
         if not is_master:
@@ -200,7 +202,7 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
                 f"rank {rank}: rank 0 served the store at {host}:{port} (MASTER_ADDR, MASTER_PORT) and does no more: "
                 f"{error}"
             ) from error
-    # TCPStore would listen on every interface, so it gets a socket that is bound to this one.
+    # TCPStore would listen on every interface, so this rank gives it a socket that is bound to the loopback interface.
     listener = socket.socket(socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -213,12 +215,12 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
 
 
 def _await_listener(host: str, port: int, rank: int, timeout: timedelta) -> None:
-    """Waits until a process listens at the address, because c10d itself checks rarely and ignores Ctrl-C meanwhile."""
+    """Waits until a process listens at the address. c10d itself would check rarely and meanwhile ignore Ctrl-C."""
     begin, nap, reason = time.monotonic(), 0.001, "no time"
     while (left := timeout.total_seconds() - (time.monotonic() - begin)) > 0:
         try:
             with socket.create_connection((host, port), timeout=min(left, 10)) as connection:
-                if connection.getsockname() != connection.getpeername():  # otherwise the socket is connected to itself
+                if connection.getsockname() != connection.getpeername():  # a socket can connect to itself
                     return
         except OSError as error:
             reason = error

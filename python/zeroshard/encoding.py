@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from .messages import a_type
 
-# The nesting of JSON lists and objects around a value. The core refuses more than 64, and uses a few itself.
+# The deepest nesting of JSON lists and objects around a value. The core refuses more than 64, and adds a few itself.
 MAX_DEPTH = 56
 
 DTYPES = {
@@ -26,7 +26,7 @@ _HALVES = "surrogatepass"
 
 
 def check_tensor(tensor: torch.Tensor, what: str, advice: str) -> None:
-    """Raises ``ValueError`` that names ``what`` if a checkpoint cannot hold the tensor's dtype or layout."""
+    """Raises a ``ValueError`` that names ``what`` if a checkpoint cannot hold the tensor's dtype or layout."""
     if isinstance(tensor, UninitializedTensorMixin):
         raise ValueError(f"{what} has no shape yet: run a forward of its module before zeroshard.initialize")
     if is_made_of_others(tensor):
@@ -44,15 +44,15 @@ def check_tensor(tensor: torch.Tensor, what: str, advice: str) -> None:
 
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:
-    """Returns whether the tensor's class (quantized, distributed) computes with inner tensors and has no memory."""
+    """Returns whether the tensor's class keeps its values in inner tensors, as quantized or distributed tensors do."""
     return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, depth: int = 0) -> Any:
-    """Turns ``value`` into JSON from which ``decode`` restores it. Tensors go to ``tensors``, named by their place.
+    """Returns ``value`` as JSON from which ``decode`` restores it. Puts tensors into ``tensors``, named by their place.
 
-    Without ``tensors`` a tensor must be a scalar. Raises ``ValueError`` that names the place of a value which is nested
-    too deeply or is not a number, text, tensor, list, tuple, dict or None.
+    Without ``tensors`` a tensor must be a scalar. Raises a ``ValueError`` that names the place of a value which is
+    nested too deeply or is not a number, text, tensor, list, tuple, dict or None.
     """
     if depth > MAX_DEPTH:
         raise ValueError(
@@ -62,10 +62,10 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, dept
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, where, tensors, depth)
     if value is None or isinstance(value, (bool, int)):
-        fits = value is None or -(2**63) <= value < 2**63  # a JSON reader may round larger integers
+        fits = value is None or -(2**63) <= value < 2**63  # a JSON reader can round larger integers
         return value if fits else {"__int__": hex(value)}
     if isinstance(value, str):
-        # Text from file names may have halves of surrogate pairs, which JSON readers refuse.
+        # Text from file names can have halves of surrogate pairs, which JSON readers refuse.
         return value if _is_text(value) else {"__utf8__": base64.b64encode(value.encode(errors=_HALVES)).decode()}
     if isinstance(value, float):
         return value if math.isfinite(value) else {"__float__": str(value)}
@@ -83,7 +83,7 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, dept
         return {"__dict__": pairs}
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a numpy scalar
         plain = value.item()
-        if type(plain) is not type(value):  # longdouble has no Python equivalent
+        if type(plain) is not type(value):  # longdouble has no equivalent in Python
             return encode(plain, where, tensors, depth)
     raise ValueError(
         f"{where} is {a_type(value)}, and a checkpoint holds numbers, text, tensors, lists, tuples and dicts "
@@ -116,7 +116,7 @@ def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Ten
 
 
 def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The inverse of ``encode``."""
+    """Returns the value that ``encode`` turned into JSON."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The engine: trains the user's module, whose parameters and states are sharded."""
+"""Defines the engine, which trains the user's module with sharded parameters and states."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def _of_run(name: str, doc: str) -> property:
 class Engine(Getters, nn.Module):
     """Trains ``module`` with its states sharded over all ranks. ``zeroshard.initialize`` makes it.
 
-    A step is ``loss = engine(...)``, ``engine.backward(loss)``, ``engine.step()``. Of ``gradient_accumulation_steps``
-    calls of ``step()``, the last one updates the parameters. Every rank makes the same calls in the same order.
+    A step is ``loss = engine(...)``, ``engine.backward(loss)``, ``engine.step()``. Of every
+    ``gradient_accumulation_steps`` calls of ``step()``, the last one updates the parameters. Every rank must make the
+    same calls in the same order.
 
     >>> for batch in loader:
     ...     loss = engine(**batch).loss
@@ -73,7 +74,7 @@ class Engine(Getters, nn.Module):
         self._run, self._readers, self._ownership = make_run(module, parsed, setup, optimizer, device)
         self._run.optimizer.belong_to(self)
         self._syncs = True  # False inside no_sync
-        self._has_new_gradients = False  # gradients have arrived since the last step()
+        self._has_new_gradients = False  # true: gradients have arrived since the last step()
         self._is_compiled = False
         self._last_save: Callable[[], None] | None = None
         self._report = StepReport(self._run)
@@ -108,7 +109,7 @@ class Engine(Getters, nn.Module):
             raise
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
-        """Computes and reduces gradients of ``loss``, divided by the accumulation steps by default.
+        """Computes and reduces the gradients of ``loss``, which is first divided by the accumulation steps by default.
 
         >>> loss = engine(**batch).loss
         >>> engine.backward(loss)
@@ -127,23 +128,23 @@ class Engine(Getters, nn.Module):
         return loss
 
     def step(self, lr_kwargs: dict | None = None) -> None:
-        """Updates the parameters if this micro-batch is the last of its step; otherwise only counts the micro-batch.
+        """Updates the parameters if this micro-batch is the last of its step. Otherwise only counts the micro-batch.
 
         >>> engine.backward(engine(**batch).loss)
         >>> engine.step()
         """
         self._check_step()
-        # A script may have replaced the method: its answer counts.
+        # Calls the method, because a script may have replaced it.
         updates, scheduler = self.is_gradient_accumulation_boundary(), self._run.lr_scheduler
-        if updates and scheduler is not None:  # checked before the update, which would count
+        if updates and scheduler is not None:  # checked before the update, because an update cannot be undone
             check_arguments_of(scheduler, lr_kwargs or {})
         self._end_micro_batch(updates, scheduler, lr_kwargs or {})
 
     def _update(self) -> None:
-        """Does the work of ``optimizer.step()``: updates with all gradients since the last update.
+        """Does the work of ``optimizer.step()``: updates the parameters with all gradients since the last update.
 
         Does nothing if there was no backward pass since the last ``step()``. Does not step the engine's scheduler. The
-        next ``engine.step()`` starts a new count of micro-batches.
+        next ``engine.step()`` counts the first micro-batch of a new step.
         """
         self._check_step()
         core, progress = self._run.core, self._run.progress
@@ -175,7 +176,7 @@ class Engine(Getters, nn.Module):
         if run.stop and self._last_save is not None:
             self._last_save()
             raise SystemExit(128 + signal.SIGTERM)
-        if save_failed:  # raised only now, because the step was applied and training may continue
+        if save_failed:  # raised only after the step, because the step was applied and training may continue
             run.core.report_failed_save()
 
     def _take_step(self) -> bool:
@@ -212,7 +213,7 @@ class Engine(Getters, nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Keeps gradients that are computed inside on this rank, until the next backward outside reduces them, too.
+        """Keeps the gradients of backward passes inside on this rank. The next backward pass outside reduces them, too.
 
         >>> with engine.no_sync():
         ...     engine.backward(engine(**batch).loss)
@@ -226,16 +227,17 @@ class Engine(Getters, nn.Module):
             self._syncs = previous
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discards all gradients since the last update, and counts micro-batches from 0 again. Every rank calls it.
+        """Discards all gradients since the last update, and counts micro-batches from 0. Every rank must call it.
 
-        It is for batches that must not count, because ``step()`` clears the gradients that it has used by itself.
+        Scripts need it only for batches that must not count, because ``step()`` itself clears the gradients that it has
+        used.
 
         >>> engine.backward(engine(**batch).loss)
         >>> engine.zero_grad()
         """
         drops = self._run.is_within_step
         self._run.core.zero_grad()
-        if drops:  # otherwise the loader may have handed out the first batch of the next step
+        if drops:  # otherwise the loader may already have given the first batch of the next step
             self._run.position.end_step()
 
     def compile(
@@ -247,8 +249,8 @@ class Engine(Getters, nn.Module):
     ) -> None:
         """Compiles the units with ``torch.compile(backend=backend, **compile_kwargs)``. A second call does nothing.
 
-        A unit that contains other units is not compiled. ``schedule`` and ``compiled_autograd_enabled`` exist for
-        DeepSpeed's interface. Other values than the defaults raise ``ValueError``.
+        Does not compile a unit that contains other units. ``schedule`` and ``compiled_autograd_enabled`` exist because
+        DeepSpeed has them. Other values than their defaults raise ``ValueError``.
 
         >>> engine.compile()
         """
@@ -265,8 +267,9 @@ class Engine(Getters, nn.Module):
     def destroy(self) -> None:
         """Ends the engine: frees its states, removes its hooks, and turns the parameters into whole, ordinary tensors.
 
-        Collective. Parameters that stage 3 has sharded lose their values if some rank lacks the memory for all of them,
-        or while an exception is handled. Raises ``IoError`` if the last checkpoint could not be written.
+        Collective. Parameters that stage 3 has sharded lose their values if some rank does not have the memory for all
+        of them, and if ``destroy()`` is called while an exception is handled. Raises ``IoError`` if the last checkpoint
+        could not be written.
 
         >>> engine.destroy()
         >>> weights = model.state_dict()
@@ -287,14 +290,14 @@ class Engine(Getters, nn.Module):
     ) -> bool:
         """Saves everything that training needs to continue as ``save_dir/tag`` (``global_step<N>``). Collective.
 
-        Any number of ranks at any stage can load the checkpoint. The call returns when the state is copied. A thread
-        writes the copy while training continues, unless ``zeroshard.checkpoint.async`` is false. If the thread fails, a
-        later ``step()``, ``save_checkpoint`` or ``wait_for_checkpoint()`` raises its error. A process that ends waits
-        for the thread.
+        Any number of ranks at any stage can load the checkpoint. By default the call returns when it has copied the
+        state, and a thread writes the copy while training continues. If the thread fails, a later ``step()``,
+        ``save_checkpoint`` or ``wait_for_checkpoint()`` raises its error. A process that ends waits for the thread. If
+        ``zeroshard.checkpoint.async`` is false, the call returns when the checkpoint is written.
 
-        ``client_state`` may hold numbers, text, tensors, lists, tuples and dicts; the checkpoint gets rank 0's.
-        ``rank_state`` may hold the same, and the checkpoint gets every rank's. An example is a rank's averages of its
-        own shards.
+        ``client_state`` may contain numbers, text, tensors, lists, tuples and dicts. The checkpoint gets rank 0's.
+        ``rank_state`` may contain the same, and the checkpoint gets every rank's. An example for it are a rank's
+        averages of its own shards.
 
         >>> engine.save_checkpoint("checkpoints", client_state={"epoch": 3})
         """
@@ -310,9 +313,9 @@ class Engine(Getters, nn.Module):
         return True
 
     def wait_for_checkpoint(self) -> bool:
-        """Waits until the last checkpoint is written. Raises ``IoError`` if the write failed.
+        """Waits until the last checkpoint is written. Raises ``IoError`` if the write has failed.
 
-        If ``zeroshard.checkpoint.on_error`` is "warn", it logs the error instead and returns False.
+        If ``zeroshard.checkpoint.on_error`` is "warn", the call logs the error instead and returns False.
 
         >>> engine.save_checkpoint("checkpoints")
         >>> engine.wait_for_checkpoint()
@@ -332,12 +335,12 @@ class Engine(Getters, nn.Module):
         *,
         rank_state: dict[str, Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continues from a checkpoint that any number of ranks at any stage have written. Collective.
+        """Continues from a checkpoint, which any number of ranks at any stage can have written. Collective.
 
-        Without a tag it loads the newest whole checkpoint. It skips a damaged checkpoint with a warning, or raises
-        ``IoError`` with ``strict``. Returns the checkpoint's path and its ``client_state``; ``(None, None)`` if there
-        is no checkpoint. The dict ``rank_state`` gets the ``rank_state`` that this rank has saved. If another number of
-        ranks has saved, that argument raises ``ValueError``, and nothing is loaded.
+        Without a tag the call loads the newest whole checkpoint. It skips a damaged checkpoint with a warning, or
+        raises ``IoError`` with ``strict``. Returns the checkpoint's path and its ``client_state``, or ``(None, None)``
+        if there is no checkpoint. Puts the ``rank_state`` that this rank has saved into the dict ``rank_state``. If
+        that argument is given but another number of ranks has saved, the call raises ``ValueError`` and loads nothing.
 
         >>> path, client_state = engine.load_checkpoint("checkpoints")
         """
@@ -365,8 +368,8 @@ class Engine(Getters, nn.Module):
     ) -> bool:
         """Writes the whole model as one safetensors file in its training dtype, one unit after another. Collective.
 
-        A name that ends in ``.bin`` or ``.pt`` gets ``.safetensors`` instead, because zeroshard writes no pickle. For a
-        model of transformers, its config.json is written next to the file, unless the directory has one.
+        A name that ends in ``.bin`` or ``.pt`` gets ``.safetensors`` instead, because zeroshard writes no pickle. If
+        the model is of transformers and the directory has no config.json, the call also writes that file.
 
         >>> engine.save_16bit_model("trained")
         """
@@ -376,10 +379,11 @@ class Engine(Getters, nn.Module):
     def save_pretrained(self, save_dir: str | os.PathLike, tokenizer: Any = None, **options: Any) -> None:
         """Writes the model as a directory that ``from_pretrained`` reads. Collective.
 
-        For models of transformers, PEFT (the adapters alone, in PEFT's format) and diffusers: rank 0 calls the model's
-        own ``save_pretrained`` with the gathered weights, in their training dtype, and ``options`` such as
-        ``max_shard_size``. Rank 0 needs host memory for the weights that it writes. The tokenizer's files come from
-        ``tokenizer``, else from the directory from which the model was loaded. Raises ``ValueError`` for other modules.
+        The model must be of transformers, diffusers or PEFT, for which only the adapters are written, in PEFT's format.
+        Rank 0 calls the model's own ``save_pretrained`` with the gathered weights, in their training dtype, and with
+        ``options`` such as ``max_shard_size``. Rank 0 needs host memory for the weights that it writes. The files of
+        the tokenizer come from ``tokenizer`` or, without it, from the directory from which the model was loaded. Raises
+        ``ValueError`` for other modules.
 
         >>> engine.save_pretrained("trained")
         """
@@ -405,10 +409,10 @@ class Engine(Getters, nn.Module):
     ) -> None:
         """Makes a signal to any rank end the run: all ranks save after the same ``step()``, and exit with code 143.
 
-        Every rank calls it, in the main thread, before its loaders start workers, because only later workers survive
-        the signal. A second signal, two seconds later or more, ends the process at once. ``rank_state``, and
-        ``client_state`` if it is a function, are called for the save. If one of them raises on any rank, or returns a
-        value that cannot be saved, rank 0 logs the reason and the checkpoint is saved without it.
+        Every rank must call it, in its main thread, before its loaders start workers, because only workers that start
+        later survive the signal. A second signal, two seconds later or more, ends the process at once. The save calls
+        ``rank_state``, and ``client_state`` if that is a function. If one of them raises on any rank, or returns a
+        value that cannot be saved, rank 0 logs the reason, and the checkpoint is saved without that value.
 
         >>> engine.save_and_stop_on("checkpoints", client_state={"epoch": 3})
         """
@@ -426,14 +430,14 @@ class Engine(Getters, nn.Module):
 
     @property
     def stop_requested(self) -> bool:
-        """Whether some rank requested the end of the run before the last step. The same on all ranks."""
+        """Whether some rank had requested the end of the run before the last step. The same on all ranks."""
         return self._run.stop
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration, as a dict that is nested like its JSON."""
+        """The resolved configuration, as a dict that is nested like the JSON of a configuration file."""
         result: dict[str, Any] = {}
         for path, value, _ in self._run.parsed.values:
             *parents, name = path.split(".")
@@ -470,8 +474,8 @@ class Engine(Getters, nn.Module):
 
         ``tiers`` has the same totals by the place of the bytes: ``"device"``, ``"host"`` or ``"file"``. On the CPU the
         device's memory is the host's memory, and ``"host"`` counts only copies for checkpoints. ``kept`` has the bytes
-        of freed CPU tensors that are kept for the next step. They are never more than the operators of the last step
-        needed at one time.
+        of freed CPU tensors that the process keeps for the next step. Kept and used bytes together are never more than
+        the operators of the last step needed at one time.
 
         >>> engine.memory_report()["measured_peak"]
         """
@@ -497,7 +501,7 @@ class Engine(Getters, nn.Module):
         refuse_to_pickle()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(getattr(type(self), name, None), property):  # nn.Module would register a module as a submodule
+        if isinstance(getattr(type(self), name, None), property):  # or nn.Module would register a module as a submodule
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)

@@ -1,4 +1,4 @@
-"""Gives a process that ends normally an exit code that tells its supervisor of a problem."""
+"""Gives a process that ends normally the exit code 1, so that its supervisor learns of a problem."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multiprocessing.util import Finalize
 
 def end_with_code_1() -> None:
     """Makes this process end with code 1, even if nothing else fails."""
-    # A priority below 0 runs this after everything else that waits for the end.
+    # With a priority below 0, this runs after everything else that waits for the end of the process.
     Finalize(None, _end, exitpriority=-1)
 
 

@@ -1,4 +1,4 @@
-"""Keeps a forked child of a rank away from its parent's process groups."""
+"""Keeps a forked child of a rank from using its parent's process groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _after_fork_in_child() -> None:
     if not dist.is_initialized():
         return
     _inherited = dist.group.WORLD
-    # The groups are kept, because destroying them would join threads that the child does not have, and never return.
+    # Keeps the groups forever. Destroying them would join threads that the child does not have, and never return.
     for group, (_, store) in dist.distributed_c10d._world.pg_map.items():
         _C.keep_forever(group)
         _C.keep_forever(store)

@@ -16,17 +16,17 @@ from .shards import whole
 
 @contextmanager
 def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: int | None = None) -> Iterator[None]:
-    """Makes parameters whole inside the context, so that they can be read like any tensor.
+    """Makes parameters whole inside the context, so that they can be read like any other tensor.
 
     Every rank must enter the context with the same parameters. With ``modify_rank``, every rank takes over the values
-    that this rank has written, also in master weights, when the context ends. An exception inside drops the writes, and
-    parameters get their old values back. For this, parameters that are whole anyway, as at stages 0 to 2, are copied to
-    host memory.
+    that rank ``modify_rank`` has written, when the context ends. Master weights take them over, too. After an exception
+    inside, the writes are dropped, and the parameters get their old values back. For this, ``gathered`` first copies
+    parameters that are whole anyway, as at stages 0 to 2, to host memory.
 
-    Without ``modify_rank`` the parameters may only be read: a rank that has written to one raises ``StateError`` at the
-    end. (Writes to parameters of ``deepspeed.zero.Init`` that no engine has yet are dropped.) Views of the parameters
-    that were made inside (``param.detach()``) may be kept; they keep the values of the end. ``params`` may contain None
-    and tensors of no engine, which do not change.
+    Without ``modify_rank`` the parameters may only be read. A rank that has written to one raises ``StateError`` when
+    the context ends. (Only writes to parameters of ``deepspeed.zero.Init`` that no engine has yet are dropped without
+    an error.) Views that were made inside (``param.detach()``) may be kept. They keep the values that the parameters
+    have when the context ends. ``params`` may contain None and tensors of no engine, which do not change.
 
     >>> with zeroshard.gathered(model.parameters()):
     ...     model.generate(ids, max_new_tokens=8)
@@ -37,7 +37,7 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
 
 @contextmanager
 def gathered_to_drop(params: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Makes parameters whole for reading, like ``gathered``. Writes to them have no effect afterwards."""
+    """Makes parameters whole for reading, like ``gathered``. Drops writes to them at the end."""
     with _gathered(params, None, can_drop=True):
         yield
 
@@ -55,9 +55,9 @@ def _gathered(
 
 @contextmanager
 def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can_drop: bool) -> Iterator[None]:
-    """Makes the units of parameters that engines have whole.
+    """Makes the units of those parameters whole that belong to engines.
 
-    With ``can_drop``, values are restored after an exception and, without ``modify_rank``, at the end.
+    With ``can_drop``, restores the old values after an exception. Without ``modify_rank``, restores them in any case.
     """
     units: dict[int, tuple[object, set[int]]] = {}
     for tensor in tensors:
@@ -71,8 +71,8 @@ def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can
             entered.append((core, sorted(indices)))
         yield
     except BaseException:
-        # Writes are dropped without a collective, because other ranks may not have raised, and a half-made change must
-        # not be kept.
+        # Drops the writes without a collective, because other ranks may not have raised, and because a half-made change
+        # must not be kept.
         for core, indices in entered:
             core.release(indices, core.DROP_WRITES)
         raise
@@ -82,7 +82,7 @@ def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can
 
 
 def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
-    """Makes ``module.load_state_dict`` change shards and master weights, too, to rank 0's values. Collective."""
+    """Makes ``module.load_state_dict`` also change shards and master weights, to the values of rank 0. Collective."""
     loading = []
 
     def before(module: nn.Module, state_dict: dict, prefix: str, local_metadata: dict, *args: Any) -> None:
@@ -91,7 +91,7 @@ def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
                 "load_state_dict(assign=True) would replace parameters that zeroshard shards: leave assign out, or "
                 "load before zeroshard.initialize"
             )
-        # No copy is kept for an exception inside, because a second whole model might not fit.
+        # Keeps no copy for an exception inside, because there may be no memory for a second whole model.
         loading.append(_gathered(module.parameters(), 0, can_drop=False))
         loading[-1].__enter__()
 

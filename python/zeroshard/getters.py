@@ -1,4 +1,4 @@
-"""The getters of an engine, and the setters of values that may change between steps."""
+"""Defines the getters of an engine, and the setters of values that may change between steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Getters:
         return self._run.progress.is_boundary
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Says whether the current micro-batch ends its step. From then on only the caller decides this.
+        """Sets whether the current micro-batch ends its step. After the first call only the caller decides this.
 
         >>> engine.set_gradient_accumulation_boundary(True)
         >>> engine.backward(engine(**batch).loss)
@@ -44,17 +44,19 @@ class Getters:
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Makes each later step take as many micro-batches as give ``train_batch_size`` samples of all ranks together.
 
-        Every rank calls it, between steps. ``micro_steps`` becomes the value that it would have if all steps had had
-        this size, as in ``load_checkpoint``. Raises ``ValueError`` if no number of micro-batches gives the size.
+        Every rank must call it, between steps. ``micro_steps`` becomes the value that it would have if all steps had
+        been of this size, as in ``load_checkpoint``. Raises ``ValueError`` if no number of micro-batches gives the
+        size.
 
         >>> engine.set_train_batch_size(16)
         """
         self._run.core.set_train_batch_size(train_batch_size)
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """Sets the samples of each of the caller's micro-batches from now on, for counts and ``train_batch_size``.
+        """Sets how many samples the caller's later micro-batches have, for the counts and ``train_batch_size``.
 
-        Raises ``ValueError`` if ``initialize`` has made the loader, because that gives micro-batches of another size.
+        Raises ``ValueError`` if ``initialize`` has made the loader, because that loader gives micro-batches of a fixed
+        size.
 
         >>> engine, *_ = zeroshard.initialize(model=model, config=config)
         >>> engine.set_train_micro_batch_size(1)
@@ -79,7 +81,7 @@ class Getters:
         return self._run.core.scale(loss)
 
     def get_global_grad_norm(self) -> float | None:
-        """Returns the last applied step's norm of the averaged gradients, before clipping; None if there is none.
+        """Returns the norm of the averaged gradients of the last applied step, before clipping; None before that step.
 
         >>> engine.backward(engine(**batch).loss)
         >>> engine.step()
@@ -91,7 +93,7 @@ class Getters:
         return self._run.optimizer.rates()
 
     def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of every param group. A scheduler replaces it at the next step.
+        """Sets the learning rate of every param group. A scheduler replaces it when it steps.
 
         >>> engine.set_lr(1e-5)
         """
@@ -101,7 +103,7 @@ class Getters:
             set_rate(group, float(lr))
 
     def get_type(self) -> list[str]:
-        """Returns the name of the optimizer, once per param group; an empty list without an optimizer.
+        """Returns a list with the name of the optimizer once per param group. The list is empty without an optimizer.
 
         >>> engine.get_type()
         """
@@ -130,7 +132,7 @@ class Getters:
 
     @property
     def local_rank(self) -> int:
-        """This rank's number among the ranks of its host."""
+        """Returns this rank's number among the ranks of its host."""
         return _C.rank_environment().local_rank
 
     def train_batch_size(self) -> int:

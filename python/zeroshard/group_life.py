@@ -1,4 +1,4 @@
-"""Ends the process groups with which engines were made. Each group has threads and connections."""
+"""Ends the process groups with which engines were made, because each group has threads and connections."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch.distributed as dist
 
 from . import _C
 
-# The references to groups are weak, because torch reuses a group's name after all groups were destroyed.
-_making: list[weakref.ref[dist.ProcessGroup]] = []  # groups whose engine is being made, or could not be made
+# Weak references to groups. Names would not do, because torch reuses a group's name after all groups were destroyed.
+_making: list[weakref.ref[dist.ProcessGroup]] = []  # groups whose engine is being made or could not be made
 _unused: list[weakref.ref[dist.ProcessGroup]] = []  # groups whose engine is gone
 
 
 def note_group(group: dist.ProcessGroup) -> None:
-    """Records that this group is for the next engine that is made."""
+    """Records that ``group`` is for the next engine that is made."""
     _making.append(weakref.ref(group))
 
 
 def end_groups_with(core: _C.Engine) -> None:
-    """Ends the groups made for ``core``: at once if the core uses shared memory, else some time after its end.
+    """Ends the groups made for ``core``: at once if the core uses shared memory, else some time after the core's end.
 
     All ranks must have finished making the engine.
     """
@@ -29,7 +29,7 @@ def end_groups_with(core: _C.Engine) -> None:
     _unused.extend(group for group in groups if group not in needed)
     destroy_unused()
     if needed:
-        # The groups do not end in this callback, because it may run while torch.distributed changes its tables.
+        # The callback only records the groups, because it can run while torch.distributed changes its tables.
         weakref.finalize(core, _unused.extend, needed).atexit = False
 
 

@@ -1,4 +1,4 @@
-"""The process groups that an engine communicates over."""
+"""Makes the process groups over which an engine communicates."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .meeting import await_left_behind, left_on_error, meet, while_all_live
 
 T = TypeVar("T")
 
-_CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another one writes or reads its whole share
+_CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another one writes or reads all of its share
 
 
 def connect(timeout_ms: int, make: Callable[[dict[str, Any]], T], purpose: str = "process groups") -> T:
-    """Calls ``make`` with the process groups and the meeting by which the core connects the ranks. Collective."""
+    """Calls ``make`` with the process groups and the meeting with which the core connects the ranks. Collective."""
     groups = make_groups(timeout_ms, purpose)
     meeting = groups.get("meeting")
     with left_on_error(meeting):
@@ -33,10 +33,11 @@ def connect(timeout_ms: int, make: Callable[[dict[str, Any]], T], purpose: str =
 
 
 def make_groups(timeout_ms: int, purpose: str = "process groups") -> dict[str, Any]:
-    """Makes the process groups by which the core connects the ranks. Collective.
+    """Makes the process groups with which the core connects the ranks. Collective.
 
-    Returns the names of groups for gathers and for reductions (two, so that ranks may interleave them differently) and
-    for checkpoints, and the meeting of the ranks. The ranks watch one another until the core has connected them.
+    Returns the names of three groups, and the meeting of the ranks. The groups are for gathers, for reductions and for
+    checkpoints. Gathers and reductions have two groups, so that each rank can interleave them in an order of its own.
+    The ranks watch one another until the core has connected them.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return {"gather_group": "", "reduce_group": "", "checkpoint_group": ""}
@@ -44,12 +45,12 @@ def make_groups(timeout_ms: int, purpose: str = "process groups") -> dict[str, A
     patience = timedelta(milliseconds=timeout_ms)
     await_left_behind(patience)
     destroy_unused()
-    # torch's time-out is longer than zeroshard's own, so that zeroshard's message appears, which names the rank and the
-    # unit.
+    # torch's time-out is longer than zeroshard's own, so that the user sees the error of zeroshard, which names the
+    # rank and the unit.
     timeout = timedelta(milliseconds=timeout_ms + 2000)
     meeting = None
     if dist.get_backend() != dist.Backend.MPI:  # MPI has no store
-        # The prefix of torch is removed, because this meeting must see the entries of the meeting for the default
+        # Removes torch's prefix of keys, because this meeting must see the entries of the meeting for the default
         # group.
         store = dist.distributed_c10d._get_default_store()
         store = getattr(store, "underlying_store", store)
@@ -57,14 +58,14 @@ def make_groups(timeout_ms: int, purpose: str = "process groups") -> dict[str, A
             meeting = meet(store, dist.get_rank(), dist.get_world_size(), patience, purpose)
         except _C.CommError as error:
             if getattr(error, "out_of_step", False):
-                end_default_group()  # other ranks start with making it, so on the next try all ranks do
+                end_default_group()  # other ranks begin with making it, so all ranks do so on the next try
             raise
 
     def make() -> list[str]:
         names = []
         for options in [{"timeout": timeout}] * 2 + [{"timeout": max(timeout, _CHECKPOINT_TIMEOUT), "backend": "gloo"}]:
             group = dist.new_group(**options)
-            note_group(group)  # if the next group cannot be made, this one ends before the next try
+            note_group(group)  # so that this group ends before the next try if a later group cannot be made
             names.append(group.group_name)
         return names
 

@@ -1,7 +1,7 @@
 """Marks parameters that have values of two checkpoints because a ``load_checkpoint`` failed half way.
 
-No other engine trains a marked parameter, unless somebody has written values to it since. So a mark is only valid for
-the version that the parameter had when it was marked.
+Another engine refuses a marked parameter until somebody has written values to it. So a mark is only valid for the
+version that the parameter had when it was marked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHOWN = 5
 
 
 def note_half_load(run: Run) -> None:
-    """Marks the parameters that are half loaded, and no others. The engine calls it after every load, failed or not."""
+    """Marks the half loaded parameters and removes all other marks. Called after every load, failed or not."""
     left = dict(run.core.half_loaded)
     for param in (param for unit in run.units for param in unit.params):
         checkpoint = left.get(param.names[0])
@@ -29,7 +29,7 @@ def note_half_load(run: Run) -> None:
 
 
 def half_loaded(module: nn.Module) -> list[tuple[str, str]]:
-    """Returns the parameters whose mark is still valid, each with the checkpoint that was read in part."""
+    """Returns the parameters whose mark is still valid, each with the checkpoint that was partly read."""
     marked = [(name, param, getattr(param, _MARK, None)) for name, param in module.named_parameters()]
     return [
         (plain_name(name), mark[0]) for name, param, mark in marked if mark is not None and mark[1] == _version(param)

@@ -1,4 +1,4 @@
-"""Gathers each unit around the forward of its modules, and for forwards that read parameters of other modules."""
+"""Gathers each unit while the forward of its modules runs, and while forwards of other modules read its parameters."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from .leaves import tensors_in
 from .marks import OwnHook
 from .units import Unit
 
-_MODEL, _SEVERAL, _BETWEEN = -1, -2, -3  # used instead of a unit's index
+_MODEL, _SEVERAL, _BETWEEN = -1, -2, -3  # used in place of a unit's index
 _SHARDED = re.compile(r"parameter '[^']*'(?= is sharded: outside of forward)")
 
 
 def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Readers:
     """Tells ``core`` when the forward of a unit's module begins and ends, and with which tensors.
 
-    If some units are sharded, ``core`` also learns of units that a forward only reads from, such as a head that
-    multiplies by ``embedding.weight`` without calling the embedding. They stay gathered until the innermost running
-    forward, of a unit's module or of the model, has ended, and are gathered again for its backward. The same holds for
-    units whose modules return a parameter or a view of one, and for units that a backward reads from.
+    If some units are sharded, ``core`` also learns when a forward only reads from a unit, such as a head that
+    multiplies by ``embedding.weight`` without calling the embedding. Such a unit stays gathered until the innermost
+    running forward, of a unit's module or of the model, has ended. It is gathered anew for the backward pass of that
+    forward. The same holds for a unit whose module returns a parameter or a view of one, and for a unit from which a
+    backward pass reads.
     """
     readers = Readers(core)
     some_are_sharded = not all(core.is_replicated(index) for index in range(len(units)))
@@ -38,7 +39,8 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
             if some_are_sharded:
                 readers.handles += _watch(module, index, readers)
             readers.handles += _surround(module, index, core, readers)
-        # Also for units that stay whole, so that they have the same events and therefore the same bits.
+        # Also watches units that stay whole, so that they have the same events as sharded units and therefore the same
+        # bits.
         if some_are_sharded:
             for param in unit.params:
                 for name, owner in zip(param.names, param.owners, strict=True):
@@ -50,7 +52,7 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
 
 @contextmanager
 def explaining_sharded_parameters() -> Iterator[None]:
-    """Surrounds backward: raises ``StateError`` instead of torch's error for a sharded parameter."""
+    """Surrounds a backward pass, and raises ``StateError`` instead of torch's error for a sharded parameter."""
     try:
         yield
     except RuntimeError as error:
@@ -95,22 +97,23 @@ def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHand
 
     return [
         module.register_forward_pre_hook(OwnHook(before), prepend=True),
-        # Recomputation ends a forward early, with an exception.
+        # always_call, because recomputation ends a forward early with an exception.
         module.register_forward_hook(OwnHook(after), always_call=True),
     ]
 
 
 class TileLoop:
-    """A loop over tiles of one function. A unit that the function uses is gathered once, and freed when the loop ends.
+    """Surrounds a loop over tiles of one function.
 
-    When the loop ends in a forward pass, ``outputs`` must contain its results, because the backward of the units begins
-    with the gradients of these tensors. A loop within a loop is a part of the outer loop.
+    A unit that the function uses is gathered once, and freed when the loop ends. When the loop ends in a forward pass,
+    ``outputs`` must contain its results, because the backward pass of the units begins with the gradients of these
+    tensors. A loop inside of a loop is a part of the outer loop.
     """
 
     def __init__(self) -> None:
         self.outputs: list[torch.Tensor] = []
         self._around: TileLoop | None = None
-        self._readers: list[Readers] = []  # for the engines whose units are used
+        self._readers: list[Readers] = []  # of the engines whose units are used
 
     def __enter__(self) -> TileLoop:
         self._around, _thread.loop = _thread.loop, _thread.loop or self
@@ -122,8 +125,8 @@ class TileLoop:
             readers.leave(_BETWEEN, self.outputs)
 
     def use(self, readers: Readers, unit: int) -> None:
-        # A unit whose backward is running is whole. Using it again is not an event, because ranks may differ in their
-        # loops.
+        # A unit whose backward pass is running is whole already. Its use is no event for the core, because ranks can
+        # have different numbers of tiles.
         if readers.computes_backward(unit):
             return
         if readers not in self._readers:
@@ -140,14 +143,15 @@ _thread = _Thread()
 
 
 class Readers:
-    """Tracks the running forwards, and the units from which each forward reads. Ignores look-ups by other threads."""
+    """Tracks the running forwards, and the units from which each forward reads. Ignores other threads' look-ups."""
 
     def __init__(self, core: _C.Engine) -> None:
         self._core: _C.Engine | None = core
         self.handles: list[RemovableHandle] = []  # handles of all hooks
-        self.ownership: Any = None  # lives as long as the hooks
+        self.ownership: Any = None  # kept here so that it lives as long as the hooks
         self._watched: list[nn.Module] = []  # modules whose parameters report look-ups
-        # Innermost last; each entry has its own unit, then the units from which it has read.
+        # The running forwards, the innermost last. Each entry has the unit of the forward, then the units from which
+        # the forward has read.
         self._running: list[list[int]] = []
         self.innermost: int | None = None  # unit of the innermost forward
         self._thread = 0
@@ -161,10 +165,10 @@ class Readers:
         self.handles.clear()
         self._watched.clear()
         self.reset()
-        self._core = None  # the ended engine may stay alive
+        self._core = None  # so that this object does not keep an ended engine alive
 
     def report_reads(self, owner: nn.Module, name: str, unit: int) -> None:
-        """Reports each look-up of a module's parameter from now on."""
+        """Makes each later look-up of the parameter ``name`` of ``owner`` known to this object."""
         if isinstance(owner, torch.jit.ScriptModule):
             return
         if not isinstance(owner._parameters, _Reported):
@@ -173,7 +177,7 @@ class Readers:
         owner._parameters.add(name, unit)
 
     def reset(self) -> None:
-        """Forgets all running forwards, because an interrupted forward has left its entries behind."""
+        """Forgets all running forwards, because an interrupted forward leaves its entries behind."""
         self._running.clear()
         self.innermost = None
 
@@ -196,13 +200,13 @@ class Readers:
                 break
 
     def note_returned(self, unit: int) -> None:
-        """Records that a forward has returned memory of the unit, so that the enclosing forward reads from the unit."""
+        """Records that a forward has returned memory of ``unit``, so that the enclosing forward reads from ``unit``."""
         if self._running and not self._is_running(unit):
             self._running[-1].append(unit)
 
     @contextmanager
     def reading(self, unit: int, made: list[torch.Tensor]) -> Iterator[None]:
-        """Gathers the unit inside a forward, and again for the backward of the tensors in ``made`` at the end."""
+        """Gathers ``unit`` inside a forward, and anew for the backward pass of the tensors in ``made`` at the end."""
         self.enter(_BETWEEN)
         try:
             self.read(unit)
@@ -215,18 +219,19 @@ class Readers:
             _thread.loop.use(self, unit)
             return
         if not self._running:
-            # This is a backward pass in which a function of the user computes parts of a module again.
+            # If no forward runs, this is a backward pass in which a function of the user computes parts of a module a
+            # second time.
             if torch._C._current_graph_task_id() != -1:
                 self._core.pre_forward(unit)
             return
         self.gather_once(unit)
 
     def computes_backward(self, unit: int) -> bool:
-        """Returns whether the unit's backward is running without a forward that uses the unit."""
+        """Returns whether the backward pass of ``unit`` is running, and no forward that uses ``unit``."""
         return torch._C._current_graph_task_id() != -1 and self._core.is_in_backward(unit)
 
     def gather_once(self, unit: int) -> None:
-        """Gathers the unit until the innermost forward ends, unless a running forward already has it."""
+        """Gathers ``unit`` until the innermost forward ends, unless a running forward already uses ``unit``."""
         if self._thread == get_ident() and not self._is_running(unit):
             self._running[-1].append(unit)
             self._core.pre_forward(unit)
@@ -236,7 +241,10 @@ class Readers:
 
 
 class _Reported(dict):
-    """A module's parameters. Each look-up in a forward is reported. ``nn.Module`` looks up attributes here."""
+    """The dict of a module's parameters, which reports each look-up in a forward.
+
+    ``nn.Module`` looks up attributes in it.
+    """
 
     __slots__ = ("readers", "unit", "units")
 
@@ -251,9 +259,8 @@ class _Reported(dict):
         self.unit = unit if set(self.units.values()) == {unit} else _SEVERAL
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
-        # A module's own forward looks up about ten parameters per block, so this must be quick. The order of the
-        # conditions matters: otherwise the guards of compiled code would contain unit numbers, and no two blocks could
-        # share the code.
+        # The forward of a block looks up about ten parameters, so this must be fast. is_compiling() must come first.
+        # Otherwise the guards of compiled code would contain unit numbers, and no two blocks could share the code.
         if not is_compiling() and self.readers.innermost != self.unit:
             self._report(name)
         return dict.__getitem__(self, name)
@@ -264,4 +271,4 @@ class _Reported(dict):
             self.readers.read(unit)
 
     def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # look-ups of a module's copy are not reported
+        return dict, (dict(self),)  # so that a copy of the module reports no look-ups

@@ -1,4 +1,4 @@
-"""``zeroshard.initialize``: from a model and a configuration to an engine."""
+"""Implements ``zeroshard.initialize``, which makes an engine from a model and a configuration."""
 
 from __future__ import annotations
 
@@ -38,26 +38,28 @@ def initialize(
     mesh_param: Any = None,
     config_params: str | dict | None = None,
 ) -> tuple[Engine, Any, torch.utils.data.DataLoader | None, Any]:
-    """Shards ``model`` as ``config`` says. Collective: every rank calls it.
+    """Shards ``model`` as ``config`` says. Collective, so every rank must call it.
 
     The signature and the result, ``(engine, optimizer, dataloader, lr_scheduler)``, are DeepSpeed's. The engine takes
     over the model's parameters, which stay the same objects. Parameters and buffers get rank 0's values on every rank,
-    so ranks may be seeded differently before the model is made. With dropout, seed them differently afterwards.
+    so ranks may have different seeds when they make the model. With dropout, ranks should get different seeds
+    afterwards.
 
     Args:
-        model: any module. ``engine(...)`` calls it; the module itself does not change.
-        optimizer: a ``torch.optim`` optimizer over the model's parameters, or a callable that makes one from them;
+        model: any module. ``engine(...)`` calls it. The module itself does not change.
+        optimizer: a ``torch.optim`` optimizer over the model's parameters, or a callable that makes one from them.
+            None: the configuration's optimizer. Without either, the engine can only evaluate.
             None takes the configuration's optimizer. Without either, the engine can only evaluate.
-        model_parameters: parameters or param groups for the configuration's optimizer; None takes all trainable
-            parameters.
+        model_parameters: parameters or param groups for the configuration's optimizer. None: all trainable parameters.
         training_data: a dataset. The returned loader gives each rank its own micro-batches. With an
             ``IterableDataset``, a rank gets the items that the dataset yields on that rank.
-        lr_scheduler: a scheduler, or a callable that makes one from the optimizer; None takes the configuration's.
+        lr_scheduler: a scheduler, or a callable that makes one from the optimizer. None: the configuration's scheduler.
         config: a path to a DeepSpeed JSON file, its text, or a dict.
 
     Raises ``ConfigError`` for a wrong configuration. Raises ``ValueError`` if ranks differ in configuration, model, or
     versions of zeroshard, torch and the packages of the model's modules. Raises ``StateError`` for a model that a
-    failed ``load_checkpoint`` has left half loaded. In these cases an existing engine of the model continues as before.
+    failed ``load_checkpoint`` has left half loaded. After such an error, an existing engine of the model continues as
+    before.
 
     >>> engine, optimizer, loader, scheduler = zeroshard.initialize(model=model, config=config, training_data=rows)
     """
@@ -98,7 +100,7 @@ def make_engine(
     collate_fn: Callable | None,
     config: str | dict | os.PathLike | None,
 ) -> tuple[EngineType, torch.utils.data.DataLoader | None, Any]:
-    """Makes the engine, the loader and the scheduler; see ``initialize``. Collective."""
+    """Makes the engine, the loader and the scheduler of ``initialize``. Collective."""
     if model is None:
         raise ValueError("zeroshard.initialize: model is missing")
     sequence_size = size_before_engine(model, mesh)
@@ -117,8 +119,7 @@ def make_engine(
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed)
     front = make_front(setup, parsed)
-    # The steps that can fail on one rank come first, because later steps take parameters and states from another
-    # engine.
+    # Does first what can fail on one rank, because the later calls take parameters and states from another engine.
     loader = None
     if training_data is not None:
         loader = Loader(
@@ -153,7 +154,7 @@ def _timeout(
 
 
 def _device(model: nn.Module, local_rank: int) -> torch.device:
-    """Returns the model's own device if that is an accelerator; else this rank's default."""
+    """Returns the model's device if it is an accelerator, else this rank's default device."""
     for param in model.parameters():
         if param.device.type not in ("cpu", "meta"):
             return param.device

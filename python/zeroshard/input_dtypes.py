@@ -1,4 +1,4 @@
-"""Handles the dtypes in which a module computes, and inputs in another dtype."""
+"""Handles the dtype in which a module computes, and inputs that have another dtype."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TORCH_NAMES = {"fp16": "Half", "bf16": "BFloat16"}
 
 
 def cast_floats(inputs: Any, dtype: str) -> Any:
-    """Returns the same inputs, with all floating-point tensors in ``dtype``."""
+    """Returns ``inputs`` with all floating-point tensors in ``dtype``."""
 
     def cast(value: Any) -> Any:
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -25,13 +25,13 @@ def cast_floats(inputs: Any, dtype: str) -> Any:
 
 
 def autocast(config: _C.Config, device: torch.device) -> AbstractContextManager[Any]:
-    """Returns ``torch.autocast`` for a forward, if the configuration's ``torch_autocast`` asks for it."""
+    """Returns ``torch.autocast`` if the configuration asks for it (``torch_autocast``), else a null context."""
     dtype = config.autocast_dtype
     return torch.autocast(device.type, DTYPES[dtype]) if dtype is not None else nullcontext()
 
 
 def explain_dtypes(error: RuntimeError, config: _C.Config) -> None:
-    """Adds a remedy to torch's error about fp32 inputs of a module that computes in 16 bits."""
+    """Adds advice to torch's error about fp32 inputs of a module that computes in 16 bits."""
     dtype, text = config.compute_dtype, str(error)
     is_mixed = "float" in text.lower().replace("bfloat16", "") and _TORCH_NAMES.get(dtype, "no name") in text
     if is_mixed and hasattr(error, "add_note"):  # Python 3.11

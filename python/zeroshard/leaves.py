@@ -20,7 +20,10 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 
 
 def _walk(value: Any, seen: dict[int, Any]) -> list[torch.Tensor]:
-    """Returns the tensors in ``value``. ``seen`` keeps objects alive, because a property may create them again."""
+    """Returns the tensors in ``value``. ``seen`` keeps visited objects alive, so that their ids stay unique.
+
+    ``seen`` keeps visited objects alive, because a property can create equal ones anew.
+    """
     tensors = []
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
@@ -32,7 +35,7 @@ def _walk(value: Any, seen: dict[int, Any]) -> list[torch.Tensor]:
 
 
 def _held_by(leaf: Any) -> list[Any]:
-    """Returns the parts of an object that may hold tensors, if pytree does not know the object."""
+    """Returns the parts of ``leaf``, an object that pytree does not know, that can contain tensors."""
     if isinstance(leaf, (type, nn.Module)):
         return []
     if dataclasses.is_dataclass(leaf):

@@ -1,4 +1,4 @@
-"""The data loader that ``zeroshard.initialize`` makes: each rank's micro-batches, from a position that can be saved."""
+"""Defines the data loader that ``zeroshard.initialize`` makes. A checkpoint contains its position."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 
 class ShardedSampler(Sampler[int]):
-    """Shuffles by (seed, epoch), independently of the number of ranks. Samples go to the ranks in turn.
+    """Shuffles samples by (seed, epoch), in the same order for any number of ranks. Samples go to the ranks in turn.
 
-    The ``sequence_size`` ranks of a sequence group get the same samples. ``consumed`` samples of the epoch are left
-    out, so that another number of ranks can continue an epoch.
+    The ``sequence_size`` ranks of a sequence group get the same samples. Leaves out the first ``consumed`` samples of
+    the epoch, so that another number of ranks can continue an epoch.
     """
 
     def __init__(self, num_samples: int, drop_last: bool, seed: int = 0, sequence_size: int = 1) -> None:
@@ -33,7 +33,7 @@ class ShardedSampler(Sampler[int]):
         left = order[self.consumed :]
         if self._drop_last:
             left = left[: len(left) // ranks * ranks]
-        elif len(left) % ranks != 0:  # the first samples are repeated, so that every rank gets the same number
+        elif len(left) % ranks != 0:  # repeats the first samples, so that every rank gets the same number
             short = ranks - len(left) % ranks
             left += (order * (short // len(order) + 1))[:short]
         return iter(left[rank::ranks])
@@ -44,19 +44,18 @@ class ShardedSampler(Sampler[int]):
 
     @property
     def ranks(self) -> int:
-        """Returns the number of ranks with their own samples. The ranks of a sequence group count as one."""
+        """Returns the number of ranks that have samples of their own. The ranks of a sequence group count as one."""
         return _ranks() // self._sequence_size
 
 
 class Loader(DataLoader):
     """A ``DataLoader`` whose position in the epoch is part of a checkpoint.
 
-    Iterating again begins the next epoch, even if the last iteration was left before its end. After
-    ``load_state_dict`` the first iteration continues the saved one. An iterator ends when a later iterator begins,
-    because the loader has only one position. An ``IterableDataset`` starts from its beginning, because only the dataset
-    could skip samples.
+    Each iteration begins the next epoch, even if the iteration before it was left early. After ``load_state_dict`` the
+    first iteration continues the saved one. An iterator ends when a later iterator begins, because the loader has only
+    one position. An ``IterableDataset`` always begins at its start, because only the dataset itself could skip samples.
 
-    ``len()`` is the number of batches of the running iteration, or else of the next one.
+    ``len()`` is the number of batches of the running iteration or, if none runs, of the next one.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Loader(DataLoader):
         sequence_size: int = 1,
     ) -> None:
         iterable = isinstance(dataset, IterableDataset)
-        # The warning also holds for ranks of a sequence group, because each rank loads its own rows for the group.
+        # Warns ranks of sequence groups, too, because each rank loads its own rows for the group.
         if iterable and _ranks() > 1 and _rank() == 0:
             warnings.warn(
                 "training_data is an IterableDataset: every rank iterates over all of it, unless it takes its own "
@@ -78,24 +77,24 @@ class Loader(DataLoader):
             )
         self._own_sampler = None if iterable else ShardedSampler(len(dataset), drop_last, sequence_size=sequence_size)
         self._epoch = 0
-        self._batches = 0  # batches handed out since the position below
-        self._start = 0  # samples of the epoch that all ranks together had before these batches
+        self._batches = 0  # batches given since the position `_start`
+        self._start = 0  # samples of the epoch that all ranks together got before these batches
         self._iterations = 0  # number of iterations that have begun
-        self._runs = False  # whether the last iteration is still running
+        self._runs = False  # true: the last iteration is still running
         super().__init__(
             dataset,
             batch_size=micro_batch_size,
             sampler=self._own_sampler,
             collate_fn=collate_fn,
             drop_last=drop_last,
-            # Iterating draws a random number. With torch's own generator, a run resumed within an epoch would draw one
-            # more number than a run that was not stopped.
+            # Each iteration draws a random number. With torch's default generator, a run resumed within an epoch would
+            # draw one more number than a run that was not stopped.
             generator=torch.Generator(),
         )
 
     def __iter__(self) -> Iterator[Any]:
         # This is a generator, so nothing runs before the first batch is requested.
-        if self._batches > 0:  # the last iteration was left within its epoch
+        if self._batches > 0:  # the last iteration was left before its end
             self._begin_next_epoch()
         self._iterations += 1
         own = self._iterations
@@ -131,7 +130,7 @@ class Loader(DataLoader):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._epoch, self._start, self._batches = state["epoch"], state["consumed"], 0
-        self._iterations += 1  # an older iterator that continues does not change the saved position any more
+        self._iterations += 1  # so that an older iterator that continues does not change the loaded position
         self._runs = False
         if self._own_sampler is None and self._start > 0:
             warnings.warn(

@@ -13,9 +13,9 @@ _own_loop = worker._worker_loop
 
 
 def spare_workers(signals: tuple[int, ...]) -> None:
-    """Makes the workers of loaders that are iterated from now on ignore these signals.
+    """Makes the workers that loaders start from now on ignore these signals.
 
-    Slurm and systemd send signals to workers, too, but a rank needs its workers until it has stopped.
+    Slurm and systemd send signals also to workers, but a rank needs its workers until it has stopped.
     """
     before = worker._worker_loop
     spared = set(before.args[0]) if isinstance(before, functools.partial) else set()
@@ -23,7 +23,10 @@ def spare_workers(signals: tuple[int, ...]) -> None:
 
 
 def run_spared(signals: tuple[int, ...], *args: Any) -> None:
-    """Runs torch's own loop in a worker, which may be a new interpreter. Only the parent's signals count there."""
+    """Runs torch's own loop in a worker, and lets only the parent's signals end the worker.
+
+    The worker can be a new interpreter.
+    """
     set_handlers = signal_handling._set_worker_signal_handlers
 
     def set_all_handlers() -> None:

@@ -1,4 +1,4 @@
-"""Reads optimizers of bitsandbytes and torchao, so that the core can do their work with its own 8-bit moments."""
+"""Reads the settings of optimizers of bitsandbytes and torchao. The core does their work with its own 8-bit moments."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from . import _C
 
-_BLOCK = 256  # elements of a scale: in the core, and in both packages by default
+_BLOCK = 256  # elements that share a scale, in the core and by default in both packages
 _LEAST_CODED = 4096  # smaller parameters keep fp32 moments in the core
 
 _PREFIXES, _SUFFIXES = ("", "Paged"), ("", "8bit", "32bit")
-# The core's types of bitsandbytes' optimizers. Adam of bitsandbytes decays weights in the same way as AdamW.
+# The core's types for the optimizers of bitsandbytes. Its Adam decays weights in the same way as AdamW.
 _BITSANDBYTES = {
     f"{prefix}{name}{suffix}": kind
     for name, kind in (
@@ -32,18 +32,18 @@ _TORCHAO = {"Adam8bit": _C.OptimizerType.ADAM, "AdamW8bit": _C.OptimizerType.ADA
 class LowBit:
     """The settings of a user's optimizer that decide how moments are stored."""
 
-    name: str  # of the optimizer
+    name: str  # name of the optimizer
     moments: str = "fp32"  # the dtype of moments, as zeroshard.moment_dtype names it
     wide: set[int] = field(default_factory=set)  # id() of parameters that keep fp32 moments beside 8-bit ones
     without_effect: list[str] = field(default_factory=list)
 
 
-# The packages' step() calls these methods, and subclasses replace them.
+# The step() of each package calls these methods. A subclass can replace them.
 _PARTS = ("update_step", "init_state", "get_config", "get_state_buffer", "_new_buffer", "_subclass_zeros")
 
 
 def updates_as(optimizer: torch.optim.Optimizer, known: type) -> bool:
-    """Returns whether neither a subclass nor the object replaces a part of the update of a class."""
+    """Returns whether the optimizer updates as the class ``known`` does, so that no part of the update was replaced."""
     return all(
         name not in vars(optimizer) and getattr(type(optimizer), name, None) is getattr(known, name, None)
         for name in _PARTS
@@ -51,29 +51,30 @@ def updates_as(optimizer: torch.optim.Optimizer, known: type) -> bool:
 
 
 def kind_of(optimizer_type: type) -> _C.OptimizerType | None:
-    """Returns the core's type for a class of one of the packages; None if the core has no such type."""
+    """Returns the core's type for a class of one of the packages, or None if the core has no such type."""
     package = optimizer_type.__module__.partition(".")[0]
     known = {"bitsandbytes": _BITSANDBYTES, "torchao": _TORCHAO}.get(package, {})
     return known.get(optimizer_type.__name__)
 
 
 def known_base(optimizer: torch.optim.Optimizer | None) -> type | None:
-    """Returns the class of bitsandbytes or torchao to which the optimizer belongs; None if there is no such class."""
+    """Returns the class of bitsandbytes or torchao from which the optimizer is derived, or None if there is none."""
     return next((base for base in type(optimizer).__mro__ if kind_of(base) is not None), None)
 
 
 def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of a param group that the packages' optimizers read.
 
-    A group may have settings of another optimizer, whose checkpoint was loaded.
+    A group can also have settings of another optimizer, if a checkpoint of that optimizer was loaded.
     """
     return {name: value for name, value in group.items() if name in ("lr", "betas", "eps", "weight_decay")}
 
 
 def read_low_bit(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor], config: _C.ParsedConfig) -> LowBit:
-    """Raises ``ValueError`` for a setting that has another meaning than any of the core's.
+    """Returns how the moments of an optimizer are stored.
 
-    ``zeroshard.moment_dtype`` decides how an optimizer whose states all have 32 bits stores its moments.
+    Raises ``ValueError`` for a setting that the core does not have. If all states of the optimizer have 32 bits,
+    ``zeroshard.moment_dtype`` decides how its moments are stored.
     """
     known = known_base(optimizer)
     is_bitsandbytes = known.__module__.startswith("bitsandbytes")
@@ -123,7 +124,7 @@ def _read_bitsandbytes(found: LowBit, optimizer: Any, params: list[torch.Tensor]
 
 
 def _bits(found: LowBit, optimizer: Any, param: torch.Tensor) -> tuple[int, int]:
-    """Returns the bits of a parameter's states, and the least size of a parameter whose states have 8 bits."""
+    """Returns the bits of a parameter's states, and the size from which on parameters have 8-bit states."""
     own = {"optim_bits": optimizer.args.optim_bits, "min_8bit_size": optimizer.args.min_8bit_size}
     manager = optimizer.mng
     overrides = dict(manager.pid2config.get(id(param), {}))
@@ -155,7 +156,10 @@ def _read_torchao(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> 
 
 
 def plain_states(state: dict[str, Any], only_shapes: bool = False) -> dict[str, Any]:
-    """Returns states of one parameter in fp32, with the core's names. ``only_shapes``: 8-bit ones without values."""
+    """Returns the states of one parameter in fp32, with the core's names.
+
+    ``only_shapes`` returns 8-bit ones without values.
+    """
     plain = {}
     for slot, name in ((1, "exp_avg"), (2, "exp_avg_sq")):
         own = state.get(f"state{slot}", state.get(name))
@@ -171,7 +175,7 @@ def plain_states(state: dict[str, Any], only_shapes: bool = False) -> dict[str, 
 def _decoded(codes: torch.Tensor, scales: torch.Tensor, signed: bool, only_shape: bool) -> torch.Tensor:
     codes = codes.to("meta") if only_shape else codes
     values = _map(signed).to(codes.device)[codes.flatten().int()]
-    # Paged states are on the host, and their scales on the device.
+    # Paged states are on the host, while their scales are on the device.
     scales = scales.flatten().to(codes.device).repeat_interleave(_BLOCK)[: values.numel()]
     if scales.numel() != values.numel():
         raise ValueError(
@@ -182,7 +186,7 @@ def _decoded(codes: torch.Tensor, scales: torch.Tensor, signed: bool, only_shape
 
 
 def _map(signed: bool) -> torch.Tensor:
-    """Returns the values of the codes with the core's rounding, so that the core finds the same codes and scales again.
+    """Returns the values of the codes, rounded as in the core, so that the core finds the same codes from them.
 
     See Note [The dynamic map] in src/kernels/codes_impl.h.
     """

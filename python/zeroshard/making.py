@@ -1,4 +1,4 @@
-"""Makes a run of a module and its optimizer: finds units, installs hooks, builds the core."""
+"""Makes the run of a module and its optimizer: finds units, installs hooks, builds the core."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_run(
 ) -> tuple[Run, Readers, Ownership]:
     """Takes over the module's parameters and the states of its optimizer. Collective.
 
-    If it raises before all ranks have agreed, an engine that had the parameters before does not change.
+    If it raises before all ranks have agreed, an earlier engine that has the parameters does not change.
     """
     config = parsed.config
     leaves, lacking = _leaves_of(module, parsed)
@@ -54,7 +54,7 @@ def make_run(
     if core.keeps_tensors:
         run.keeper = Keeper(module, core)
         run.at_end.append(run.keeper.end)
-    if lacking and run.rank == 0:  # not an error, because a configuration may serve several models
+    if lacking and run.rank == 0:  # not an error, because one configuration may be for several models
         log(f"zero_optimization.leaf_module: {type(module).__name__} has no module {', '.join(lacking)}")
     if setup.low_bit is not None and run.rank == 0:
         _tell(setup.low_bit)
@@ -70,14 +70,14 @@ def make_run(
 
 
 def _tell(low_bit: LowBit) -> None:
-    """Says where a user's optimizer runs, and which of its settings have no effect there."""
+    """Logs that a user's optimizer runs in the core, and which of its settings have no effect."""
     moments = "8-bit" if low_bit.moments == "int8" else low_bit.moments
     unused = f"; without effect: {', '.join(low_bit.without_effect)}" if low_bit.without_effect else ""
     log(f"{low_bit.name} runs in the core with {moments} moments{unused}")
 
 
 def _leaves_of(module: nn.Module, parsed: _C.ParsedConfig) -> tuple[list[nn.Module], list[str]]:
-    """Returns the leaf modules that the configuration names, and the names that the model does not have."""
+    """Returns the leaf modules that the configuration names, and those of its names that the model does not have."""
     key = "zero_optimization.leaf_module."
     wanted = {path.removeprefix(key): json.loads(value) for path, value, _ in parsed.values if path.startswith(key)}
     return named_leaves(module, **wanted)
@@ -142,7 +142,7 @@ def _make_core(
 def _tensors_of(
     module: nn.Module, unit: Unit, device: torch.device, begin: Callable[[], None] | None
 ) -> Callable[[], list[list[torch.Tensor]]]:
-    """Returns the function that the core calls for each unit in turn, once all ranks have agreed."""
+    """Returns a function that gives the core the tensors of a unit. The core calls it once all ranks have agreed."""
 
     def tensors() -> list[list[torch.Tensor]]:
         if begin is not None:
@@ -165,7 +165,7 @@ def _give_slices(run: Run) -> None:
 
 
 def _versions(module: nn.Module) -> list[tuple[str, str]]:
-    """Returns the versions that may change numbers: of zeroshard, torch and the packages of the model's modules."""
+    """Returns the versions that can change numbers: of zeroshard, torch and the packages of the model's modules."""
     packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in packages}
     found |= {"zeroshard": _C.__version__, "torch": torch.__version__}

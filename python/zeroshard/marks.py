@@ -12,11 +12,11 @@ from . import _C
 
 _MARK = "_zeroshard_unit"
 _OWNER = "_zeroshard_owner"
-STEP_OF_USER = "_zeroshard_step_of_user"  # attribute of the step() that replaces an optimizer's own
+STEP_OF_USER = "_zeroshard_step_of_user"  # attribute of the step() that replaces an optimizer's own step()
 
 
 class Mark(NamedTuple):
-    """The mark on one tensor object of a parameter."""
+    """The mark on a tensor object of a parameter."""
 
     core: weakref.ref[_C.Engine]
     unit: int
@@ -28,7 +28,7 @@ class Mark(NamedTuple):
 
 
 def refuse_to_pickle() -> NoReturn:
-    """Raises when a module or a parameter that an engine has is pickled, also by ``torch.save``."""
+    """Raises ``StateError``, because what an engine has must not be pickled, as ``torch.save`` does."""
     raise _C.StateError(
         "what belongs to an engine cannot be pickled, and so not be saved by torch.save: save "
         "model.state_dict() inside zeroshard.gathered(model.parameters()), or call engine.save_checkpoint, "
@@ -45,26 +45,29 @@ def unmark(tensor: torch.Tensor) -> None:
 
 
 def mark_of(tensor: torch.Tensor) -> Mark | None:
-    """Returns the mark; None unless a living engine has the parameter, whose memory the engine may have freed."""
+    """Returns the mark of a parameter that a living engine has, else None.
+
+    The engine may have freed the parameter's memory.
+    """
     found: Mark | None = getattr(tensor, _MARK, None)
     return found if found is not None and found.core() is not None else None
 
 
 def unit_of(found: Mark | None) -> tuple[_C.Engine, int] | None:
-    """Returns the parameter's engine and the index of its unit; None unless a living engine has the parameter."""
+    """Returns the engine of a marked parameter and the index of its unit; None if no living engine has it."""
     core = found.core() if found is not None else None
     return (core, found.unit) if core is not None else None
 
 
 def run_of(found: Mark | None) -> Any:
-    """Returns the run of the engine that has the parameter; None if the engine object is gone, or has ended."""
+    """Returns the run of the engine that has the parameter, or None if the engine object is gone or has ended."""
     owner = found.owner() if found is not None else None
     run = owner.run if owner is not None else None
     return run if run is not None and not run.has_ended else None
 
 
 def owners_of(params: Iterable[torch.Tensor]) -> Iterator[tuple[Any, int]]:
-    """Yields the owner and the unit of each parameter that has an owner."""
+    """Yields the owner and the index of the unit of each parameter that has an owner."""
     for param in params:
         found: Mark | None = getattr(param, _MARK, None)
         if found is not None and (owner := found.owner()) is not None:
@@ -80,13 +83,16 @@ def unmark_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def made_with(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
-    """Returns the parameters with which an optimizer was made, by param group, even if it has slices now."""
+    """Returns the parameters with which an optimizer was made, by param group.
+
+    This also works while it has slices instead.
+    """
     owner = getattr(optimizer, _OWNER, lambda: None)()
     return owner.params_of_groups if owner is not None else [group["params"] for group in optimizer.param_groups]
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> Callable:
-    """Returns the ``step()`` that an optimizer has without an engine."""
+    """Returns the ``step()`` that an optimizer has when no engine uses it."""
     return getattr(optimizer.step, STEP_OF_USER, optimizer.step)
 
 

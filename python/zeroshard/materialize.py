@@ -1,4 +1,4 @@
-"""Builds models larger than one rank's memory: meta parameters get memory and values one unit at a time."""
+"""Builds models larger than one rank's memory: gives meta parameters memory and values one unit at a time."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .units import Param, Unit, is_packed
 from .writes import INITIALIZERS, Writes, is_initialized, is_lost, is_unwritten, was_written_after
 
-_KEPT_BYTES = 64 * 2**20  # limit for all parameters of one context that are made from values
+_KEPT_BYTES = 64 * 2**20  # limit for all parameters of one context together that are made from values
 
 
 class Init:
-    """Context in which modules are built without memory for their parameters.
+    """A context in which modules are built without memory for their parameters.
 
-    Parameters that a module registers inside live on the meta device. ``zeroshard.initialize`` gives them memory and
+    Parameters that a module registers inside are on the meta device. ``zeroshard.initialize`` gives them memory and
     initial values one unit at a time, so that a rank never holds more than its shards and one unit. The values come
-    from ``reset_parameters`` of their modules and from the model's ``_init_weights``.
+    from the ``reset_parameters`` of the modules and from the model's ``_init_weights``.
 
     The following tensors keep their memory and values: a parameter that replaces another (``from_pretrained``,
     ``load_state_dict(..., assign=True)``, an assignment), buffers, parameters that are no floating-point numbers, and
-    parameters made from values (``nn.Parameter(torch.ones(n) * 1e-6)``) up to 64 MiB in all. Beyond 64 MiB, a parameter
-    made from values may only have one value for all elements (``torch.zeros(n)``); different values are an error in
-    ``initialize``. It is also an error if other code than the two methods above writes in place into a parameter
-    without memory, because ``initialize`` cannot make the values again. Contexts may be nested.
+    parameters made from values (``nn.Parameter(torch.ones(n) * 1e-6)``) up to 64 MiB together. Beyond 64 MiB, a
+    parameter made from values may only have one value for all elements (``torch.zeros(n)``). If it has different
+    values, ``initialize`` raises an error. ``initialize`` also raises an error if other code than the two methods above
+    has written in place into a parameter without memory, because ``initialize`` cannot make such values anew. Contexts
+    may be nested.
 
     Args:
-        dtype: the dtype of floating-point parameters; None keeps each parameter's own. The other arguments are
+        dtype: the dtype of floating-point parameters. None: each parameter keeps its own. The other arguments are
+            DeepSpeed's and have no effect, except ``enabled``.
             DeepSpeed's and have no effect, except ``enabled``.
 
     Raises ``ValueError`` if ``dtype`` is no floating-point type.
@@ -63,7 +65,7 @@ class Init:
         self._dtype = dtype
         self._register_parameter = None
         self._writes = Writes()
-        self._names = WeakIdKeyDictionary()  # names of parameters that each module has had
+        self._names = WeakIdKeyDictionary()  # names of all parameters that each module has had
         self._kept_bytes = 0
         self._placed = WeakIdKeyDictionary()  # parameter -> its replacement on the meta device, or None for itself
 
@@ -88,7 +90,10 @@ class Init:
             self._writes.mark()
 
     def _place(self, module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
-        """Returns the replacement of ``param``, which is always the same for the same parameter, so that ties stay."""
+        """Returns the replacement of ``param``.
+
+        It is always the same for the same parameter, so that tied parameters stay tied.
+        """
         lazy = isinstance(param, nn.parameter.UninitializedTensorMixin)
         if not isinstance(param, nn.Parameter) or lazy or not param.is_floating_point():
             return param
@@ -100,13 +105,13 @@ class Init:
         if not param.is_meta:
             param = self._placed[param] if self._placed[param] is not None else param
         if self._dtype is not None and param.dtype != self._dtype and not is_packed(param):
-            param.data = param.data.to(self._dtype)  # keeps the object, because code that loads weights marks it
+            param.data = param.data.to(self._dtype)  # the same object, because code that loads weights has marked it
         if param.is_meta:
             self._writes.params[param] = True
         return param
 
     def _stand_in(self, module: nn.Module, param: nn.Parameter) -> nn.Parameter | None:
-        """Returns a parameter without memory to replace ``param``; None if ``param`` has values and little memory."""
+        """Returns a parameter without memory to replace ``param``; None if ``param`` may keep memory and values."""
         has_values = not is_unwritten(param)
         if has_values and self._kept_bytes + param.nbytes <= _KEPT_BYTES:
             self._kept_bytes += param.nbytes
@@ -129,9 +134,9 @@ def materialize(model: nn.Module, unit: Unit, device: torch.device) -> None:
 
     The values are the same as in a model that is built with memory. Every module resets its parameters, inner modules
     first, and then ``_init_weights`` is applied. Modules that contain the unit take part, because their initializers
-    may write to it.
+    can write to its parameters.
 
-    Raises ``ValueError`` that names a parameter which gets no values, or had values that cannot be made again.
+    Raises a ``ValueError`` that names a parameter which gets no values, or whose lost values cannot be made anew.
     """
     pending = [param for param in unit.params if param.tensors[0].is_meta]
     if not pending:
@@ -153,7 +158,7 @@ def materialize(model: nn.Module, unit: Unit, device: torch.device) -> None:
 
 
 class _Fill:
-    """A meta parameter while it gets its values. NaN marks elements that nothing has written yet."""
+    """A meta parameter while it gets its values. Elements that nothing has written yet are NaN."""
 
     def __init__(self, param: Param, unit: str, device: torch.device) -> None:
         old = param.tensors[0]
@@ -168,7 +173,7 @@ class _Fill:
                 "zeroshard.Init() (load_state_dict: assign=True), or build the model outside of zeroshard.Init()"
             )
         has_values, value = hasattr(old, "_zeroshard_value"), getattr(old, "_zeroshard_value", None)
-        # If no initializer ran while it was built, it keeps the values from which it was made.
+        # If no initializer ran while the parameter was built, it keeps the values from which it was made.
         self._keeps = value if has_values and not is_initialized(old) else None
         if has_values and value is None and not is_initialized(old):
             raise ValueError(
@@ -179,7 +184,8 @@ class _Fill:
         values = torch.full(old.shape, float("nan") if value is None else value, dtype=old.dtype, device=device)
         self._new = nn.Parameter(values, requires_grad=old.requires_grad)
         param.tensors = [self._new]
-        # A tied parameter has the values of the module for which it was made; the other modules' values were replaced.
+        # A tied parameter has the values of the module for which it was made, because the values of the other modules
+        # were replaced.
         home = getattr(old, "_zeroshard_home", None)
         if not any(home is owner for owner in param.owners):
             home = next((owner for owner in param.owners if _resets(owner)), param.owners[0])
@@ -192,7 +198,7 @@ class _Fill:
         for name, owner in self._slots():
             given = owner._parameters[name]
             if given is not self._new and given is not None and not given.is_meta:
-                self._new.copy_(given)  # an initializer has assigned a tensor instead of writing in place
+                self._new.copy_(given)  # an initializer has assigned a new tensor instead of writing in place
         if self._keeps is not None:
             self._new.fill_(self._keeps)
         self.tie()
@@ -218,7 +224,7 @@ class _Fill:
 
 @contextmanager
 def _others_hidden(model: nn.Module, pending: set[int]) -> Iterator[None]:
-    """Hides all parameters except ``pending`` behind dummies, because initializers may write to others, too."""
+    """Hides all parameters except ``pending`` behind dummies, because initializers can also write to them."""
     hidden = [
         (module, name, param)
         for module in model.modules()
@@ -236,7 +242,7 @@ def _others_hidden(model: nn.Module, pending: set[int]) -> Iterator[None]:
 
 @contextmanager
 def _buffers_kept(modules: list[nn.Module]) -> Iterator[None]:
-    """Restores buffers that ``reset_parameters`` changes, because they already have their values."""
+    """Restores the buffers that ``reset_parameters`` changes, because they already have their values."""
     kept = [
         (module, name, buffer, buffer.clone())
         for module in modules
@@ -249,7 +255,10 @@ def _buffers_kept(modules: list[nn.Module]) -> Iterator[None]:
 
 
 def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
-    """Yields the modules that contain one of ``owners``, inner ones first, each with the modules it initializes."""
+    """Yields the modules that contain one of ``owners``, inner ones first.
+
+    With each come the modules that initialize it.
+    """
     seen: dict[int, bool] = {}
     found = []
 
@@ -257,8 +266,8 @@ def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Mod
         if id(module) in seen:
             return seen[id(module)]
         if _initialises_others(module):
-            # If several Hugging Face models contain it, only the innermost one applies, because it marks initialized
-            # modules.
+            # If several Hugging Face models contain the module, only the innermost one applies, because it marks
+            # modules that it has initialized.
             keep = [m for m in enclosing if not (_of_hugging_face(m) and _of_hugging_face(module))]
             enclosing = [module, *keep]
         inside = [visit(child, enclosing) for child in module.children()]

@@ -16,15 +16,16 @@ import torch.distributed as dist
 from . import _C
 
 Result = TypeVar("Result")
-_RECONNECT = timedelta(seconds=10)  # time-out for a store that has just answered
+_RECONNECT = timedelta(seconds=10)  # time-out of a connection to a store that has just answered
 _connecting: list[threading.Thread] = []  # abandoned threads that wait inside torch.distributed
 
 
 def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purpose: str) -> _C.Meeting:
-    """Waits until all ranks have called it for the same ``purpose``.
+    """Waits until all ranks have called this function for the same ``purpose``. Returns their meeting.
 
     Raises ``CommError`` if a rank that had arrived has died or left, or if a rank does not arrive in time. The error
-    names the ranks that arrived and the missing ones. Its ``out_of_step`` is true if the purposes differed.
+    names the ranks that arrived and the missing ones. The error's attribute ``out_of_step`` is true if the purposes
+    differed.
     """
     meeting = None
     try:
@@ -56,7 +57,7 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purp
 
 
 def _own_connection(store: dist.Store) -> dist.Store:
-    """Returns a separate connection, because a call that waits would block other calls on the same connection."""
+    """Returns a separate connection to ``store``. A call that waits would block other calls on the same connection."""
     if not hasattr(store, "clone"):
         return store
     store.check(["zeroshard/meeting"])  # fails at once if nobody serves the store any more; other calls would wait
@@ -72,7 +73,7 @@ def _own_connection(store: dist.Store) -> dist.Store:
 
 @contextmanager
 def left_on_error(meeting: _C.Meeting | None) -> Iterator[None]:
-    """Ends the meeting on an error inside, so that the other ranks learn of it."""
+    """Ends the meeting after an error inside, so that the other ranks learn of the error."""
     try:
         yield
     except BaseException as error:
@@ -85,11 +86,11 @@ def left_on_error(meeting: _C.Meeting | None) -> Iterator[None]:
 def while_all_live(
     meeting: _C.Meeting | None, what: str, connect: Callable[[], Result], undo: Callable[[Result], None]
 ) -> Result:
-    """Returns the result of ``connect()``. Raises ``CommError`` after a time-out, or if a rank dies or leaves before.
+    """Returns the result of ``connect()``. Raises ``CommError`` at a time-out, or if a rank dies or leaves before that.
 
-    ``connect()`` runs on its own thread, because calls of torch.distributed that connect ranks cannot be interrupted,
-    neither by a death nor by Ctrl-C. After an interruption nobody waits for the thread any more; if it succeeds later,
-    it calls ``undo(result)``. Without a meeting no rank is watched.
+    ``connect()`` runs on a thread of its own, because neither the death of a rank nor Ctrl-C can interrupt calls of
+    torch.distributed that connect ranks. After an interruption nobody waits for the thread any more. If the thread
+    succeeds later, it calls ``undo(result)``. Without a meeting, deaths of ranks are not noticed.
     """
     device = _device_in_use()
     answer: dict[str, Any] = {}
@@ -112,7 +113,7 @@ def while_all_live(
             done.set()
 
     if meeting is not None and meeting.retried:
-        # Ranks may have failed after different numbers of groups. So new names and keys must be unused, and equal on
+        # Ranks can have failed after different numbers of groups. So new names and keys must be unused, and equal on
         # all ranks.
         dist.distributed_c10d._world.group_count = 1_000_000 * meeting.number
     thread = threading.Thread(target=run, name="zeroshard-connect", daemon=True)
@@ -120,7 +121,7 @@ def while_all_live(
         thread.start()
         try:
             while not done.wait(0.05):
-                with suppress(dist.DistError):  # the store does not answer: connect() will fail or time out
+                with suppress(dist.DistError):  # if the store does not answer, connect() will fail or time out
                     if meeting is not None:
                         meeting.check(what)
         except BaseException:
@@ -133,7 +134,7 @@ def while_all_live(
             raise
         error = answer.get("error")
         if meeting is not None and (isinstance(error, dist.DistError) or type(error) is RuntimeError):
-            meeting.explain(str(error))  # for errors of c10d and of Gloo
+            meeting.explain(str(error))  # raises an explanation for errors of c10d and of Gloo
         if error is not None:
             raise error
     return answer["result"]
@@ -147,7 +148,7 @@ def _device_in_use() -> int | None:
 
 
 def await_left_behind(timeout: timedelta) -> None:
-    """Waits until no connection attempt of a failed try is running, because it would disturb the next try."""
+    """Waits until no connection attempt of an earlier try is running, because it would disturb the next try."""
     end = time.monotonic() + timeout.total_seconds()
     while _connecting:
         _connecting[-1].join(max(0.0, end - time.monotonic()))
@@ -161,6 +162,6 @@ def await_left_behind(timeout: timedelta) -> None:
 
 @atexit.register
 def _stay_behind() -> None:
-    """Blocks the thread, because a thread that returns to an interpreter in shutdown would abort the process."""
+    """Blocks a thread that still connects at the end of the process, because its return would abort the process."""
     if any(thread.is_alive() for thread in _connecting):
         _C.end_beside_threads()

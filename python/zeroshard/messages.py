@@ -1,4 +1,4 @@
-"""Prints messages of a run on stderr, and makes words for the messages of errors."""
+"""Prints messages of a run on stderr, and makes words for error messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ def log(message: str) -> None:
 
 
 def a_type(value: object) -> str:
-    """Returns the value's class with its article: "a Tensor", "an object"."""
+    """Returns the name of the value's class with its article: "a Tensor", "an object"."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"

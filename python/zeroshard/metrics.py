@@ -16,7 +16,7 @@ _CONNECT_TIMEOUT_S = 3.0
 
 
 def folders_of(config: _C.Config) -> dict[str, list[str]]:
-    """Returns the folders of the enabled blocks, each with the names of its blocks."""
+    """Returns the folders of the enabled configuration blocks, each with the names of its blocks."""
     folders: dict[str, list[str]] = {}
     for block in ("tensorboard", "csv_monitor"):
         files = getattr(config, block)
@@ -27,7 +27,7 @@ def folders_of(config: _C.Config) -> dict[str, list[str]]:
 
 
 def check_folders(config: _C.Config) -> None:
-    """Makes the folders. Raises ``IoError`` for one that cannot be written to."""
+    """Makes the folders of metrics. Raises ``IoError`` for a folder to which nobody can write."""
     for folder, blocks in folders_of(config).items():
         try:
             os.makedirs(folder, exist_ok=True)
@@ -41,11 +41,11 @@ def check_folders(config: _C.Config) -> None:
 
 
 class Metrics:
-    """The metrics of one engine. Only rank 0 makes them. An error of writing never stops training.
+    """Writes the metrics of one engine. Only rank 0 makes this object. An error of a write never stops training.
 
-    The first step opens the files, because only then the engine knows whether a checkpoint was loaded. A new run
-    renames the files of another run. A run that continues from a checkpoint, or goes back to one, cuts off the records
-    of later steps.
+    The first step opens the files, because only at that time the engine knows whether a checkpoint was loaded. A new
+    run renames files that an earlier run has left. A run that continues from a checkpoint, or goes back to one, cuts
+    off the records of later steps.
     """
 
     def __init__(self, config: _C.Config) -> None:
@@ -53,7 +53,7 @@ class Metrics:
         self._files: list[_C.RunMetrics] = []
         self._last: int | None = None  # last recorded step
         self._wandb = _wandb_run(config.wandb) if config.wandb.enabled else None
-        # Also called at the end of a process whose engine is still in use.
+        # Python also calls it at the end of a process whose engine is still in use.
         self.finish = Finalize(self, _finish, (self._files, self._wandb), exitpriority=1)
 
     def record(self, step: int, values: dict[str, float]) -> None:
@@ -96,7 +96,7 @@ def _finish(files: list[_C.RunMetrics], wandb_run: Any) -> None:
 
 
 def _wandb_run(settings: _C.WandbConfig) -> Any:
-    """Returns a run of the package wandb. If there is none, returns None and logs one line that says why."""
+    """Returns a run of the package wandb. If there is none, logs one line that says why, and returns None."""
     try:
         import wandb
 
@@ -133,7 +133,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _why_unreachable(url: str) -> str:
-    """Returns the reason why a server cannot be reached; "" if it can be reached, or if a proxy is in the way."""
+    """Returns why a server cannot be reached, or "" if it can be reached or might be reached through a proxy."""
     address = urllib.parse.urlsplit(url)
     if address.scheme in urllib.request.getproxies():
         return ""

@@ -1,4 +1,4 @@
-"""Finds modules below the wrappers of torch.compile, and names without the parts that it adds."""
+"""Finds modules inside of the wrappers of torch.compile, and names without the parts that torch.compile adds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 
 from torch import nn
 
-COMPILED = "_orig_mod"  # name under which a compiled module holds the original
+COMPILED = "_orig_mod"  # name under which a compiled module has the original one
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -14,13 +14,13 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def original(module: nn.Module) -> nn.Module:
-    """Returns the module that torch.compile has wrapped; ``module`` if it is not compiled or has other parts."""
+    """Returns the module that torch.compile has wrapped, or ``module`` if it is not compiled or has other parts."""
     has_more = len(module._modules) > 1 or module._parameters or module._buffers
     return original(module._modules[COMPILED]) if is_compiled(module) and not has_more else module
 
 
 def plain_module(path: str) -> str:
-    """Returns the name that a module would have if nothing was compiled.
+    """Returns the name that the module at ``path`` would have if nothing was compiled.
 
     >>> plain_module("_orig_mod.layers.0._orig_mod")
     'layers.0'
@@ -29,7 +29,7 @@ def plain_module(path: str) -> str:
 
 
 def plain_name(path: str) -> str:
-    """Returns the name that a parameter or a buffer would have if nothing was compiled.
+    """Returns the name that the parameter or buffer at ``path`` would have if nothing was compiled.
 
     >>> plain_name("_orig_mod.layers.0._orig_mod.weight")
     'layers.0.weight'
@@ -41,7 +41,7 @@ def plain_name(path: str) -> str:
 def plain_names(named: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
     """Returns the plain name of each name. Different things that would get the same plain name keep their own names.
 
-    ``named`` has each name with a number, such as ``id()``, of the named thing.
+    ``named`` has each name together with a number that identifies the named thing, such as its ``id()``.
     """
     named = list(named)
     owners: dict[str, set[Hashable]] = {}

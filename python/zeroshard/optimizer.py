@@ -1,4 +1,4 @@
-"""The optimizer that users see. It has torch's ``param_groups``, while the states are sharded."""
+"""Defines the optimizer that users see. It has torch's ``param_groups``, while its states are sharded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .names import plain_name
 _MUON = _C.OptimizerType.MUON
 
 # The settings that an optimizer of the configuration reads besides learning rate and weight decay. torch's schedulers
-# look for betas, or else for momentum, and cycle them.
+# that cycle momentum change betas or, if there are none, momentum.
 _ADAM = ("betas", "eps", "bias_correction", "decoupled_weight_decay")
 _SETTINGS = {
     _C.OptimizerType.ADAM: _ADAM,
@@ -34,20 +34,20 @@ _SETTINGS = {
     _C.OptimizerType.ADAGRAD: ("eps", "lr_decay"),
 }
 
-# The states that the core keeps itself, in its order and with torch's names.
+# The states that the core keeps itself, in the core's order and with torch's names.
 STATE_NAMES = {
     _C.OptimizerType.ADAM: ("exp_avg", "exp_avg_sq"),
     _C.OptimizerType.ADAMW: ("exp_avg", "exp_avg_sq"),
     _C.OptimizerType.SGD: ("momentum_buffer",),
     _C.OptimizerType.LION: ("exp_avg",),
     _C.OptimizerType.ADAGRAD: ("sum",),
-    _MUON: ("momentum_buffer",),  # for matrices; other parameters have AdamW's
+    _MUON: ("momentum_buffer",),  # of matrices; other parameters have the states of AdamW
 }
 
 # Elementwise optimizers. They compute the same update for flat shards as for whole parameters.
 _ELEMENTWISE = {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
-# Optimizers whose updates the core computes itself, as its own optimizer of this type. Subclasses that do not override
-# step() count, too.
+# Optimizers whose updates the core can compute itself, each with the core's type of optimizer. Subclasses that do not
+# override step() count, too.
 _IN_CORE: dict[type[torch.optim.Optimizer], _C.OptimizerType] = {
     torch.optim.AdamW: _C.OptimizerType.ADAMW,
     torch.optim.Adam: _C.OptimizerType.ADAM,
@@ -56,8 +56,7 @@ _IN_CORE: dict[type[torch.optim.Optimizer], _C.OptimizerType] = {
 }
 if hasattr(torch.optim, "Muon"):  # since torch 2.9
     _IN_CORE[torch.optim.Muon] = _MUON
-# torch's optimizers that are not elementwise, and why. With one flat slice of each parameter they compute wrong
-# results.
+# Optimizers that are not elementwise, and why. With one flat slice of each parameter they would compute wrong results.
 _WHOLE = {
     "Adafactor": "keeps its second moments by row and column of whole matrices",
     "CPUOffloadOptimizer": "makes an optimizer of its own for each whole parameter",
@@ -77,11 +76,11 @@ class OptimizerSetup:
     trains: bool = True
     inner: torch.optim.Optimizer | None = None  # the user's optimizer
     external: bool = False  # `inner` computes the updates itself
-    is_elementwise: bool = True  # as far as is known
-    # By parameter; only parameters with states.
+    is_elementwise: bool = True  # False: not known to be elementwise
+    # The states of each parameter that has any.
     states: list[tuple[torch.Tensor, dict[str, Any]]] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)
-    low_bit: LowBit | None = None  # the optimizer is one of bitsandbytes or torchao
+    low_bit: LowBit | None = None  # set if the optimizer is of bitsandbytes or torchao
 
     def plain(self, state: dict[str, Any], only_shapes: bool = False) -> dict[str, Any]:
         """Returns the states of a parameter with one value per element. 8-bit states are decoded."""
@@ -94,7 +93,7 @@ def make_optimizer(
     model_parameters: Iterable | None,
     parsed: _C.ParsedConfig,
 ) -> OptimizerSetup:
-    """Chooses how parameters are updated; raises ``ValueError`` for an optimizer that cannot run over shards."""
+    """Chooses how parameters are updated. Raises ``ValueError`` for an optimizer that cannot run over shards."""
     groups = (
         list(model_parameters) if model_parameters is not None else [p for p in model.parameters() if p.requires_grad]
     )
@@ -123,9 +122,9 @@ def _from_config(groups: list, model: nn.Module, config: _C.Config) -> Optimizer
 
 
 def _muon_from_config(groups: list, model: nn.Module, config: _C.Config) -> OptimizerSetup:
-    """Makes the configuration's Muon like DeepSpeed: splits each param group into matrices and other parameters.
+    """Makes Muon from the configuration as DeepSpeed does: splits each param group into matrices and other parameters.
 
-    A group's own settings count in the part that has such a setting.
+    A setting of a group applies to the part for which Muon has this setting.
     """
     if not groups or not isinstance(groups[0], dict):
         groups = [{"params": groups}]
@@ -226,7 +225,7 @@ def runs_in_core(kind: _C.OptimizerType) -> Callable[[type], type]:
 
 
 def _kind_in_core(optimizer: torch.optim.Optimizer) -> _C.OptimizerType | None:
-    """Returns the core's type for an optimizer; None if the optimizer updates in its own way."""
+    """Returns the core's type for an optimizer, or None if the optimizer updates in a way of its own."""
     known = next((base for base in type(optimizer).__mro__ if _type_in_core(base) is not None), None)
     if known is None or not _steps_as(optimizer, known):
         return None
@@ -248,7 +247,7 @@ def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
 def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether the optimizer is in ``_ELEMENTWISE``, runs in the core, or is a subclass with such a ``step()``.
 
-    False says nothing about the optimizer.
+    If it returns False, nothing is known about the optimizer.
     """
     known = [
         base for base in type(optimizer).__mro__ if _type_in_core(base) is not None or base.__name__ in _ELEMENTWISE
@@ -257,16 +256,17 @@ def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _steps_as(optimizer: torch.optim.Optimizer, known: type) -> bool:
-    """Returns whether the optimizer has the ``step()`` of ``known``: neither a subclass nor the object has its own.
+    """Returns whether the optimizer has the ``step()`` of ``known``, and no subclass or object replaces it.
 
-    torch wraps the ``step()`` of every class that has an instance. A scheduler wraps the ``step()`` of its optimizer.
+    The function looks through wrappers: torch wraps the ``step()`` of every class that has an instance, and a scheduler
+    wraps the ``step()`` of its optimizer.
     """
     step = inspect.unwrap(step_of(optimizer))
     return getattr(step, "__func__", step) is inspect.unwrap(known.step)
 
 
 def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, advice: str) -> dict[int, int]:
-    """Returns id(parameter) -> index of its group.
+    """Returns a dict from id(parameter) to the index of the parameter's group.
 
     Raises ``ValueError`` for a parameter of another model or in two groups.
     """
@@ -285,7 +285,7 @@ def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, advic
 
 @contextmanager
 def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
-    """Restores param groups' settings if an exception ends the context, because a new scheduler may have set some."""
+    """Restores the settings of param groups after an exception inside, because a new scheduler can have set some."""
     before = [{name: _kept(value) for name, value in group.items() if name != "params"} for group in param_groups]
     try:
         yield
@@ -298,15 +298,18 @@ def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
 
 
 def _kept(value: Any) -> Callable[[], Any]:
-    """Returns a function that restores the value. A tensor stays the same tensor and gets its present values back."""
+    """Returns a function that returns ``value`` as it is now.
+
+    For a tensor, it returns the same tensor with its present values.
+    """
     values = value.clone() if isinstance(value, torch.Tensor) else None
     return lambda: value if values is None else value.copy_(values)
 
 
 def take_settings(param_groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    """Sets the settings of each group that a checkpoint contains. Tensors that scripts hold are filled in place.
+    """Sets the settings of each group that ``saved`` has. Writes into tensors that the groups already have.
 
-    If groups share a tensor and the checkpoint has different values for them, they get their own tensors.
+    If groups share a tensor but ``saved`` has different values for them, each gets a tensor of its own.
     """
     given: dict[int, float] = {}
     for group, settings in zip(param_groups, saved, strict=True):
@@ -325,13 +328,13 @@ def _is_number(value: Any) -> bool:
 
 
 def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGroupOptions:
-    """Reads a param group's current hyper-parameters."""
+    """Returns the current hyper-parameters of a param group."""
     options = _C.ParamGroupOptions()
     options.decoupled_weight_decay = kind in (_C.OptimizerType.ADAMW, _MUON)
     values = dict(group)
     if kind == _MUON:
         values |= _muon_values(group)
-    if "betas" in group:  # torch's name for both
+    if "betas" in group:  # torch's name for beta1 and beta2
         values["beta1"], values["beta2"] = group["betas"]
     for name in options.FIELDS:
         if name in values:
@@ -340,7 +343,7 @@ def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGrou
 
 
 def _muon_values(group: dict[str, Any]) -> dict[str, Any]:
-    """Returns the core's settings of a param group of Muon. Groups of ``torch.optim.Muon`` only have matrices."""
+    """Returns the core's settings for a param group of Muon. All groups of ``torch.optim.Muon`` have only matrices."""
     if not group.get("use_muon", True):
         return {"use_muon": False}
     method = group.get("ns_method", "standard")
@@ -374,7 +377,7 @@ def _refuse_states(*_: Any, **__: Any) -> NoReturn:
 
 
 def _copied_as_new(_: dict) -> tuple:
-    """Makes the copy for ``copy`` and ``pickle``: a plain optimizer of torch, without states."""
+    """Makes ``copy`` and ``pickle`` create an ordinary dict of states, which is empty."""
     return defaultdict, (dict,)
 
 
@@ -385,7 +388,7 @@ def state_names(kind: _C.OptimizerType, group: dict[str, Any]) -> tuple[str, ...
 
 
 class _StatesOfTheCore(dict):
-    """The ``state`` of an optimizer whose states are in the core. Reading or changing it is an error."""
+    """The ``state`` of an optimizer whose states are in the core. Reading or changing the dict is an error."""
 
     __missing__ = __contains__ = __iter__ = __len__ = __bool__ = __reversed__ = _refuse_states
     __setitem__ = __delitem__ = __or__ = __ior__ = _refuse_states
@@ -394,7 +397,7 @@ class _StatesOfTheCore(dict):
 
 
 class _StatesOfSlices(defaultdict):
-    """The ``state`` of an external optimizer. It has slices of parameters, and refuses whole parameters."""
+    """The ``state`` of an external optimizer. It has states of slices, and raises for whole parameters."""
 
     __reduce__ = _copied_as_new
 
@@ -415,33 +418,38 @@ class _StatesOfSlices(defaultdict):
 class Optimizer(torch.optim.Optimizer):
     """The engine's optimizer. Schedulers change its ``param_groups``, which are the user's own dicts.
 
-    ``engine.step()`` updates and clears gradients. The optimizer's own ``step()`` also updates, if there are gradients
-    that no update has used, but it steps no scheduler. ``zero_grad()`` is ``engine.zero_grad()``. While an engine uses
-    an optimizer of the user's, that optimizer has these methods, too. Step hooks of both are called at each update.
+    ``engine.step()`` updates the parameters and clears the gradients. The optimizer's own ``step()`` also updates if
+    there are gradients that no update has used, but it steps no scheduler. ``zero_grad()`` is ``engine.zero_grad()``.
+    While an engine uses an optimizer of the user, that optimizer has these methods, too. Each update calls the step
+    hooks of both.
 
-    The states are sharded. ``state`` is empty, unless the user's own optimizer makes the updates.
+    The states are sharded. ``state`` can only be read if the user's own optimizer makes the updates.
     """
 
     def __init__(self, setup: OptimizerSetup) -> None:
-        # Optimizer.__init__ would copy the dicts, but schedulers of the user's optimizer hold the originals.
+        # Does not call Optimizer.__init__, because it would copy the dicts, but schedulers of the user's optimizer have
+        # the originals.
         self.param_groups = setup.param_groups
         self.defaults = setup.defaults
         self.overflow = False
         self.loss_scale = 1.0
         self._kind = setup.type
-        # Settings of a param group that the core reads; None: the user's optimizer updates.
+        # Returns the settings of a param group that the core reads. None if the user's optimizer makes the updates.
         self._settings_of = None if setup.external else dict if setup.low_bit is None else settings_of
-        # Other packages use torch's names: bitsandbytes calls its 8-bit optimizer AdamW.
+        # A name is not enough, because other packages use torch's names. For example, bitsandbytes has an 8-bit AdamW.
         self._is_elementwise = setup.is_elementwise and (setup.inner is None or _is_torchs(setup.inner))
         self._engine: Callable[[], Any] = lambda: None
         self._states = _StatesOfTheCore()
-        # This object and the user's optimizer share their hooks, so that hooks on either are called.
+        # This object shares its hooks with the user's optimizer, so that hooks on either are called.
         self._optimizer_step_pre_hooks = getattr(setup.inner, "_optimizer_step_pre_hooks", OrderedDict())
         self._optimizer_step_post_hooks = getattr(setup.inner, "_optimizer_step_post_hooks", OrderedDict())
-        self._inner = setup.inner  # last, because a front of the same class sets its other attributes there
+        self._inner = setup.inner  # set last, because a front of the same class then sets its other attributes there
 
     def belong_to(self, engine: Any) -> None:
-        """Connects to ``engine``, which has ``zero_grad`` and ``_update``, and may be destroyed before this object."""
+        """Connects to ``engine``, which has ``zero_grad`` and ``_update``.
+
+        The engine can be destroyed before this object.
+        """
         self._engine = weakref.ref(engine)
 
     @property
@@ -464,13 +472,13 @@ class Optimizer(torch.optim.Optimizer):
             self._inner.state = self._states
 
     def release_states(self) -> None:
-        """Gives the user's optimizer back without states, because the engine ends."""
+        """Leaves the user's optimizer without states, because the engine ends."""
         if self._inner is not None:
             self._inner.state = defaultdict(dict)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The user's own optimizer, if there is one."""
+        """The user's own optimizer, or None."""
         return self._inner
 
     @property
@@ -479,12 +487,12 @@ class Optimizer(torch.optim.Optimizer):
         return type(self._inner).__name__ if self._outside else self._kind.name
 
     def state_names(self, part: _C.OptimizerSlice) -> tuple[str, ...]:
-        """Returns the names of the states that the core keeps for the parameter; none for an external optimizer."""
+        """Returns the names of the states that the core keeps for a slice, which are none for an external optimizer."""
         return () if self._outside else state_names(self._kind, self.param_groups[part.param_group])
 
     @property
     def is_elementwise(self) -> bool:
-        """Returns whether an update of a flat shard is known to equal the update of whole parameters."""
+        """Returns whether an update of flat shards is known to equal the update of whole parameters."""
         return self._is_elementwise
 
     def rates(self) -> list[float]:
@@ -492,13 +500,13 @@ class Optimizer(torch.optim.Optimizer):
         return [float(group["lr"]) for group in self.param_groups]
 
     def options(self) -> list[_C.ParamGroupOptions]:
-        """Returns options for the core's update. An external optimizer's groups may hold anything and are not read."""
+        """Returns the options for the core's update. Does not read the groups of an external optimizer."""
         if self._outside:
             return [_C.ParamGroupOptions() for _ in self.param_groups]
         return [group_options(self._settings_of(group), self._kind) for group in self.param_groups]
 
     def outside_rates(self) -> list[_C.ParamGroupOptions]:
-        """Returns the learning rates of an external optimizer, which may have none, for comparison with other ranks."""
+        """Returns the learning rates of an external optimizer for comparison among ranks. A group may have none."""
         rates = [group.get("lr") for group in self.param_groups]
         return [group_options({"lr": float(rate)} if _is_number(rate) else {}, self._kind) for rate in rates]
 
@@ -511,7 +519,7 @@ class Optimizer(torch.optim.Optimizer):
         engine._update()
 
     def begin_update(self) -> None:
-        """Called before the core updates: calls the hooks that ``step()`` of the user's optimizer would call first.
+        """Calls the hooks that ``step()`` of the user's optimizer would call first. Called before the core updates.
 
         Raises ``StateError`` if something has replaced the states.
         """
@@ -521,7 +529,7 @@ class Optimizer(torch.optim.Optimizer):
         self._call(torch_optimizer._global_optimizer_pre_hooks, self._optimizer_step_pre_hooks)
 
     def end_update(self) -> None:
-        """Called after the core has updated."""
+        """Calls the hooks that ``step()`` would call last. Called after the core has updated."""
         self._call(self._optimizer_step_post_hooks, torch_optimizer._global_optimizer_post_hooks)
 
     def _call(self, *hooks: dict) -> None:
@@ -546,7 +554,7 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def mark_step(self) -> None:
-        """Tells torch's schedulers that the optimizer has stepped; otherwise they warn about the order of calls."""
+        """Tells torch's schedulers that the optimizer has stepped. Otherwise they warn about the order of calls."""
         for optimizer in (self, self._inner):
             if optimizer is not None:
                 optimizer._opt_called = True
@@ -563,7 +571,7 @@ class Optimizer(torch.optim.Optimizer):
         if hasattr(self._inner, "eval"):
             self._inner.eval()
 
-    step.hooked = True  # otherwise torch wraps it, and hooks are called twice
+    step.hooked = True  # without this, torch would wrap it, and hooks would be called twice
 
     def __repr__(self) -> str:
         return f"zeroshard.Optimizer({self._kind.name}, {len(self.param_groups)} param groups)"

@@ -1,7 +1,7 @@
-"""Handles states that a user's optimizer has before there is an engine, for example because they were loaded.
+"""Takes over states that a user's optimizer already has when an engine is made, for example because they were loaded.
 
-The states belong to whole parameters. All ranks take rank 0's values, as for parameters, and each rank keeps its
-slices.
+The states belong to whole parameters. All ranks take rank 0's values, as they do for parameters, and each rank keeps
+its slices.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .units import Param, Unit
 
 
 def describe_states(setup: OptimizerSetup, units: Sequence[Unit]) -> list[tuple[str, str]]:
-    """Returns a list of the states of each parameter, which must be the same on every rank.
+    """Returns descriptions of the states of each parameter, which must be the same on every rank.
 
-    Raises ``ValueError`` for a state that is neither a number nor has one value per element, because it cannot be
-    sharded.
+    Raises ``ValueError`` for a state that cannot be sharded, because it is not a number and does not have one value per
+    element.
     """
     names = {id(tensor): param.names[0] for unit in units for param in unit.params for tensor in param.tensors}
     found = []
@@ -77,7 +77,7 @@ def take_states(run: Run, setup: OptimizerSetup) -> None:
         setup.inner.state.clear()
         setup.inner.state.update({param: state for param, state in own.items() if state})
         return
-    # One at a time, because slices and decoded states may be copies.
+    # Takes one parameter at a time, because slices and decoded states can be copies.
     for unit, each in enumerate(run.units):
         for position, param in enumerate(each.params):
             if state := state_of(param):
@@ -110,8 +110,8 @@ def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
             end = part.begin + part.master.numel()
             own[kind] = whole[part.begin : end].to(part.master.device, torch.float32, copy=True)
         elif isinstance(value, torch.Tensor):
-            # Each slice gets its own scalar tensor, because optimizers update it in place. A parameter without
-            # dimensions also has states without dimensions.
+            # Each slice gets a scalar tensor of its own, because optimizers update it in place. If the parameter itself
+            # has no dimensions, a state without dimensions can also be an elementwise one.
             own[kind] = value.clone() if list(part.shape) != [] or kind == "step" else value.reshape(1).clone()
         else:
             own[kind] = value
@@ -119,7 +119,7 @@ def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
 
 
 def _updates(state: dict[str, Any]) -> int:
-    """Returns the number of updates. SGD does not count: if it has a momentum, there was at least one."""
+    """Returns the number of updates in the states. SGD does not count: a momentum means that there was at least one."""
     if "step" in state:
         return int(state["step"])
     return 1 if state.get("momentum_buffer") is not None else 0

@@ -24,15 +24,16 @@ from .publishing import Publishing
 from .run import Run
 from .together import together
 
-# Methods of the user's own optimizer that the engine's optimizer replaces, because the user's optimizer has neither
-# gradients nor whole states.
+# Methods of the user's own optimizer that the engine's optimizer replaces. The user's optimizer has neither gradients
+# nor whole states for them.
 _BORROWED = ("zero_grad", "add_param_group", "state_dict", "load_state_dict")
 
 
 class Ownership:
-    """The things that one engine owns: hooks in a module, marks on its parameters, methods of the user's optimizer.
+    """What one engine owns: hooks in a module, marks on the module's parameters, methods of the user's optimizer.
 
-    The module's hooks keep this object alive, and with it the core, even after the engine object is gone.
+    The module's hooks keep this object alive, and this object keeps the core alive, even after the engine object is
+    gone.
     """
 
     def __init__(self, run: Run, readers: Readers) -> None:
@@ -42,12 +43,12 @@ class Ownership:
         self.readers = readers
         self.readers.ownership = self
         self._sharded = [not run.core.is_replicated(index) for index in range(len(run.units))]
-        self._publishing: Publishing | None = None  # set for an external optimizer, which gets slices into its groups
+        self._publishing: Publishing | None = None  # set for an external optimizer, whose groups get slices
         self.params_of_groups = [list(group["params"]) for group in run.optimizer.param_groups]
         self._inner = run.optimizer.optimizer
-        # Method by which an external optimizer updates.
+        # The method with which an external optimizer updates.
         self.step_of_user = None if self._inner is None else self._inner.step
-        self._own_methods: dict[str, Any] = {}  # attributes of the user's optimizer itself, not of its class
+        self._own_methods: dict[str, Any] = {}  # attributes of the object itself, not of its class
         self._borrowed: dict[str, Any] = {}
         if self._inner is not None:
             self._borrowed = {name: getattr(run.optimizer, name) for name in _BORROWED}
@@ -64,14 +65,14 @@ class Ownership:
             mark_optimizer(self._inner, self)
         self._release_states = run.optimizer.release_states
         show_sharded_parameters()
-        core, mine = weakref.ref(run.core), weakref.ref(self)  # weak references, because the core holds the tensors
+        core, mine = weakref.ref(run.core), weakref.ref(self)  # weak, because the core keeps the tensors alive
         for index, unit in enumerate(run.units):
             for position, param in enumerate(unit.params):
                 for tensor in param.tensors:
                     mark(tensor, Mark(core, index, position, mine))
 
     def detach(self, why: str) -> None:
-        """Removes the hooks. From now on the engine refuses every call, with ``why`` as the reason."""
+        """Removes the hooks. After that, every call of the engine raises an error with the reason ``why``."""
         self.readers.remove()
         if self._inner is not None:
             own = vars(self._inner)
@@ -92,12 +93,12 @@ class Ownership:
 
     @property
     def run(self) -> Run | None:
-        """Returns the engine's run; None if the engine object is gone."""
+        """Returns the engine's run, or None if the engine object is gone."""
         return self._run()
 
     @property
     def has_sharded_units(self) -> bool:
-        """Returns whether units remain whose parameters are spread over ranks."""
+        """Returns whether there are units left whose parameters are spread over ranks."""
         return any(sharded and tensors for sharded, tensors in zip(self._sharded, self._tensors, strict=True))
 
     def check_can_give(self) -> None:
@@ -123,7 +124,7 @@ class Ownership:
         self._tensors[index] = []
 
     def publish(self) -> None:
-        """Publishes a delayed update, because no later step would publish it. Collective."""
+        """Publishes a delayed update, because no later step will publish it. Collective."""
         if self.core is None:
             return
         try:
@@ -132,7 +133,7 @@ class Ownership:
             log(f"the parameters do not have the last step's update: {error}")
 
     def end(self, *, gather: bool = True) -> None:
-        """Returns all remaining units and frees the core. Without ``gather``, sharded units are not returned.
+        """Returns all remaining units and frees the core. Without ``gather``, does not return sharded units.
 
         Raises ``MemoryError`` only with ``gather``. Without it, a unit that does not fit into memory has no values.
         """
@@ -151,7 +152,7 @@ class Ownership:
 
 
 def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run) -> MethodType:
-    """Returns a bound ``step()`` that updates by the engine, or by ``own`` if the user has put gradients on slices."""
+    """Returns a bound ``step()`` that updates through the engine, or by ``own`` if the user has given slices gradients."""
     front, outside, replaced = run.optimizer, run.external is not None, optimizer.step
 
     def step(_: Any, closure: Callable | None = None) -> Any:
@@ -166,14 +167,14 @@ def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run)
 
 
 def take_back(params: Iterable[torch.Tensor]) -> None:
-    """Turns parameters of another engine into ordinary tensors, together with all other parameters of their units."""
+    """Turns parameters that another engine has into ordinary tensors, with all other parameters of their units."""
     for owner, unit in owners_of(params):
         owner.publish()
         owner.return_unit(unit)
 
 
 def drop_gradients(module: nn.Module) -> None:
-    """Drops gradients from before the engine, because they would be added to its first step."""
+    """Drops gradients that parameters have before the engine exists, because they would be added to its first step."""
     with_gradient = [(name, param) for name, param in module.named_parameters() if param.grad is not None]
     for _, param in with_gradient:
         param.grad = None
@@ -186,10 +187,10 @@ def drop_gradients(module: nn.Module) -> None:
 
 @contextmanager
 def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
-    """Surrounds the code that makes an engine. Ends the engines that own its parameters, unit by unit. Collective.
+    """Surrounds the code that makes an engine. Ends the engines that own the module's parameters, unit by unit.
 
-    They end when the yielded function is called, which must happen after all ranks have agreed to make the new engine.
-    An exception before that leaves them unchanged.
+    Collective. These engines end when the yielded function is called. The caller must call it after all ranks have
+    agreed to make the new engine. An exception before that leaves the engines unchanged.
     """
     owners = list(dict.fromkeys(owner for owner, _ in owners_of(module.parameters())))
     begun = False
@@ -210,7 +211,7 @@ def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
 
     try:
         yield begin
-    except BaseException:  # the other ranks cannot be waited for
+    except BaseException:  # does not wait for the other ranks
         for owner in owners if begun else []:
             owner.end(gather=False)
         raise
@@ -219,10 +220,10 @@ def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 def destroy(run: Run, ownership: Ownership) -> None:
-    """Ends the engine; see ``Engine.destroy``."""
+    """Ends the engine as ``Engine.destroy`` describes."""
     if run.has_ended:
         return
-    at_peace = sys.exc_info()[0] is None  # while an exception is handled, the other ranks may be anywhere
+    at_peace = sys.exc_info()[0] is None  # while an exception is handled, the other ranks can be anywhere
     gather = at_peace and (not ownership.has_sharded_units or _fits(run))
     unsaved = _wait_for_save(run.core) if at_peace else None
     left = half_loaded(run.module) if gather or not ownership.has_sharded_units else []
@@ -241,7 +242,7 @@ def destroy(run: Run, ownership: Ownership) -> None:
 
 
 def _wait_for_save(core: _C.Engine) -> _C.Error | None:
-    """Returns the error of a background save that was not reported yet."""
+    """Returns the error of a background save that nobody has reported yet, or None."""
     try:
         core.wait_for_checkpoint()
     except _C.Error as error:
@@ -250,7 +251,7 @@ def _wait_for_save(core: _C.Engine) -> _C.Error | None:
 
 
 def _fits(run: Run) -> bool:
-    """Returns whether every rank has memory for the whole model. The same answer on all ranks. Collective."""
+    """Returns whether every rank has memory for the whole model. The answer is the same on all ranks. Collective."""
     needed = sum(param.tensors[0].nbytes for unit in run.units for param in unit.params)
 
     def check() -> None:
@@ -265,7 +266,7 @@ def _fits(run: Run) -> bool:
     except _C.ValueError as error:
         log(f"destroy: {error}")
         return False
-    except _C.CommError as error:  # a collective has failed before, so no rank can be reached
+    except _C.CommError as error:  # an earlier collective has failed, so no rank can be reached
         log(f"destroy: the sharded parameters cannot be gathered, and have no values any more: {error}")
         return False
     return True

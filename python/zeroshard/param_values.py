@@ -1,13 +1,13 @@
-"""Functions that read and set master weights, gradients and optimizer states of single parameters.
+"""Reads and sets master weights, gradients and optimizer states of single parameters.
 
-Call these functions between passes. For a parameter that no engine trains (a frozen parameter, or a parameter of a
-module whose engine has ended), setters change nothing and getters return None. Gradients are averaged over ranks and
-micro-batches, without the loss scale and before clipping. They exist from ``backward`` until the next forward pass for
-training, so also after the ``step``.
+These functions must be called between passes. For a parameter that no engine trains (a frozen parameter, or a parameter
+of a module whose engine has ended), setters change nothing and getters return None. Gradients are averaged over ranks
+and micro-batches, without the loss scale and before clipping. They exist from ``backward`` until the next forward pass
+for training begins, so they still exist after ``step``.
 
 Getters return fp32 tensors in the parameter's shape. Setters take the same whole tensor on every rank, and each rank
-keeps its share. Every rank calls them with the same parameter. With ``local=True`` a getter returns, and a setter
-takes, a 1-D tensor of the elements that this rank updates. It may be empty, and at stage 0 it has all elements.
+keeps its share. Every rank must call them with the same parameter. With ``local=True`` a getter returns, and a setter
+takes, a 1-D tensor of the elements that this rank updates. That tensor can be empty. At stage 0 it has all elements.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def get_master_weight(param: torch.Tensor, *, local: bool = False) -> torch.Tens
 def set_master_weight(param: torch.Tensor, value: torch.Tensor, *, local: bool = False) -> None:
     """Sets the parameter and its master weights. Raises ``ValueError`` for a wrong number of elements.
 
-    If other ranks hold the parameter whole, they see the values of a ``local`` call after the next step. Otherwise they
-    see them at the next gather of the parameter.
+    Other ranks that keep the parameter whole see the values of a ``local`` call after the next step. If no rank keeps
+    it whole, other ranks see the values at the next gather of the parameter.
 
     >>> zeroshard.set_master_weight(model.lm_head.weight, torch.zeros(100, 32))
     """
@@ -62,7 +62,7 @@ def set_optimizer_state(param: torch.Tensor, key: str, value: torch.Tensor, *, l
 
 
 def get_gradient(param: torch.Tensor, *, local: bool = False) -> torch.Tensor | None:
-    """Returns the gradient; None if no rank has one. Collective, unless ``local``.
+    """Returns the parameter's gradient, or None if no rank has one. Collective, unless ``local``.
 
     Before the step, a ``local`` call returns zeros for a parameter without a gradient.
 
@@ -75,9 +75,9 @@ def get_gradient(param: torch.Tensor, *, local: bool = False) -> torch.Tensor | 
 def get_gradient_norms(model: nn.Module) -> dict[str, float]:
     """Returns the 2-norm of each parameter's whole gradient by name, for parameters that have a gradient. Collective.
 
-    The gradients are the same as for ``get_gradient``, but no rank gathers one: a single sum over ranks gives all
-    norms. ``model`` is the engine, the model that was given to ``initialize``, or a part of it. Raises ``ValueError``
-    if no engine trains it.
+    The gradients are those of ``get_gradient``, but no rank gathers a whole gradient. A single sum over ranks gives all
+    norms. ``model`` is the engine, the model that was given to ``initialize``, or a part of that model. Raises
+    ``ValueError`` if no engine trains it.
 
     >>> engine.backward(engine(**batch).loss)
     >>> for name, norm in zeroshard.get_gradient_norms(model).items():
@@ -100,7 +100,7 @@ def get_gradient_norms(model: nn.Module) -> dict[str, float]:
 
 
 def set_gradient(param: torch.Tensor, value: torch.Tensor, *, local: bool = False) -> None:
-    """Sets the gradient that the next step uses, after ``backward``.
+    """Sets the gradient that the next step uses. Must be called after ``backward``.
 
     Raises ``StateError`` if there is no gradient to replace, and ``ValueError`` for a wrong number of elements.
 
@@ -115,7 +115,7 @@ def set_gradient(param: torch.Tensor, value: torch.Tensor, *, local: bool = Fals
 
 
 def read_state(param: torch.Tensor, key: str | None, local: bool, who: str) -> torch.Tensor | None:
-    """Returns master weights if there is no ``key``, else a state of the optimizer."""
+    """Returns the master weights if ``key`` is None, else a state of the optimizer."""
     place = place_of(param, who)
     own = _slice(place) if place is not None else None
     if own is None:
@@ -123,11 +123,11 @@ def read_state(param: torch.Tensor, key: str | None, local: bool, who: str) -> t
     return _local(place, own, key) if local else _full(place, own, key)
 
 
-_SUMS_OF_SQUARES = ("exp_avg_sq", "sum")  # states of the core that have no sign
+_SUMS_OF_SQUARES = ("exp_avg_sq", "sum")  # states of the core that are never negative
 
 
 def write_state(param: torch.Tensor, key: str | None, value: torch.Tensor, local: bool, who: str) -> None:
-    """Sets master weights if there is no ``key``, else a state of the optimizer."""
+    """Sets the master weights if ``key`` is None, else a state of the optimizer."""
     place = place_of(param, who)
     own = _slice(place) if place is not None else None
     if own is None:
@@ -160,7 +160,7 @@ def read_gradient(param: torch.Tensor, local: bool, who: str) -> torch.Tensor | 
 
 
 def _is_assigned(grad: torch.Tensor | None) -> bool:
-    """Returns whether ``grad`` is a gradient of the caller, and not the engine's stand-in."""
+    """Returns whether ``grad`` is a gradient that the caller has assigned, and not the engine's stand-in."""
     return grad is not None and not _C.is_stand_in(grad)
 
 
@@ -211,7 +211,7 @@ def _checked(value: torch.Tensor, numel: int, who: str, name: str) -> torch.Tens
 
 
 def _core_state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
-    """Returns this rank's slice of a state that the core keeps; None if it keeps none."""
+    """Returns this rank's slice of a state that the core keeps, or None if the slice has no such moment."""
     names = place.run.optimizer.state_names(own)
     if key not in names:
         raise ValueError(f"'{own.param}' has no optimizer state '{key}': {place.run.optimizer.name} has {list(names)}")
@@ -220,7 +220,7 @@ def _core_state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor 
 
 
 def _outside_states(place: Place, own: _C.OptimizerSlice) -> dict[str, Any]:
-    """Returns the states that the user's own optimizer has for this rank's slice; none before its first step."""
+    """Returns the states that the user's own optimizer has for this rank's slice. Before its first step it has none."""
     for part, param in place.run.external_params():
         if part.param == own.param:
             return place.run.external.state.get(param, {})
@@ -228,7 +228,7 @@ def _outside_states(place: Place, own: _C.OptimizerSlice) -> dict[str, Any]:
 
 
 def _state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
-    """Returns a state. Raises ``ValueError`` on every rank for a key that is unknown on some rank.
+    """Returns a state of this rank's slice. Raises ``ValueError`` on every rank if some rank does not know ``key``.
 
     Collective with an external optimizer.
     """

@@ -1,4 +1,4 @@
-"""Finds changes to parameters during training that would silently stop them from learning."""
+"""Finds changes to parameters during training that would keep them from learning without an error."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from .messages import a_type
 from .names import plain_name
 from .units import Param, Unit
 
-# Number of forwards between walks through all modules, because a walk takes longer than the other checks.
+# The number of forwards between two walks through all modules. Walks are rare because they take longer than the other
+# checks.
 _WALK_EVERY = 64
 
 
 class ParameterCheck:
-    """Checks the current parameters of ``model`` in ``units``; no parameters if the model does not train."""
+    """Checks the current parameters of ``model`` in ``units``. Checks nothing if the model does not train."""
 
     def __init__(self, model: nn.Module, units: Sequence[Unit]) -> None:
         self._model = model
@@ -27,7 +28,7 @@ class ParameterCheck:
         self._frozen = [(tensor, _name(unit, param)) for unit, param, tensor in params if not tensor.requires_grad]
 
     def check_forward(self) -> None:
-        """Makes the checks of ``check``. Once in many forwards, also looks for parameters that are new in ``model``."""
+        """Makes the checks of ``check()``. Once in many forwards, also looks for new parameters in ``model``."""
         self.check()
         if self._known and self._forwards % _WALK_EVERY == 0:
             self._check_known()

@@ -15,9 +15,9 @@ def backward_pass(
 ) -> Iterator[None]:
     """Surrounds ``loss.backward()``. If it raises, all ranks learn of the exception and discard the step's gradients.
 
-    The same holds for an interruption just before or after the end of the pass. Code that catches the interruption
-    begins the step again. On a rank whose backward fails, ``on_failure`` is called first. It ends waits of other ranks
-    in communicators that the engine does not know.
+    The same holds for an interruption just before or after the end of the pass. Code that catches the interruption must
+    begin the step anew. On a rank whose backward pass fails, ``on_failure`` is called first. It must end the waits of
+    other ranks in communicators that the engine does not know.
     """
     core.begin_backward(sync)
     has_ended = False
@@ -38,7 +38,7 @@ def backward_pass(
 
 
 def _class_of_hook_error(core: _C.Engine, error: BaseException) -> type[_C.Error] | None:
-    """Returns the class of an error that a hook of the engine raised, because autograd made a RuntimeError of it."""
+    """Returns the class of the error that a hook of the engine raised, because autograd made a RuntimeError of it."""
     if type(error) is not RuntimeError:
         return None
     texts = ((_C.CommError, core.backward_comm_error), (_C.IoError, core.backward_io_error))

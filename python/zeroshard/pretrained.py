@@ -18,7 +18,7 @@ from .names import original, plain_names
 from .run import Run
 from .together import together
 
-# Files that lie next to the weights of a model, and that are needed to use the model.
+# Files that are next to the weights of a model, and without which nobody can use the model.
 _COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -35,12 +35,12 @@ _COMPANIONS = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-# Names of PEFT's parameters, besides those that begin with the adapter's kind ("lora_").
+# Parts of the names of PEFT's parameters, besides those that begin with the adapter's kind ("lora_").
 _ADAPTER_PARTS = ("modules_to_save.", "trainable_tokens_", "prompt_encoder.")
 
 
 def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, options: dict[str, Any]) -> None:
-    """See ``Engine.save_pretrained``."""
+    """Does the work of ``Engine.save_pretrained``."""
     module = original(run.module)
 
     def check() -> None:
@@ -64,7 +64,8 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
                 module.save_pretrained(save_dir, **weights, **options)
             _save_tokenizer(module, save_dir, tokenizer)
 
-    # Adapters are small enough to stay on the device, and a prompt's values are computed from its parameters.
+    # Leaves adapters on the device, because they are small and because PEFT computes a prompt's values from its
+    # parameters.
     if _is_peft(module):
         with gathered(_adapter_params(module)):
             together(run, write, "save_pretrained")
@@ -74,30 +75,30 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
 
 
 def save_config(run: Run, save_dir: str | os.PathLike) -> None:
-    """Writes the model's config.json next to its weights, unless the directory has one. Only for rank 0."""
+    """Writes the model's config.json next to its weights, unless the directory has one. Only rank 0 calls it."""
     module = original(run.module)
     for name, part in (("config.json", "config"), ("generation_config.json", "generation_config")):
         config = getattr(module, part, None)
         if not hasattr(config, "save_pretrained") or os.path.exists(os.path.join(save_dir, name)):
             continue
         if part == "config" and getattr(config, "architectures", None) is None:
-            config.architectures = [type(module).__name__]  # like transformers when it saves
+            config.architectures = [type(module).__name__]  # as transformers does when it saves
         config.save_pretrained(save_dir)
 
 
 def state_dict_of_rank_0(run: Run, wanted: Callable[[torch.Tensor], bool]) -> dict[str, Any] | None:
-    """Returns the ``state_dict`` with the ``wanted`` parameters, on the CPU of rank 0; None elsewhere. Collective.
+    """Returns the ``state_dict`` with the ``wanted`` parameters, on the CPU of rank 0, and None on other ranks.
 
-    The names are without the parts that torch.compile adds. Parameters are gathered unit by unit, so no rank needs more
-    memory than a step does, except for rank 0's copies.
+    Collective. The names do not have the parts that torch.compile adds. Gathers parameters unit by unit. So no rank
+    needs more memory than in a step, except rank 0 for its copies.
     """
-    if not run.core.has_pending_gradients:  # pending gradients belong to the present parameters
+    if not run.core.has_pending_gradients:  # pending gradients belong to the parameters before the update
         run.core.publish_update()
-    copies: dict[int, torch.Tensor] = {}  # by id of the parameter; tied ones share a copy
+    copies: dict[int, torch.Tensor] = {}  # by id() of the parameter; tied ones share a copy
     failures: list[Exception] = []
 
     def copy(tensors: Iterable[torch.Tensor]) -> None:
-        try:  # an error must not end the gathers, because the other ranks are in them
+        try:  # an error must not end the gathers, because the other ranks take part in them
             own = next(iter(tensors)).detach().to("cpu", copy=True)
             copies.update(dict.fromkeys(map(id, tensors), own))
         except Exception as error:  # noqa: BLE001 - raised below, on every rank
@@ -131,7 +132,7 @@ def _on_cpu(value: Any, copies: dict[int, torch.Tensor]) -> Any:
 
 @contextlib.contextmanager
 def _only_originals(model: nn.Module) -> Iterator[None]:
-    """Replaces compiled modules in ``model`` by their originals, so that other code finds the originals' names."""
+    """Replaces compiled modules in ``model`` by their originals, so that other code finds the original names."""
     places = [(each._modules, name, child) for each in model.modules() for name, child in each._modules.items()]
     places = [place for place in places if place[2] is not None]
     try:

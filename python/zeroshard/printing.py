@@ -1,4 +1,4 @@
-"""Makes ``print(param)`` and debuggers show something for a parameter whose memory is freed."""
+"""Makes ``print(param)`` and debuggers show a description of a parameter whose memory is freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .wrapping import wrap_once
 
 
 def show_sharded_parameters() -> None:
-    """Makes ``repr`` of a sharded parameter return a description. Using the parameter's values still raises."""
+    """Makes ``repr()`` of a sharded parameter return a description. Using the parameter's values still raises."""
     wrap_once(nn.Parameter, "__repr__", _show)
 
 

@@ -1,4 +1,4 @@
-"""Publishes weights that methods like schedule-free ``eval()`` of the user's optimizer write outside of ``step()``."""
+"""Publishes weights that the user's optimizer writes outside of ``step()``, for example in ``eval()``."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import torch
 
 from . import _C
 
-# Methods of torch.optim.Optimizer that write no weights, even if a class overrides them.
+# Methods of torch.optim.Optimizer. They write no weights, even if a class overrides them.
 _NOT_THESE = frozenset(name for name in dir(torch.optim.Optimizer) if not name.startswith("__"))
-_OF_STATEMENTS = ("__call__", "__enter__", "__exit__")  # Python looks them up in the class
+_OF_STATEMENTS = ("__call__", "__enter__", "__exit__")  # Python looks these up in the class, not in the object
 
 
 def _make(make: Callable, *arguments: Any) -> Any:
-    return make(*arguments)  # pickle itself would compare the class with the optimizer's class
+    return make(*arguments)  # called by pickle, which would otherwise compare the class with the optimizer's class
 
 
 class _Silent:
-    """Precedes a class in a subclass's method resolution order, so that the class does not hear of the subclass."""
+    """Comes before a class in a subclass's method resolution order, so that the class does not learn of it."""
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Does not call the method of the class, because it may register subclasses and require keywords."""
+        """Does not call the method of the class, because that can register subclasses and require keywords."""
 
 
 def _mro_of_silent(made: type) -> list[type]:
-    # _Silent is not a base class, because it would change the layout of objects, whose class could then not be
-    # replaced.
+    # Puts _Silent only into the method resolution order. As a base class it would change the layout of objects, and
+    # then the class of an existing object could not be replaced.
     first, *others = type.mro(made)
     return [first, _Silent, *others]
 
@@ -39,17 +39,17 @@ class Publishing:
     """Publishes values that methods of an external optimizer write to its slices of the master weights.
 
     A rank publishes if the method has changed the rank's slices, or if the rank has no slices. So every rank must call
-    a method that writes weights, while a single rank may call a method that writes none.
+    a method that writes weights. A method that writes none may be called on a single rank.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, core: _C.Engine) -> None:
         self.optimizer = optimizer
         self._core: _C.Engine | None = core
         self._class = type(optimizer)
-        self._is_inside = False  # inside step(), which the engine publishes, or inside another method
+        self._is_inside = False  # true: inside step(), which the engine publishes, or inside another method
 
     def methods(self) -> dict[str, Callable]:
-        """Returns the optimizer's own public methods, by name. Each of them publishes."""
+        """Returns the optimizer's own public methods by name, wrapped so that each of them publishes."""
         names = [name for name, method in self._own().items() if isfunction(method)]
         return {
             name: self.publishing(getattr(self.optimizer, name))
@@ -62,7 +62,7 @@ class Publishing:
         self.optimizer.__class__ = self._subclass()
 
     def end(self) -> None:
-        """Gives the optimizer its class back. Wrapped methods that the user has kept do not publish any more."""
+        """Gives the optimizer its class back. From then on, wrapped methods that the user has kept do not publish."""
         self.optimizer.__class__ = self._class
         self._core = None
 
@@ -104,7 +104,7 @@ class Publishing:
         return call
 
     def inside(self, method: Callable) -> Callable:
-        """Wraps ``method`` so that other methods inside it publish nothing."""
+        """Wraps ``method`` so that other methods that it calls publish nothing."""
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -135,11 +135,11 @@ class Publishing:
         return call
 
     def _later(self, result: Any) -> Any:
-        """Returns the result of a method. A generator or a context manager publishes when it does its work."""
+        """Returns ``result`` of a method. A generator or a context manager publishes when it does its work."""
         if isgenerator(result):
             return self._steps(result)
         if isinstance(result, AbstractContextManager) and isgenerator(getattr(result, "gen", None)):
-            result.gen = self._steps(result.gen)  # made by contextlib.contextmanager
+            result.gen = self._steps(result.gen)  # a context manager made by contextlib.contextmanager
         return result
 
     def _steps(self, generator: Generator) -> Generator:

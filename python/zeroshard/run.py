@@ -1,4 +1,4 @@
-"""The state of one engine, shared by the code that trains, saves, loads and ends it."""
+"""Has the state of one engine, which the code that trains, saves, loads and ends it shares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .units import Unit
 
 
 class Ended:
-    """Replaces the parts of an engine that has ended: any use raises a ``StateError`` that says why."""
+    """Replaces the parts of an engine that has ended. Any use raises a ``StateError`` that says why."""
 
     def __init__(self, why: str) -> None:
         self.__dict__["why"] = why
@@ -42,12 +42,12 @@ def _count(name: str) -> property:
 
 
 def state_of(thing: Any) -> Any:
-    """Returns the ``state_dict`` of a scheduler or a loader; None if it has none."""
+    """Returns the ``state_dict`` of a scheduler or a loader, or None if it has none."""
     return thing.state_dict() if hasattr(thing, "state_dict") else None
 
 
 class Position:
-    """A data loader, and its state at the end of the last step, from which the current step takes its micro-batches."""
+    """A data loader, and the state that it had at the end of the last step, where the current step begins."""
 
     def __init__(self) -> None:
         self._loader: Any = None
@@ -63,11 +63,11 @@ class Position:
         self.end_step()
 
     def now(self) -> Any:
-        """Returns the loader's present state; None for a loader without ``state_dict``."""
+        """Returns the loader's present state, or None for a loader without ``state_dict``."""
         return state_of(self._loader)
 
     def end_step(self) -> None:
-        """Records that no batch so far belongs to the next step."""
+        """Records that all batches so far belong to earlier steps."""
         self.at_last_step = copy.deepcopy(self.now())
 
 
@@ -84,13 +84,13 @@ class Run:
     trains: bool  # False: the engine can only evaluate
     external: torch.optim.Optimizer | None  # the user's own optimizer, which updates slices of parameters
     parameter_check: ParameterCheck | Ended
-    keeper: Keeper | None = None  # None: checkpoints of activations stay in memory
+    keeper: Keeper | None = None  # None: activation checkpoints stay in memory
     lr_scheduler: Any = None
-    position: Position = field(default_factory=Position)  # position in the data
-    applied: bool = False  # whether the last step was applied
+    position: Position = field(default_factory=Position)  # position of the run in the data
+    applied: bool = False  # true: the last step was applied
     grad_norm: float | None = None  # norm of the last step: NaN if it was skipped
     applied_norm: float | None = None  # norm of the last step that was applied
-    stop: bool = False  # some rank has asked for the run to end
+    stop: bool = False  # true: a rank has requested the end of the run
     last_progress: _C.Progress | None = None  # progress of a core that has ended
     at_end: list[Callable[[], None]] = field(default_factory=list)  # called when the engine ends
 
@@ -109,13 +109,13 @@ class Run:
 
     @property
     def is_within_step(self) -> bool:
-        """Returns whether there are micro-batches that no update has used yet."""
+        """Returns whether there are micro-batches that an update has not used yet."""
         counted = self.core.progress_at_last_step.counts() != self.progress.counts()
         return counted or self.core.has_pending_gradients
 
     @property
     def progress(self) -> _C.Progress:
-        """Returns the progress of training: the core's counts, which may be set, or its last counts after its end."""
+        """Returns the progress of training: that of the core, which can be set, or the last one of an ended core."""
         return self.last_progress if self.last_progress is not None else self.core.progress
 
     @property
@@ -139,7 +139,7 @@ class Run:
         return isinstance(self.core, Ended)
 
     def end(self, why: str) -> None:
-        """Makes any use of the parts raise a ``StateError`` that says ``why``. Counts can still be read."""
+        """Ends the run: later use of its parts raises a ``StateError`` that says ``why``. Counts can still be read."""
         while self.at_end:
             self.at_end.pop()()
         if not self.has_ended:
@@ -147,7 +147,7 @@ class Run:
         self.core = self.units = self.parameter_check = Ended(why)
 
     def external_params(self) -> Iterator[tuple[_C.OptimizerSlice, nn.Parameter]]:
-        """Yields the slices that the user's own optimizer updates on this rank, each with its parameter there."""
+        """Yields the slices that the user's own optimizer updates on this rank, each with its parameter for it."""
         if self.external is None:
             return
         params = [iter(group["params"]) for group in self.external.param_groups]

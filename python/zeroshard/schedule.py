@@ -1,4 +1,4 @@
-"""Learning-rate schedules with DeepSpeed's names, for any optimizer. The core computes the rates."""
+"""Defines learning-rate schedules with DeepSpeed's names, for any optimizer. The core computes the rates."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def make_scheduler(lr_scheduler: Any, optimizer: Optimizer, config: _C.Config) -
 
 
 def check_arguments_of(scheduler: Any, lr_kwargs: dict[str, Any]) -> None:
-    """Raises ``ValueError`` if ``scheduler.step(**lr_kwargs)`` lacks an argument, or has one too many."""
+    """Raises ``ValueError`` if a call ``scheduler.step(**lr_kwargs)`` lacks an argument or has one too many."""
     try:
         signature = inspect.signature(scheduler.step)
-    except (TypeError, ValueError):  # the signature of some functions is unknown
+    except (TypeError, ValueError):  # some functions have no known signature
         return
     try:
         signature.bind(**lr_kwargs)
@@ -42,7 +42,7 @@ class LRScheduler:
     If a script holds a rate as a tensor, that tensor gets the new value.
     """
 
-    _FIRST: tuple[str, ...] = ()  # parameters that may be given by position
+    _FIRST: tuple[str, ...] = ()  # names of the parameters that may be given by position
 
     def __init__(self, optimizer: Any, *values: Any, last_batch_iteration: int = -1, **params: Any) -> None:
         """Takes the ``params`` of the configuration's block ``scheduler``. Raises ``ConfigError`` for wrong values."""
@@ -81,7 +81,7 @@ class LRScheduler:
         return self._schedule.lrs(self.last_batch_iteration)
 
     def get_last_lr(self) -> list[float]:
-        """Returns the rates that the last ``step()`` set, or the rates before the first one."""
+        """Returns the rates that the last ``step()`` has set, or the rates before the first ``step()``."""
         return self._last_lr
 
     def state_dict(self) -> dict[str, int]:
@@ -110,7 +110,7 @@ def set_rate(group: dict[str, Any], lr: float) -> None:
 
 
 def _own_rates(param_groups: list[dict[str, Any]]) -> None:
-    """Gives each group its own tensor, because torch puts an optimizer's tensor into all of its groups."""
+    """Gives each group a rate tensor of its own, because torch puts the same tensor into all groups of an optimizer."""
     seen = set()
     for group in param_groups:
         if isinstance(group["lr"], torch.Tensor) and id(group["lr"]) in seen:
@@ -119,7 +119,7 @@ def _own_rates(param_groups: list[dict[str, Any]]) -> None:
 
 
 class LRRangeTest(LRScheduler):
-    """Increases the rate from step to step, to find the largest rate that trains."""
+    """Increases the rate from step to step, so that one sees the largest rate with which training works."""
 
     _FIRST = (
         "lr_range_test_min_lr",
@@ -130,12 +130,12 @@ class LRRangeTest(LRScheduler):
 
 
 class OneCycle(LRScheduler):
-    """Increases the rate, decreases it, and then decays it. Momentum moves the other way."""
+    """Increases the rate, decreases it, and then decays it. Momentum moves in the other direction."""
 
     _FIRST = ("cycle_min_lr", "cycle_max_lr")
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """Returns the betas of each param group at this iteration; None if the schedule does not change them."""
+        """Returns the betas of each param group at this iteration, or None if the schedule does not change them."""
         groups = self.optimizer.param_groups
         betas = [self._schedule.betas(self.last_batch_iteration, index) for index in range(len(groups))]
         cycles = betas[0] is not None and any("betas" in group for group in groups)
@@ -143,7 +143,7 @@ class OneCycle(LRScheduler):
 
 
 class WarmupLR(LRScheduler):
-    """Increases the rate to the largest one, which then stays."""
+    """Increases the rate to the largest one, and then keeps it."""
 
     _FIRST = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type")
 
@@ -155,7 +155,7 @@ class WarmupDecayLR(LRScheduler):
 
 
 class WarmupCosineLR(LRScheduler):
-    """Increases the rate to the optimizer's rates, then decreases it along a cosine."""
+    """Increases the rate to that of the optimizer, then decreases it along a cosine."""
 
     _FIRST = ("total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio", "warmup_type")
 

@@ -1,4 +1,4 @@
-"""``zeroshard.sequence_parallel``: ranks that share rows, for long sequences."""
+"""Implements ``zeroshard.sequence_parallel``, which lets ranks share rows, for long sequences."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .sequence_rows import PieceLoader
 def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> PieceLoader:
     """Returns a loader that gives each rank of a sequence group its piece of the rows of ``loader``. Collective.
 
-    The batches of each rank are cut into pieces for all ranks of its group, one batch after another, so the result has
-    ``size`` times as many batches as ``loader``. A batch is a dict with ``input_ids``. ``position_ids`` are added if
-    they are missing, and ``shift_labels`` take the place of ``labels``. The model's loss is the mean over the words of
-    the whole rows.
+    The batches of each rank in turn are cut into pieces for all ranks of the group. So the result has ``size`` times as
+    many batches as ``loader``. A batch is a dict with ``input_ids``. The result has ``position_ids``, even if the batch
+    has none, and ``shift_labels`` in place of ``labels``. The model's loss is the mean over the words of the whole
+    rows.
 
     Args:
         model: an engine whose configuration has ``sequence_parallel_size``, or a model of transformers.
-        loader: gives each rank its own batches, as for data-parallel training.
-        size: number of ranks in a sequence group. It must be given if ``model`` is no engine.
+        loader: gives each rank batches of its own, as for data-parallel training.
+        size: number of ranks in a sequence group. It is required if ``model`` is no engine.
 
     Raises ``ValueError`` for a model whose sequence cannot be cut, and for a ``size`` that does not divide the ranks.
 
@@ -51,7 +51,7 @@ def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> 
 def group_of_engine(
     model: nn.Module, config: _C.Config, device: torch.device, mesh: Any = None
 ) -> SequenceGroup | None:
-    """Cuts a new engine's model as the configuration says, and returns the group. Collective if it makes groups."""
+    """Cuts a new engine's model as the configuration says, and returns the group. Collective if groups must be made."""
     if config.sequence_parallel_size == 1:
         while (part := _cut_part(model)) is not None:
             uncut_model(part)
@@ -82,7 +82,7 @@ def size_before_engine(model: nn.Module, mesh: Any) -> int | None:
 
 
 def _is_registered(model: nn.Module) -> bool:
-    """Returns whether the caller has cut the model, or the model in it that PEFT has wrapped since then."""
+    """Returns whether the caller has cut the model, or a model inside of it that PEFT has wrapped since then."""
     part = _cut_part(model)
     return part is not None and not cut_of(part).by_engine
 

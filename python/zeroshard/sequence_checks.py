@@ -1,4 +1,4 @@
-"""Checks whether a model's sequence can be cut. No check needs another rank, and all ranks raise the same error."""
+"""Checks whether a model's sequence can be cut. The checks need no other rank, and all ranks raise the same error."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def check_config(whole: Any, name: str, size: int) -> None:
 
 
 def rope_types(config: Any) -> dict[str, dict[str, Any]]:
-    """Returns the settings of rotary embeddings by their type. A model may have one for each type of layer."""
+    """Returns the settings of rotary embeddings by their type. Each type of layer can have other settings."""
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     each = [given, *(value for value in given.values() if isinstance(value, dict))] if isinstance(given, dict) else []
     return {rope.get("rope_type", rope.get("type")): rope for rope in each if isinstance(rope, dict)}
 
 
 def has_longrope(module: nn.Module) -> bool:
-    """Returns whether ``module`` is a rotary embedding with two sets of frequencies, chosen by the last position."""
+    """Returns whether ``module`` is a rotary embedding that chooses its frequencies by the last position."""
     kinds = getattr(module, "rope_type", None)
     return kinds == "longrope" or (isinstance(kinds, dict) and "longrope" in kinds.values())
 
@@ -84,7 +84,7 @@ def _check_positions(config: Any, name: str, size: int) -> None:
         border = ropes["longrope"].get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        if border and border % size:  # a padded row could cross the border
+        if border and border % size:  # padding could make a row cross the border
             raise ValueError(
                 f"sequence parallelism: original_max_position_embeddings of {name} is {border}, which {size} ranks do "
                 "not divide: with rope_type='longrope' choose a size that does"

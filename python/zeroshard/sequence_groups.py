@@ -1,4 +1,4 @@
-"""Makes groups of neighbouring ranks that train on the same rows, each on its piece of the sequence."""
+"""Makes groups of neighbouring ranks that train on the same rows. Each rank has a piece of the sequence."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ class SequenceGroup:
     def __init__(self, size: int) -> None:
         self.size = size
         self.rank = dist.get_rank() % size
-        self.first_rank = dist.get_rank() - self.rank  # the number of rank 0 in the world
+        self.first_rank = dist.get_rank() - self.rank  # the number that rank 0 of the group has in the world
         self.settings: _C.Config | None = None  # configuration of the engine that trains with the group
         self.device: torch.device | None = None
-        self.registered: dict[str, bool] | None = None  # the way in which a registration lets models be cut
-        self.is_for_next_engine = False  # registered by a model's name, and its engine is not made yet
+        self.registered: dict[str, bool] | None = None  # how a registration lets models be cut
+        self.is_for_next_engine = False  # true: registered by a model's name, and the model's engine is not made yet
         self.process_group = _make_process_group(size)
         self._world = weakref.ref(dist.group.WORLD)
 
     @functools.cached_property
     def core(self) -> _C.SequenceGroup:
-        """Returns the core's group. The first use is collective."""
+        """Returns the core's group. Collective at the first use."""
         device = self.device or device_of_rank(_C.rank_environment().local_rank)
         return _C.SequenceGroup(self.process_group.group_name, device, self.settings, self.first_rank)
 
     def for_engine(self, settings: _C.Config, device: torch.device) -> SequenceGroup:
-        """Returns the group with the engine's transport and time-outs, and its own communicator.
+        """Returns the group with the engine's transport and time-outs, and with a communicator of its own.
 
-        Code that belongs to no engine, such as loaders with DeepSpeed's names, uses the settings of the latest engine.
+        Code that belongs to no engine, such as loaders with DeepSpeed's names, uses the settings of the engine that was
+        made last.
         """
         self.settings, self.device = settings, device
         vars(self).pop("core", None)
@@ -71,7 +72,7 @@ def check_size(size: int, ranks: int) -> None:
 
 
 def make_group(size: int) -> SequenceGroup:
-    """Returns the sequence group of this rank, which is made once per world. Collective over all ranks."""
+    """Returns the sequence group of this rank. It is made once per world. Collective over all ranks."""
     global _current
     if not dist.is_initialized():
         raise _C.StateError("sequence parallelism needs ranks: call zeroshard.init_distributed() before")
@@ -87,7 +88,7 @@ def make_group(size: int) -> SequenceGroup:
 
 
 def current() -> SequenceGroup | None:
-    """Returns the group that was made last, if its world still exists."""
+    """Returns the group that was made last, or None if its world is gone."""
     return _current if _current is not None and _current.is_of_this_world else None
 
 
@@ -97,7 +98,10 @@ def size() -> int:
 
 
 def data_parallel_rank() -> int:
-    """Returns this rank's number among the ranks with their own rows. The ranks of a sequence group count as one."""
+    """Returns this rank's number among the ranks that have rows of their own.
+
+    The ranks of a sequence group count as one.
+    """
     return dist.get_rank() // size() if dist.is_initialized() else 0
 
 
@@ -106,7 +110,7 @@ def data_parallel_size() -> int:
 
 
 def size_of_mesh(mesh: Any) -> int:
-    """Returns the size of the sequence groups of an ``mpu``. Raises ``ValueError`` for an ``mpu`` of other groups."""
+    """Returns the size of the sequence groups of an ``mpu``. Raises ``ValueError`` for an ``mpu`` of another kind."""
     group = current()
     if group is None or not getattr(mesh, "stands_for_sequence_groups", False):
         raise ValueError(

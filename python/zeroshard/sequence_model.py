@@ -1,8 +1,8 @@
-"""Models of transformers whose forward gets a piece of each row, and whose attention sees whole rows.
+"""Cuts models of transformers: their forward gets a piece of each row, and their attention sees whole rows.
 
 Outside of attention, a rank has a piece of the row for all heads. Inside of attention, it has the whole row for its own
-heads. An exchange before and after the attention of each layer converts one into the other. The model itself makes its
-masks, for whole rows. Positions and padding are gathered once per forward.
+heads. The attention of each layer begins and ends with an exchange that converts one into the other. The model itself
+makes its masks, for whole rows. Each forward gathers positions and padding once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PER_HEAD = ("position_bias", "s_aux", "alibi", "head_mask")  # arguments of att
 
 # The cut of each module of a model.
 _cuts: weakref.WeakKeyDictionary[nn.Module, Cut] = weakref.WeakKeyDictionary()
-_replaced: dict[str, Callable] = {}  # attention functions of transformers that were replaced for cut models
-_running: list[Forward] = []  # the running forward
+_replaced: dict[str, Callable] = {}  # attention functions of transformers that were replaced for cut models, by name
+_running: list[Forward] = []  # at most one: the running forward
 
 
 class Forward(NamedTuple):
-    """The whole rows of a forward."""
+    """The positions and the padding of the whole rows of a forward."""
 
     length: int
     positions: torch.Tensor
@@ -41,7 +41,7 @@ class Forward(NamedTuple):
 
 
 class Cut:
-    """Sequence parallelism of one model."""
+    """The sequence parallelism of one model."""
 
     def __init__(
         self, model: nn.Module, group: SequenceGroup, *, averages_loss: bool, in_evaluation: bool, by_engine: bool
@@ -52,13 +52,13 @@ class Cut:
         self.layers = text_config(model).num_hidden_layers
         self._in_evaluation = in_evaluation
         self._model = weakref.ref(model)
-        self._is_on = False  # true if the running forward gets pieces
+        self._is_on = False  # true: the running forward gets pieces
         self._outermost: nn.Module | None = None  # the module whose forward is running
-        self.attended = 0  # number of calls of attention in this forward
+        self.attended = 0  # number of calls of attention in the running forward
         self._whole_positions = WeakIdKeyDictionary()
         self._handles = []
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        for module in dict.fromkeys((model, inner)):  # an adapter's model generates by its inner model
+        for module in dict.fromkeys((model, inner)):  # a model with an adapter generates with its inner model
             self._add_hooks(module, _begin_forward, _end_forward)
         for module in filter(has_longrope, model.modules()):
             self._add_hooks(module, _append_last_position, _drop_last_position)
@@ -76,7 +76,7 @@ class Cut:
             cut = mine()
             return step(cut, model, *arguments) if cut is not None and _cuts.get(model) is cut else None
 
-        return torch.compiler.disable(hook)  # compiled models run it between their graphs
+        return torch.compiler.disable(hook)  # compiled models run the hook between their graphs
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -84,7 +84,7 @@ class Cut:
 
     @property
     def is_on(self) -> bool:
-        """Returns whether attention gets pieces now. A forward within a backward pass repeats a forward of training."""
+        """Returns whether attention gets pieces now. A forward inside a backward pass repeats a forward of training."""
         model = self._model()
         training = model is not None and model.training
         if torch._C._current_graph_task_id() != -1 and training:
@@ -98,7 +98,7 @@ class Cut:
 
     @property
     def _is_always_on_in_evaluation(self) -> bool:
-        return self._in_evaluation and not self.averages_loss  # like in DeepSpeed
+        return self._in_evaluation and not self.averages_loss  # as in DeepSpeed
 
     def begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         if self._outermost is not None and self._outermost is not model:
@@ -151,7 +151,7 @@ class Cut:
             return None
         if kwargs.get("num_items_in_batch") is None:
             mean = self.group.core.mean(loss, (labels != -100).sum())
-        else:  # each loss is a part of the sum, which is divided by the number of items
+        else:  # each loss is a part of a sum that is divided by the number of items
             mean = self.group.core.mean(loss, torch.ones((), device=loss.device)) * self.group.size
         if isinstance(output, tuple):
             return mean, *output[1:]
@@ -173,7 +173,7 @@ def _end_forward(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any]
 
 
 def _append_last_position(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Gives a rotary embedding that chooses frequencies by the last position the last position of whole rows."""
+    """Appends the last position of whole rows to the input of a rotary embedding that chooses frequencies by it."""
     if not _running:
         return None
     arguments = inspect.signature(model.forward).bind(*args, **kwargs)
@@ -190,10 +190,10 @@ def _drop_last_position(cut: Cut, model: nn.Module, args: tuple, kwargs: dict[st
 
 
 def _generates(kwargs: dict[str, Any]) -> bool:
-    """Returns whether the model generates. A generation gets whole rows, even in training mode."""
+    """Returns whether the model generates text. Generation gets whole rows, even in training mode."""
     if torch.is_grad_enabled() or kwargs.get("shift_labels") is not None:
         return False
-    last = kwargs.get("logits_to_keep")  # `generate` requests only the last one, even without a cache
+    last = kwargs.get("logits_to_keep")  # `generate` requests only the last logits, even without a cache
     return kwargs.get("past_key_values") is not None or (isinstance(last, int) and last == 1)
 
 
@@ -215,7 +215,7 @@ def tell_failed_backward(model: nn.Module, error: BaseException) -> None:
 
 
 def _tell_failure(group: SequenceGroup, error: BaseException | None, what: str = "forward") -> None:
-    """Ends the wait of the other ranks, unless they raise the same error anyway."""
+    """Ends the wait of the group's other ranks, unless they raise the same error themselves."""
     if error is not None and not str(error).startswith("sequence parallelism:"):
         rank = group.first_rank + group.rank
         group.core.abort(f"the {what} failed on rank {rank}: {type(error).__name__}: {error}")
@@ -238,7 +238,8 @@ def cut_model(
     Args:
         averages_loss: the model returns the mean of the loss over the group.
         in_evaluation: the forward also takes pieces in evaluation, if they have ``shift_labels``.
-        by_engine: an engine's configuration has requested it, so the configuration of the next engine decides again.
+        by_engine: an engine's configuration has requested the cut, so the configuration of the next engine decides
+            anew.
     """
     check_model(model, group.size, None)
     uncut_model(model)
@@ -259,7 +260,8 @@ def uncut_model(model: nn.Module) -> None:
 def replace_attention(name: str) -> None:
     """Replaces an attention function of transformers by one that also exchanges heads for sequence.
 
-    The function's name stays the same, because models request it. Calls of models that are not cut get the original.
+    The new function has the old name, because models request the function by its name. Models that are not cut still
+    get the original.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -267,7 +269,7 @@ def replace_attention(name: str) -> None:
     _replace_masks()
     if name in _replaced:
         return
-    if "/" in name:  # a kernel of the hub is registered when it is requested
+    if "/" in name:  # a kernel of the hub is registered when somebody first requests it
         from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 
         lazy_import_flash_attention(name)
@@ -344,7 +346,10 @@ def _check_call(
 
 @contextmanager
 def _groups_of_heads(module: nn.Module, groups: int) -> Iterator[None]:
-    """Sets how many queries share a key-value head: fewer than in the module if key-value heads are replicated."""
+    """Sets how many query heads share a key-value head.
+
+    These are fewer than in the module if key-value heads are replicated.
+    """
     before = getattr(module, "num_key_value_groups", groups)
     if before == groups:
         yield
@@ -362,7 +367,7 @@ def _groups_of_heads(module: nn.Module, groups: int) -> Iterator[None]:
 def _whole_rows(
     group: SequenceGroup, args: tuple, kwargs: dict[str, Any], *, averages_loss: bool, model: nn.Module
 ) -> Forward:
-    """Gathers positions and padding. Raises on every rank of the group if a rank's input is wrong. Collective."""
+    """Gathers positions and padding of whole rows. If any input is wrong, raises on the whole group. Collective."""
     given = kwargs.get("input_ids")
     given = kwargs.get("inputs_embeds") if given is None else given
     given = args[0] if given is None and args else given
@@ -396,11 +401,11 @@ def _whole_rows(
     )
 
 
-_PARTS = 1024  # parts per item, because the number of items may be a mean over ranks
+_PARTS = 1024  # items count in parts, because the number of items can be a mean over ranks
 
 
 def _items(kwargs: dict[str, Any], model: nn.Module) -> list[int] | None:
-    """Returns the parts of ``num_items_in_batch`` (-1 without it) and the rank's labels; None if models ignore it."""
+    """Returns the parts of ``num_items_in_batch`` (-1 without it) and this rank's labels; None if models ignore it."""
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels")
     if items is None:
         return [-1, 0]

@@ -1,4 +1,4 @@
-"""Loaders that give each rank of a sequence group its piece of every row."""
+"""Has loaders that give each rank of a sequence group its piece of every row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from .sequence_groups import SequenceGroup
 
 _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "seq_lengths")
-PIECE_WITHOUT_LABELS = torch.int8  # dtype of shift_labels that only say that rows are pieces
+PIECE_WITHOUT_LABELS = torch.int8  # dtype of shift_labels that are no labels and only say that rows are pieces
 _FILLED_WITH = {"labels": -100, "shift_labels": -100}
 
 
@@ -21,9 +21,10 @@ class _WrongBatch(ValueError):
 
 
 def whole_rows(batch: Any, size: int, *, needs_positions: bool = False) -> dict[str, Any]:
-    """Returns the batch with ``position_ids``, ``shift_labels`` for ``labels``, and rows whose length ``size`` divides.
+    """Returns the batch with ``position_ids``, ``shift_labels`` for ``labels``, and a length that ``size`` divides.
 
-    Padding comes last and has no labels, so it changes no result. Raises ``ValueError`` for a batch that cannot be cut.
+    The padding is at the end of rows and has no labels, so it changes no result. Raises ``ValueError`` for a batch that
+    cannot be cut.
     """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), torch.Tensor):
         raise _WrongBatch(f"a batch must be a dict with input_ids, and is {type(batch).__name__}")
@@ -90,7 +91,7 @@ class PieceLoader:
         return getattr(self.loader, name)
 
     def _deal(self, batches: Iterator[Any]) -> list[dict[str, Any]]:
-        """Returns this rank's pieces of the next batches of all ranks; none if no rank has one. Collective.
+        """Returns this rank's pieces of the next batch of each rank, or nothing if no rank has one. Collective.
 
         An error of one rank's loader is raised on all ranks of the group.
         """
@@ -124,7 +125,7 @@ class PieceLoader:
         ]
 
     def _tell(self, mine: Any) -> list[Any]:
-        """Returns what each rank of the group has given. A rank that dies meanwhile is named."""
+        """Returns the value ``mine`` of each rank of the group. If a rank dies meanwhile, the error names it."""
         core, size = self.group.core, self.group.size
         packed = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
         like = [
@@ -136,8 +137,8 @@ class PieceLoader:
 class SharedLoader(PieceLoader):
     """Gives each rank of the group its piece of rows that the first rank of the group has loaded.
 
-    All ranks load the rows, so that every loader has the same position. Only the first rank's rows are used, because
-    rows differ among ranks if a dataset or its collate_fn draws random numbers.
+    All ranks load rows, so that every loader has the same position. Only the rows of the first rank are used, because
+    the rows of other ranks differ from them if a dataset or its collate_fn draws random numbers.
     """
 
     def __len__(self) -> int:

@@ -20,7 +20,8 @@ from .distributed import device_of_rank, init_distributed
 from .group_life import end_groups_with
 from .groups import connect
 
-# Attribute of a parameter for its shard; the storage of its tensor has a weak reference to the shard.
+# The attribute of a parameter that has its shard. The storage of the parameter's tensor has a weak reference to the
+# shard under the same name.
 _SHARD = "_zeroshard_shard"
 # Methods that initialize a tensor in place.
 _INITIALIZERS = (
@@ -37,27 +38,27 @@ _INITIALIZERS = (
     "clamp_",
 )
 _ids = itertools.count()
-_ranks: tuple[object, _C.World] | None = None  # the default process group, and the ranks that it connected
+_ranks: tuple[object, _C.World] | None = None  # the default process group, and the ranks that were connected for it
 _failed: weakref.WeakKeyDictionary[_C.World, str] = (
     weakref.WeakKeyDictionary()
-)  # ranks that cannot reach one another any more
+)  # worlds whose ranks cannot reach one another any more, and why
 
-initializes = False  # true: _INITIALIZERS of a sharded parameter gather it, which is collective; false: they are errors
+initializes = False  # true: _INITIALIZERS of a sharded parameter gather it (collective); false: they raise
 
 
 @dataclass(eq=False)
 class Shard:
     """This rank's elements of one parameter, or of several tied ones."""
 
-    name: str  # for messages: "Linear.weight"
+    name: str  # name for messages: "Linear.weight"
     ranks: _C.World
-    piece: torch.Tensor  # part of the flat parameter, [ceil(numel / ranks)]; padded on the last ranks
+    piece: torch.Tensor  # part of the flat parameter, [ceil(numel / ranks)]; on the last ranks with padding
     shape: torch.Size
     params: list[weakref.ref[nn.Parameter]] = field(default_factory=list)
-    gathered: torch.UntypedStorage | None = None  # memory that the parameters got when they were gathered
-    modify_rank: int | None = None  # modify_rank of the context that holds it gathered
+    gathered: torch.UntypedStorage | None = None  # memory that the parameters have while they are gathered
+    modify_rank: int | None = None  # modify_rank of the context that keeps the shard gathered
     is_held: bool = False
-    id: int = field(default_factory=lambda: next(_ids))  # the same order on every rank
+    id: int = field(default_factory=lambda: next(_ids))  # in the same order on every rank
 
     def __str__(self) -> str:
         return f"{self.name} {list(self.shape)} {str(self.piece.dtype)[6:]}"
@@ -81,7 +82,7 @@ def _initializer(name: str) -> Callable[..., torch.Tensor]:
 
 
 class _Castable:
-    """The methods that ``nn.Module.to`` calls. They return another tensor without memory, and cast the shard, too."""
+    """The methods that ``nn.Module.to`` calls. They return another tensor without memory, and also cast the shard."""
 
     __slots__ = ()
 
@@ -121,7 +122,7 @@ for _name in _INITIALIZERS:
 
 
 class ShardedParameter(_Castable):
-    """A mixin for the class of a parameter whose tensor has a shape, but no memory. A deepcopy copies the shard."""
+    """A mixin for the class of a parameter whose tensor has a shape but no memory. A deepcopy also copies the shard."""
 
     __slots__ = ()
 
@@ -129,7 +130,7 @@ class ShardedParameter(_Castable):
         return f"{shard_of(self)}, sharded"
 
     def data_ptr(self) -> int:
-        """Returns 0, as for every tensor without memory. Trainer calls it with 8-bit optimizers."""
+        """Returns 0, as every tensor without memory does. Trainer calls this method with 8-bit optimizers."""
         return 0
 
     @property
@@ -171,9 +172,9 @@ class ShardedParameter(_Castable):
 
 
 class HollowData(_Castable, torch.Tensor):
-    """``param.data`` of a parameter without memory. Using an element is an error, but padding by nothing is not.
+    """The ``data`` of a parameter without memory. Using an element is an error, but padding by nothing is not.
 
-    (transformers pads the bias of every tied head, and assigns the result to its ``data``.)
+    Padding is allowed because transformers pads the bias of every tied head, and assigns the result to its ``data``.
     """
 
     @classmethod
@@ -187,7 +188,7 @@ class HollowData(_Castable, torch.Tensor):
 
 
 def shard_of(tensor: torch.Tensor) -> Shard | None:
-    """Returns the shard of a parameter that is sharded and belongs to no engine yet; otherwise None."""
+    """Returns the shard of a parameter that is sharded and belongs to no engine yet, else None."""
     return getattr(tensor, _SHARD, None)
 
 
@@ -197,19 +198,19 @@ def is_whole(tensor: torch.Tensor) -> bool:
         return True
     try:
         return tensor.untyped_storage().data_ptr() != 0
-    except RuntimeError:  # somebody has freed it
+    except RuntimeError:  # somebody has freed the storage
         return False
 
 
 def piece_of(param: nn.Parameter) -> torch.Tensor:
-    """Returns the shard's elements, in the parameter's dtype and on its device."""
+    """Returns the elements of the parameter's shard, in the parameter's dtype and on its device."""
     shard = shard_of(param)
     shard.piece = shard.piece.to(param.device, param.dtype)
     return shard.piece
 
 
 def hollow_like(tensor: torch.Tensor, param: nn.Parameter) -> torch.Tensor:
-    """Returns a tensor with the shape of ``tensor`` and no memory, which was made from ``param``."""
+    """Returns a tensor with the shape of ``tensor`` and no memory. Errors say that it was made from ``param``."""
     return _without_memory(tensor.shape, tensor.dtype, param.device, f"a tensor made from {shard_of(param)}")
 
 
@@ -218,10 +219,10 @@ def cut(
 ) -> None:
     """Keeps this rank's elements of each parameter, with rank 0's values, and frees the parameter's memory. Collective.
 
-    Floating-point parameters are cast to ``dtype``, if it is given. Parameters that share their memory stay tied.
-    Parameters that are sharded, on the meta device, or without elements do not change. ``timeout_s`` says how long
-    ranks wait for one another if this is the first call. Raises ``ValueError`` for parameters that share a part of
-    their memory, and ``StateError`` for a parameter that is a part of another, sharded parameter.
+    Casts floating-point parameters to ``dtype``, if it is given. Parameters that share all their memory stay tied. Does
+    not change parameters that are sharded, on the meta device, or without elements. ``timeout_s`` says how long ranks
+    wait for one another if this is the first call. Raises ``ValueError`` for parameters that share a part of their
+    memory, and ``StateError`` for a parameter that is a part of another, sharded parameter.
     """
     first_with: dict[object, tuple[str, nn.Parameter]] = {}
     ties = []
@@ -252,7 +253,7 @@ def cut(
 
 
 def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
-    """Ties a parameter that was made from the data of a sharded parameter to that one. Returns whether it was."""
+    """Ties a parameter that was made from the data of a sharded parameter to it. Returns False if this one was not."""
     shard = _shard_of_memory(param)
     if shard is None or (is_whole(param) and not (shard.is_held and _is_of(param, shard.gathered))):
         if not is_whole(param):
@@ -276,9 +277,10 @@ def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
 def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[None]:
     """Makes parameters that have shards whole inside. Collective, except over parameters that a context holds already.
 
-    At the end every rank takes over the writes of rank ``modify_rank``. Without a rank, or after an exception, writes
-    are dropped. An inner context leaves parameters that an outer context holds to the outer one, so it may run on one
-    rank alone. Raises ``StateError`` with a ``modify_rank`` for parameters that the outer context only reads.
+    At the end every rank takes over the writes of rank ``modify_rank``. Without ``modify_rank``, or after an exception,
+    drops the writes. An inner context does nothing with parameters that an outer context already holds, so it may run
+    on one rank alone. Raises ``StateError`` if an inner context has a ``modify_rank`` for parameters that the outer
+    context only reads.
     """
     shards = {shard.id: shard for tensor in tensors if (shard := shard_of(tensor)) is not None}
     for shard in shards.values():
@@ -303,7 +305,7 @@ def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[
                     _keep(shard, modify_rank or 0)
             elif shard.id not in assigned:
                 if done:
-                    piece_of(_tied(shard)[0])  # the parameter may have been cast
+                    piece_of(_tied(shard)[0])  # casts the shard if the parameter was cast
                 _free(shard)
 
 
@@ -324,7 +326,10 @@ def take(params: Iterable[torch.Tensor]) -> None:
 
 @torch.inference_mode(False)
 def _gather(shard: Shard) -> None:
-    """Gives the shard's parameters memory and values. Collective, unless the user has assigned values to one."""
+    """Gives the shard's parameters memory and values.
+
+    Collective, except if the user has assigned values to one of them.
+    """
     params, values = _tied(shard), _values(shard)
     if values is None:
         if (why := _failed.get(shard.ranks)) is not None:
@@ -349,7 +354,7 @@ def _gather(shard: Shard) -> None:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _keep(shard: Shard, root: int) -> None:
-    """Makes the shard from the values of rank ``root``, which may have another shape than before."""
+    """Makes the shard anew from the values of rank ``root``, which can have another shape than before."""
     values = _values(shard).to(_device()).contiguous()
     flat = values.view(-1)
     shard.ranks.broadcast(flat, root, f"values of {shard}")
@@ -362,7 +367,7 @@ def _keep(shard: Shard, root: int) -> None:
 
 
 def _values(shard: Shard) -> torch.Tensor | None:
-    """Returns the values of the shard's parameters if one has memory, assigned or gathered; otherwise None."""
+    """Returns the values of the shard's parameters, assigned or gathered, or None if none of them has memory."""
     found = [param for param in _tied(shard) if is_whole(param)]
     assigned = [param for param in found if not _is_of(param, shard.gathered)]
     if any(param.data_ptr() != assigned[0].data_ptr() for param in assigned):
@@ -372,7 +377,7 @@ def _values(shard: Shard) -> torch.Tensor | None:
 
 @torch.inference_mode(False)
 def _free(shard: Shard) -> None:
-    """Frees the memory of the parameters."""
+    """Frees the memory of the shard's parameters."""
     hollow = _hollow(shard, shard.piece.dtype, shard.piece.device)
     shard.gathered = None
     for param in _tied(shard):
@@ -387,14 +392,14 @@ def _belong(param: nn.Parameter, shard: Shard) -> None:
 
 
 def _tied(shard: Shard) -> list[nn.Parameter]:
-    """Returns the parameters that have the shard."""
+    """Returns the living parameters that have the shard."""
     living = [(ref, param) for ref in shard.params if (param := ref()) is not None and shard_of(param) is shard]
     shard.params = [ref for ref, _ in living]
     return [param for _, param in living]
 
 
 def _shard_of_memory(tensor: torch.Tensor) -> Shard | None:
-    """Returns the shard whose parameters have the memory of ``tensor``, or get it at the next gather."""
+    """Returns the shard whose parameters have the memory of ``tensor``, or will get it at the next gather."""
     found = getattr(tensor.untyped_storage(), _SHARD, None)
     return found() if found is not None else None
 
@@ -404,7 +409,7 @@ def _is_of(tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> bool:
 
 
 def _parts(flat: torch.Tensor, length: int, ranks: int) -> list[torch.Tensor]:
-    """Returns each rank's elements of ``flat``. The last ranks may have fewer than ``length``, or none."""
+    """Returns each rank's elements of ``flat``. The last ranks can have fewer than ``length`` elements, or none."""
     return [flat[rank * length : (rank + 1) * length] for rank in range(ranks)]
 
 
@@ -453,7 +458,10 @@ def _check_modify_rank(shard: Shard, modify_rank: int | None) -> None:
 
 
 def _world(timeout_s: float | None) -> _C.World:
-    """Returns the ranks of the job. The first call, and a call after a failure, connects them collectively."""
+    """Returns the ranks of the job.
+
+    Connects them at the first call and at a call after a failure, which are collective.
+    """
     global _ranks
     init_distributed()
     group = dist.group.WORLD if dist.is_initialized() else None
@@ -470,7 +478,7 @@ def _world(timeout_s: float | None) -> _C.World:
 
 
 def _device() -> torch.device:
-    """Returns the device of shards: the GPU of a rank that has one."""
+    """Returns the device for shards: the rank's GPU if it has one, but the CPU with Gloo."""
     if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
         return torch.device("cpu")
     return device_of_rank(_C.rank_environment().local_rank)
@@ -478,7 +486,7 @@ def _device() -> torch.device:
 
 @contextmanager
 def _aborting(ranks: _C.World) -> Iterator[None]:
-    """Makes the other ranks fail, too, if this rank fails inside, because they must not wait for it."""
+    """Makes the other ranks fail if this rank fails inside, because otherwise they would wait for it."""
     global _ranks
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reports steps on rank 0: a line every ``steps_per_print`` steps, and the metrics of each step."""
+"""Reports steps on rank 0: prints a line every ``steps_per_print`` steps, and records the metrics of each step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .run import Run
 
 
 class StepReport:
-    """Reports loss, pace and memory. It costs nothing on other ranks, and between lines only if metrics are enabled.
+    """Reports loss, pace and memory. Costs nothing on other ranks, and between lines only if metrics are enabled.
 
     The loss is the mean over this rank's micro-batches of the step. The pace is the pace of all ranks together. Tokens
-    are the elements of ``input_ids`` if the model has such an argument, or else of a first argument with integers in
-    two dimensions.
+    are the elements of the argument ``input_ids`` or, if the model has none, of the first argument if it has integers
+    in two dimensions.
     """
 
     def __init__(self, run: Run) -> None:
@@ -31,12 +31,12 @@ class StepReport:
         wanted = run.rank == 0 and run.trains and any(block.enabled for block in blocks)
         self._metrics = Metrics(config) if wanted else None
         self._breakdown = _Breakdown(run.device) if self._every and run.config.wall_clock_breakdown else None
-        self._losses: list[torch.Tensor] = []  # losses of the present step
+        self._losses: list[torch.Tensor] = []  # losses of the current step
         self._tokens = 0  # tokens of this rank
         self.restart(run)
 
     def restart(self, run: Run) -> None:
-        """Measures the pace from now on, because something other than a step has changed the counts."""
+        """Begins to measure the pace anew, because something other than a step has changed the counts."""
         self._begin_line(run)
         self._since_step = _Mark(run, self._tokens)
 
@@ -55,7 +55,7 @@ class StepReport:
             self._losses.append(loss.detach())
 
     def end_step(self, run: Run) -> None:
-        """Reports the step. The engine calls it after an update, applied or not."""
+        """Reports the step. The engine calls this method after an update, applied or not."""
         prints = self._prints(run.global_steps)
         loss = self._mean_loss() if prints or self._metrics is not None else None
         self._losses.clear()
@@ -67,7 +67,7 @@ class StepReport:
             self._begin_line(run)
 
     def finish(self) -> None:
-        """Makes the metrics durable. Later calls do nothing."""
+        """Writes all metrics to the disk for good. Later calls do nothing."""
         if self._metrics is not None:
             self._metrics.finish()
 
@@ -116,10 +116,10 @@ class StepReport:
 
 
 class _Breakdown:
-    """Measures the time of this rank in forward, backward and step, like DeepSpeed's ``wall_clock_breakdown``.
+    """Measures the time of this rank in forward, backward and step, as DeepSpeed's ``wall_clock_breakdown`` does.
 
-    It waits for the device before and after each part, so that the time of a part includes its own kernels. A pass that
-    a script starts with ``loss.backward()`` counts as ``other``, and so does all code between the parts.
+    It waits for the device before and after each part, so that the time of a part is that of the part's own kernels. A
+    pass that a script starts with ``loss.backward()`` counts as ``other``, and so does all code between the parts.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -135,7 +135,7 @@ class _Breakdown:
             self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - began
 
     def fields(self, step_seconds: float, steps: int) -> list[str]:
-        """Describes the mean step of ``steps``, each of which took ``step_seconds``."""
+        """Returns text about the mean of ``steps`` steps, each of which took ``step_seconds``."""
         parts = {name: self.seconds.get(name, 0.0) / steps for name in ("forward", "backward", "step")}
         parts["other"] = max(step_seconds - sum(parts.values()), 0.0)
         return [f"{name}={seconds:.3g} s" for name, seconds in parts.items()]
@@ -154,7 +154,10 @@ class _Mark:
         self._tokens = tokens
 
     def pace(self, run: Run, tokens: int) -> dict[str, float]:
-        """Returns the pace of all ranks since the mark, if known. ``tokens`` are this rank's tokens since the mark."""
+        """Returns the pace of all ranks since the mark, if it is known.
+
+        ``tokens`` is the present count of this rank's tokens.
+        """
         seconds = max(time.monotonic() - self._time, 1e-9)
         pace = {}
         if (steps := run.global_steps - self._steps) > 0:
@@ -167,7 +170,7 @@ class _Mark:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """Returns the peak memory of this process: memory of the device, or resident memory if the device is the CPU."""
+    """Returns the peak memory of this process: that of the device, or the resident memory if the device is the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

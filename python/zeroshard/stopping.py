@@ -1,4 +1,4 @@
-"""Ends a run: saves a last checkpoint after a signal, and prevents an exit before the last one is written."""
+"""Ends a run: saves a last checkpoint after a signal, and delays the exit until the last checkpoint is written."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .messages import log
 from .run import Run
 from .together import together
 
-# Signals within this many seconds count as one, because a rank may get a signal twice: from a sender that signals all
-# processes of the job, and from the launcher.
+# Signals within this many seconds count as one, because a rank can get the same signal twice: from a sender that
+# signals all processes of the job, and from the launcher.
 MOMENT_S = 2.0
 
 
 def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
-    """Makes the first of each signal request a stop. A second one after ``MOMENT_S`` has the signal's former effect.
+    """Makes the first signal of each kind request a stop.
 
-    If the run's engine has ended, the first signal has the former effect, too. Workers of data loaders ignore the
-    signals.
+    A second one after ``MOMENT_S`` has the signal's former effect. If the run's engine has ended, the first signal has
+    the former effect, too. Workers of data loaders ignore the signals.
     """
     first: dict[int, float] = {}  # signal -> time of its first arrival
 
@@ -39,7 +39,8 @@ def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
         if run.has_ended or number in first:
             return
         first[number] = now
-        # The system handles the second signal, because it must end a process whose main thread never returns to Python.
+        # Leaves the second signal to the system, because it must end a process whose main thread never returns to
+        # Python.
         _C.ignore_for(number, int(1000 * MOMENT_S), then_default=previous[number] is signal.SIG_DFL)
         run.core.request_stop()
 
@@ -50,7 +51,7 @@ def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
 
 
 def ask_for(run: Run, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-    """Returns the result of ``ask`` for the last save. If ``ask`` fails on a rank, returns None on every rank.
+    """Returns the result of ``ask`` for the last save. If ``ask`` fails on any rank, returns None on every rank.
 
     Collective. Raises ``CommError`` if the other ranks cannot be reached.
     """
@@ -79,7 +80,7 @@ def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -
     log(f"asked to stop: saving step {run.global_steps} in {os.fspath(save_dir)}")
     try:
         run.core.wait_for_checkpoint()
-    except _C.Error as error:  # an error of an earlier save does not prevent this save
+    except _C.Error as error:  # an error of an earlier save must not prevent this one
         log(f"a checkpoint was not saved: {error}")
     save()
     if not run.core.wait_for_checkpoint():
@@ -87,9 +88,9 @@ def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -
 
 
 def wait_at_exit(run: Run) -> None:
-    """Delays the process's end until the run's last checkpoint is written. The exit code is 1 if that failed."""
-    # Uses atexit for forked processes, too, and waits even if only a signal handler or a global still refers to the
-    # run.
+    """Delays the end of the process until the run's last checkpoint is written. If that fails, the exit code is 1."""
+    # Finalize also runs at the end of processes that multiprocessing has forked, where atexit does not run. It waits
+    # even if only a signal handler or a global variable still refers to the run.
     Finalize(None, _wait, (weakref.ref(run),), exitpriority=0)
 
 
@@ -97,7 +98,7 @@ def _wait(run: weakref.ref[Run]) -> None:
     if (alive := run()) is not None and not alive.has_ended:
         try:
             alive.core.wait_for_checkpoint()
-        except KeyboardInterrupt:  # no caller can be told, so the process ends as without the wait
+        except KeyboardInterrupt:  # there is no caller to raise to, so the process ends as it would without the wait
             log("the last checkpoint was not saved: interrupted")
             sys.stdout.flush()
             sys.stderr.flush()
@@ -105,7 +106,8 @@ def _wait(run: weakref.ref[Run]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         except _C.Error as error:
             log(f"the last checkpoint was not saved: {error}")
-            # The process has already ended normally. Only this changes its code and tells a supervisor.
+            # The process has already ended normally, so only _exit() can still change its exit code, which tells a
+            # supervisor.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)

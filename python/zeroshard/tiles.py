@@ -15,8 +15,8 @@ from torch import nn
 from . import _C
 from .hooks import TileLoop
 
-_ALONG_SEQUENCE = 1  # the dimension of hidden states and labels
-# The layers of MLPs that compute each token independently, with the names that transformers gives them.
+_ALONG_SEQUENCE = 1  # the sequence's dimension in hidden states and labels
+# The names of the layers in those MLPs of transformers that compute each token independently of the others.
 _MLPS = (
     {"gate_proj", "up_proj", "down_proj"},
     {"gate_up_proj", "down_proj"},
@@ -29,15 +29,15 @@ _MLPS = (
 def tile(model: nn.Module, loss: str | int | None = "auto", mlp: str | int | None = "auto") -> None:
     """Computes the loss and the MLPs of a model of transformers for one tile of the sequence at a time.
 
-    Logits, and intermediate results of MLPs, then exist only for one tile. The results are the same as without tiles.
-    ``tile`` works before and after ``zeroshard.initialize``, and without an engine. A second call changes the numbers
-    of tiles.
+    Logits and intermediate results of MLPs then exist for one tile at a time. The results are the same as without
+    tiles. ``tile`` works before and after ``zeroshard.initialize``, and without an engine. A second call changes the
+    numbers of tiles.
 
     Args:
         model: a causal language model of transformers, or a module that contains one.
         loss: number of tiles of the loss while the model trains. ``"auto"``: a tile's logits take at most 256 MiB.
-            None: no tiles, and the model returns whole logits. In evaluation, and without labels, it always does,
-            unless the call of the model's forward has the argument ``skip_logits``.
+            None: no tiles, and the model returns whole logits. Without labels, the model always returns whole logits.
+            In evaluation it does so unless the call of its forward has ``skip_logits=True``.
         mlp: number of tiles of each MLP. ``"auto"``: a tile has at most as many tokens as a hidden state has
             elements. None: no tiles.
 
@@ -50,7 +50,7 @@ def tile(model: nn.Module, loss: str | int | None = "auto", mlp: str | int | Non
             raise _C.ValueError(f'tile: {name} is {tiles!r}, expected "auto", None or a number of tiles from 1 on')
     models = [module for module in model.modules() if _has_causal_loss(module)]
     mlps = [module for module in model.modules() if _is_mlp(module)]
-    # Liger's own function for the loss creates no logits either.
+    # Does not change models of Liger, because Liger's own function for the loss creates no logits either.
     ligers = [each for each in models if _is_of_liger(each)] if loss == "auto" else []
     kind = type(model).__name__
     if loss is not None and not models:
@@ -113,7 +113,7 @@ class _Tiled:
         self.is_of_class = "forward" not in vars(module)
         self.module = module
         self.tiles = tiles
-        self._call = torch.compiler.disable(_call)  # not at import, because this makes torch import its compiler
+        self._call = torch.compiler.disable(_call)  # not done at import, because it makes torch import its compiler
         functools.update_wrapper(self, self.before, updated=())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,14 +123,14 @@ class _Tiled:
         vars(self).update(state, _call=torch.compiler.disable(_call))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self, *args, **kwargs)  # a copy shares the function, and passes itself
+        return self._call(self, *args, **kwargs)  # a copy of this object shares the function, and passes itself
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
 
 def _call(tiled: _Tiled, *args: Any, **kwargs: Any) -> Any:
-    """Runs the tiled forward outside of compiled code. The graphs of enclosing modules break here."""
+    """Runs the tiled forward outside of compiled code. Graphs of enclosing modules end before it and go on after it."""
     return tiled.run(*args, **kwargs)
 
 
@@ -147,8 +147,8 @@ class _TiledMLP(_Tiled):
 class _TiledLoss(_Tiled):
     """The forward of a causal language model. The part after the model's body is called for one tile after another.
 
-    So the model still changes its logits in its own way, such as by capping them, and computes the loss by its own
-    function.
+    So the model still changes its logits in its own way, for example by capping them, and computes the loss with its
+    own function.
     """
 
     def run(self, *args: Any, skip_logits: bool | None = None, **kwargs: Any) -> Any:
@@ -220,7 +220,7 @@ class _TiledLoss(_Tiled):
                 result = self.before(**{**given, "labels": labels})
             if len(losses) != 1 or result.loss is not losses[0]:
                 self._refuse("its forward changes what self.loss_function returns, or does not call it")
-            result["loss"] = result["logits"] = None  # frees both with the tile
+            result["loss"] = result["logits"] = None  # so that both are freed with the tile
             outputs[:] = [result]
             return losses.pop()
 
@@ -257,7 +257,7 @@ class _TiledLoss(_Tiled):
 
 
 class NoLogits:
-    """Replaces the logits in a model's output if they existed for only one tile at a time."""
+    """Replaces the logits in the output of a model whose loss was computed in tiles."""
 
     _TEXT = (
         "the logits are gone: zeroshard.tile() computed the loss in tiles. Pass skip_logits=False to the model's "
@@ -281,7 +281,7 @@ class _BodyEnded(BaseException):
 
 
 class _Body:
-    """Replaces a model's body in a call of the model. It has the body's attributes."""
+    """Replaces a model's body during a call of the model. It has the body's attributes."""
 
     def __init__(self, body: nn.Module, call: Callable[..., Any]) -> None:
         self._body, self._call = body, call
@@ -295,7 +295,10 @@ class _Body:
 
 @contextmanager
 def _in_place_of(module: nn.Module, values: dict[str, Any]) -> Iterator[None]:
-    """Gives the module's attributes these values inside. Attributes of the instance come before its submodules."""
+    """Gives the module's attributes these values inside.
+
+    Python finds attributes of the instance before it looks for submodules.
+    """
     own = vars(module)
     before = {name: own[name] for name in values if name in own}
     own.update(values)
@@ -335,7 +338,7 @@ def _is_of_liger(module: nn.Module) -> bool:
 
 def _is_mlp(module: nn.Module) -> bool:
     layers = {name for name, child in module.named_children() if next(child.parameters(), None) is not None}
-    takes_one = len(inspect.signature(module.forward).parameters) == 1  # no residual argument
+    takes_one = len(inspect.signature(module.forward).parameters) == 1  # has no residual argument
     return type(module).__name__.endswith("MLP") and layers in _MLPS and takes_one
 
 

@@ -11,9 +11,9 @@ from .run import Run
 
 
 def together(run: Run, step: Callable[[], None], call: str) -> None:
-    """Runs ``step``. If it raises on any rank, every rank raises the error of the first such rank. Collective.
+    """Calls ``step``. If it raises on any rank, every rank raises the error of the lowest such rank. Collective.
 
-    ``call`` is the user's call, for the error if other ranks call something else.
+    ``call`` is the name of the user's call. It is in the error if other ranks call something else.
     """
     with naming_causes() as keeping:
         step = keeping(step)
@@ -24,8 +24,9 @@ def together(run: Run, step: Callable[[], None], call: str) -> None:
 def naming_causes() -> Iterator[Callable[[Callable], Callable]]:
     """Surrounds a call of the core: the yielded function wraps callbacks so that their exceptions are kept as causes.
 
-    The core sends the text of a callback's exception to all ranks. On this rank, the exception itself becomes the cause
-    of the core's error. If it is not an ``Exception``, as for Ctrl-C, it is raised instead of the core's error.
+    The core sends the text of a callback's exception to all ranks. On the rank of that callback, the exception itself
+    becomes the cause of the core's error. If the exception is not an ``Exception``, as for Ctrl-C, it is raised instead
+    of the core's error.
     """
     causes: list[BaseException] = []
 
@@ -44,7 +45,8 @@ def naming_causes() -> Iterator[Callable[[Callable], Callable]]:
         yield keeping
     except _C.Error as error:
         if not causes:
-            # A signal that arrived while the core ran is raised where the callback begins, before its ``try``.
+            # If a signal arrives while the core runs, its exception is raised where the callback begins, before the
+            # ``try``.
             interrupt = _C.take_interrupt()
             if interrupt is not None:
                 raise interrupt from error

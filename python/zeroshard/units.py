@@ -13,15 +13,15 @@ from .marks import mark_of
 from .names import is_compiled, original, plain_module, plain_names
 from .shards import shard_of
 
-LEAF = "_z3_leaf"  # set on a module: it is one unit
+LEAF = "_z3_leaf"  # attribute of a module that is one unit
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 @dataclass
 class Param:
-    """A parameter: all its names, and all its tensor objects (several if it is tied by storage).
+    """All names of a parameter, and all its tensor objects (several if it is tied by storage).
 
-    The names are without the parts that torch.compile adds. Two names may be equal.
+    The names do not have the parts that torch.compile adds. Two names can be equal.
     """
 
     names: list[str]
@@ -30,13 +30,13 @@ class Param:
 
 
 def is_packed(tensor: torch.Tensor) -> bool:
-    """Returns whether elements are no numbers: frozen 4-bit weights of bitsandbytes. They have a ``quant_state``."""
+    """Returns whether elements are no numbers, as in frozen 4-bit weights of bitsandbytes (with ``quant_state``)."""
     return not tensor.requires_grad and hasattr(tensor, "quant_state")
 
 
 @dataclass
 class Unit:
-    """The parameters of a unit, and the modules around whose forward they must be whole."""
+    """The parameters of a unit, and the modules during whose forward they must be whole."""
 
     name: str
     params: list[Param]
@@ -47,17 +47,17 @@ class Unit:
 def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Sequence[nn.Module] = ()) -> list[Unit]:
     """Splits the parameters of ``model`` into units, in the order of its modules.
 
-    A unit is normally a block: a module whose class is named in ``unit_classes``. If no class is named, blocks are the
-    modules that Hugging Face lists in ``_no_split_modules``. If there is no such list, blocks are the elements of each
-    ``ModuleList``, ``Sequential`` and ``ModuleDict``. Parameters outside of blocks form one unit per module that uses
-    them. This is the module that owns them. If the owner has no forward (``ParameterList``) or is inside a
-    ``MultiheadAttention``, it is the module around the owner. A tied parameter belongs to the first unit that has it,
-    and every module that uses it is a module of that unit. Each module that is marked as ``LEAF``, or is in ``leaves``,
-    is one unit with everything that it contains. A leaf without a forward, such as a ``ModuleList``, is whole while the
-    forward of the module around it runs.
+    A unit is normally a block, which is a module whose class is named in ``unit_classes``. If ``unit_classes`` names no
+    class, blocks are the modules that Hugging Face lists in ``_no_split_modules``. If there is no such list, blocks are
+    the elements of each ``ModuleList``, ``Sequential`` and ``ModuleDict``. Parameters outside of blocks form one unit
+    per module that uses them. The module that uses a parameter is its owner or, if the owner has no forward
+    (``ParameterList``) or is inside a ``MultiheadAttention``, the module around the owner. A tied parameter belongs to
+    the first unit that has it, and every module that uses it is a module of that unit. Each module that is marked as
+    ``LEAF``, or is in ``leaves``, is one unit with everything that it contains. A leaf without a forward, such as a
+    ``ModuleList``, is whole while the forward of the module around it runs.
 
-    Raises ``ValueError`` when a name in ``unit_classes`` matches no module, when two different parameters share
-    memory, and for a scripted model.
+    Raises ``ValueError`` if a name in ``unit_classes`` matches no module, if two different parameters share memory, and
+    for a scripted model.
 
     >>> [unit.name for unit in zeroshard.find_units(model)]
     """
@@ -71,10 +71,10 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
     for param in _find_params(model):
         all_uses = [use for owner in param.owners for use in uses[id(owner)]]
         block = all_uses[0].block
-        # The comparison with None is needed, because a compiled module has no truth value.
+        # Compares with None, because a compiled module has no truth value.
         first = block if block is not None else all_uses[0].module
         name = names_of_modules[id(first)]
-        # A leaf without a forward is whole while the modules that use its elements run.
+        # A leaf without a forward must be whole while the modules that use its elements run.
         around = [first] if _has_forward(first) else [use.module for use in uses[id(first)]]
         unit = units.setdefault(id(first), Unit(name or "root", [], around))
         unit.params.append(param)
@@ -88,14 +88,14 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
 
 @dataclass
 class _Use:
-    """One occurrence of a module in the model: its block, if any, and the module whose forward uses the parameters."""
+    """An occurrence of a module in the model: the block around it, and the module whose forward uses its parameters."""
 
     block: nn.Module | None
     module: nn.Module
 
 
 def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[_Use]]:
-    """Returns the occurrences of each module, by its ``id()``. A module that other modules share has several."""
+    """Returns the occurrences of each module, by its ``id()``. A module that several modules contain has several."""
     is_block = {id(block) for block in blocks}
     uses: dict[int, list[_Use]] = {}
 
@@ -114,7 +114,7 @@ def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[
 
 
 def _has_forward(module: nn.Module) -> bool:
-    """Returns whether hooks can run around the module's forward. Scripted modules take no hooks before forward."""
+    """Returns whether hooks can run around the module's forward. They cannot for scripted modules."""
     forward = None if isinstance(module, torch.jit.ScriptModule) else module.forward
     return forward is not None and getattr(forward, "__func__", None) is not nn.Module.forward
 
@@ -137,14 +137,14 @@ def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[st
                 f"zeroshard.unit_classes names {sorted(missing)}, but the model has no such module; it has {found}"
             )
         if blocks:
-            return blocks  # an inner block comes after its outer block and takes its own modules back
+            return blocks  # an inner block comes after the block around it, and takes its own modules from that block
     return list(_container_elements(model, ""))
 
 
 def named_leaves(
     model: nn.Module, classes: Sequence[str] = (), names: Sequence[str] = (), name_suffixes: Sequence[str] = ()
 ) -> tuple[list[nn.Module], list[str]]:
-    """Returns the modules of these classes, names and suffixes of names, and the texts that match none.
+    """Returns the modules that match a class, a name or a suffix of names, and the texts that match no module.
 
     A class is given by its name, with or without the name of its Python module.
     """
@@ -163,7 +163,10 @@ def named_leaves(
 def _without_blocks_in_leaves(
     model: nn.Module, blocks: list[nn.Module], more_leaves: Sequence[nn.Module]
 ) -> list[nn.Module]:
-    """Adds the leaf modules: marked modules and ``more_leaves``. Each is one unit with everything that it contains."""
+    """Returns ``blocks`` and the leaf modules, which are the marked modules and ``more_leaves``.
+
+    Each leaf is one unit with everything that it contains.
+    """
     chosen = {id(module) for module in more_leaves}
     leaves = []
     for module in model.modules():
@@ -174,7 +177,10 @@ def _without_blocks_in_leaves(
 
 
 def _container_elements(module: nn.Module, prefix: str, inside: bool = False) -> Iterable[tuple[str, nn.Module]]:
-    """Yields elements of containers. ``inside``: an outer module is compiled, and its graph has the inner originals."""
+    """Yields the elements of containers, with their paths.
+
+    ``inside`` says that an outer module is compiled, so that its graph has the originals of inner compiled modules.
+    """
     inside = inside or is_compiled(module)
     for name, child in module.named_children():
         path = f"{prefix}.{name}" if prefix else name
@@ -198,14 +204,14 @@ def _find_params(model: nn.Module) -> list[Param]:
     plain = plain_names((name, index) for index, param in enumerate(result) for name in param.names)
     for param in result:
         param.names = [plain[name] for name in param.names]
-    # Memory that belongs to an engine or to shards may be freed, so it is not compared.
+    # Does not compare memory that belongs to an engine or to shards, because that memory can be freed.
     ordinary = [p for p in result if mark_of(p.tensors[0]) is None and shard_of(p.tensors[0]) is None]
     _C.check_apart([(param.names[0], param.tensors[0]) for param in ordinary])
     return result
 
 
 def _memory_key(tensor: torch.Tensor) -> object:
-    """Returns equal keys for tensors that are the same parameter: one object, or equal elements of one storage."""
+    """Returns a key that is equal for tensors of one parameter: for one object, or equal elements of a storage."""
     if (mark := mark_of(tensor)) is not None:
         return mark[:3]
     if (shard := shard_of(tensor)) is not None:

@@ -12,7 +12,7 @@ _WRAPPED = "_zeroshard_wraps"
 def wrap_once(owner: Any, name: str, instead: Callable[..., Any]) -> None:
     """Makes ``owner.name(...)`` call ``instead(own, ...)``, where ``own`` is the original. Does nothing a second time.
 
-    If ``owner`` is None or has no such attribute, nothing happens, because the library is then not imported or is
+    Does nothing, either, if ``owner`` is None or has no such attribute, because the library is not imported or has
     another version.
     """
     own = getattr(owner, name, None)

@@ -11,17 +11,17 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-INITIALIZERS = ("reset_parameters", "_reset_parameters", "_init_weights")  # materialize() calls them again
+INITIALIZERS = ("reset_parameters", "_reset_parameters", "_init_weights")  # materialize() calls these a second time
 _OVERWRITES = ("normal_", "uniform_", "fill_", "zero_", "copy_", "eye")
 _EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 _COPIES = ("clone", "_to_copy")
 
 
 class Writes(TorchDispatchMode):
-    """Records which tensors have never been written, and which meta tensors lose values.
+    """Records which tensors were never written, and which meta tensors lose values.
 
-    A write to a tensor without memory cannot be repeated later, except by an initializer. The records are kept on the
-    storage, because views write to it, and at the end on the parameters.
+    A write to a tensor without memory is lost. Only initializers can be called a second time to repeat their writes.
+    The records are attributes of the storage, because views also write to it, and at the end of the parameters.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Writes(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch would import torch._dynamo, which takes longer than building most models
+        return False  # with True, torch would import torch._dynamo, which takes longer than building most models
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -47,13 +47,13 @@ class Writes(TorchDispatchMode):
                 _mark(result, "_zeroshard_unwritten")
             on_meta = [tensor for tensor in given if tensor.is_meta]
             if any(is_lost(tensor) for tensor in on_meta):
-                _mark(result, "_zeroshard_lost")  # the result is a copy or a view
+                _mark(result, "_zeroshard_lost")  # because the result is a copy or a view
             if any(is_initialized(tensor) for tensor in on_meta):
                 _mark(result, "_zeroshard_initialized")
         return result
 
     def mark(self) -> None:
-        """Records for every parameter whether values are lost, and its version, because later writes are lost, too."""
+        """Records for every parameter whether it has lost values, and its version, because later writes are lost."""
         for param in self.params:
             param._zeroshard_lost = is_lost(param)
             param._zeroshard_version = param._version
@@ -75,22 +75,22 @@ class Writes(TorchDispatchMode):
 
 
 def is_unwritten(tensor: torch.Tensor) -> bool:
-    """Returns whether the tensor comes from ``torch.empty`` or the like and has arbitrary values."""
+    """Returns whether the tensor comes from ``torch.empty`` or a similar call, so that its values are arbitrary."""
     return torch._C._has_storage(tensor) and getattr(tensor.untyped_storage(), "_zeroshard_unwritten", False)
 
 
 def is_lost(tensor: torch.Tensor) -> bool:
-    """Returns whether the tensor has lost a write on the meta device that initializers will not repeat."""
+    """Returns whether the tensor has lost a write on the meta device that no initializer will repeat."""
     return getattr(tensor, "_zeroshard_lost", False) or getattr(tensor.untyped_storage(), "_zeroshard_lost", False)
 
 
 def is_initialized(tensor: torch.Tensor) -> bool:
-    """Returns whether an initializer wrote to the tensor on the meta device."""
+    """Returns whether an initializer has written to the tensor on the meta device."""
     return getattr(tensor.untyped_storage(), "_zeroshard_initialized", False)
 
 
 def was_written_after(tensor: torch.Tensor) -> bool:
-    """Returns whether the tensor was written in place after the ``Init`` context in which it was made."""
+    """Returns whether anybody wrote to the tensor in place after the ``Init`` context in which it was made."""
     return tensor._version != getattr(tensor, "_zeroshard_version", tensor._version)
 
 
