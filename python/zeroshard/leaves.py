@@ -22,7 +22,7 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 def _walk(value: Any, seen: dict[int, Any]) -> list[torch.Tensor]:
     """Returns the tensors in ``value``. ``seen`` keeps visited objects alive, so that their ids stay unique.
 
-    ``seen`` keeps visited objects alive, because a property can create equal ones anew.
+    ``seen`` keeps visited objects alive, so that no new object gets the ``id()`` of a visited one.
     """
     tensors = []
     for leaf in pytree.tree_leaves(value):

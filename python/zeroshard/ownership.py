@@ -152,7 +152,7 @@ class Ownership:
 
 
 def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run) -> MethodType:
-    """Returns a bound ``step()`` that updates through the engine, or by ``own`` if the user has given slices gradients."""
+    """Returns a bound ``step()`` that updates through the engine, or by ``own`` if slices have own gradients."""
     front, outside, replaced = run.optimizer, run.external is not None, optimizer.step
 
     def step(_: Any, closure: Callable | None = None) -> Any:

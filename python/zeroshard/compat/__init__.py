@@ -1,1 +1,1 @@
-"""Interfaces that scripts written for other libraries expect of zeroshard. Nothing outside imports this package."""
+"""Has the interfaces that scripts written for other libraries expect. zeroshard itself works without this package."""

@@ -1,4 +1,4 @@
-"""``deepspeed.accelerator``: the device of this process by DeepSpeed's names, for CUDA and the CPU."""
+"""Implements ``deepspeed.accelerator``: the device of this process with DeepSpeed's names, for CUDA and the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 class Accelerator:
-    """The functions of both devices. They create a CUDA context only if the answer needs one."""
+    """Has the functions that CUDA and the CPU share. They create a CUDA context only if the answer needs one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class Accelerator:
 
 
 class CudaAccelerator(Accelerator):
-    """``torch.cuda``; functions that are not defined here are torch's own."""
+    """Has the functions for CUDA. Those that are not defined in the class are functions of ``torch.cuda``."""
 
     _OWN = frozenset(
         [
@@ -140,7 +140,10 @@ class CudaAccelerator(Accelerator):
 
 
 class CpuAccelerator(Accelerator):
-    """The CPU: one device per rank of this host. The device's memory is the memory of the process."""
+    """Has the functions for the CPU, which counts as one device per rank of this host.
+
+    The device's memory is the memory of the process.
+    """
 
     Stream = Event = None
 
@@ -157,7 +160,7 @@ class CpuAccelerator(Accelerator):
         return "cpu"
 
     def set_device(self, device_index: Any) -> None:
-        """Does nothing, because there is one device."""
+        """Does nothing, because a rank on the CPU has only one device."""
 
     def device_count(self) -> int:
         return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
@@ -204,7 +207,7 @@ class CpuAccelerator(Accelerator):
     memory_reserved = memory_cached = memory_allocated
 
     def max_memory_allocated(self, device_index: Any = None) -> int:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the kernel updates it only sometimes
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the kernel updates ru_maxrss only sometimes
         return max(peak, self.memory_allocated())
 
     max_memory_reserved = max_memory_cached = max_memory_allocated
@@ -250,7 +253,7 @@ class CpuAccelerator(Accelerator):
 
 @functools.cache
 def get_accelerator() -> Accelerator:
-    """Returns CUDA if there is a GPU, else the CPU. DS_ACCELERATOR=cpu or cuda overrides the choice."""
+    """Returns the accelerator for CUDA if there is a GPU, else for the CPU. DS_ACCELERATOR overrides the choice."""
     name = os.environ.get("DS_ACCELERATOR", "")
     if name not in ("", "cpu", "cuda"):
         raise ValueError(f"DS_ACCELERATOR is '{name}', expected 'cuda' or 'cpu': zeroshard runs on these")

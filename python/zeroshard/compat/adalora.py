@@ -1,4 +1,7 @@
-"""Adapts AdaLoRA of peft to stage 3. AdaLoRA reads adapters in the forward, and reads and masks them after a step."""
+"""Adapts AdaLoRA of peft to stage 3.
+
+AdaLoRA reads adapters in the forward, and reads and masks adapters after a step.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _ADAPTERS = ("lora_A", "lora_B", "lora_E")
 
 
 def read_adapters() -> None:
-    """Makes AdaLoRA's model and allocator work on sharded adapters, if they are imported."""
+    """Makes the model and the allocator of AdaLoRA work on sharded adapters, if they are imported."""
     model = getattr(sys.modules.get("peft.tuners.adalora.model"), "AdaLoraModel", None)
     allocator = getattr(sys.modules.get("peft.tuners.adalora.layer"), "RankAllocator", None)
     wrap_once(model, "forward", _forward)
@@ -29,7 +32,7 @@ def read_adapters() -> None:
 
 
 def _adapters_of(model: nn.Module, adapter: str) -> list[tuple[str, nn.Parameter]]:
-    """Returns the named parameters of an adapter if an engine has sharded some of them; otherwise an empty list."""
+    """Returns the named parameters of an adapter if an engine has sharded some of them, else an empty list."""
     named = [
         (name, param)
         for name, param in model.named_parameters()
@@ -56,7 +59,8 @@ def _distances(named: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
     """Returns how far the rows of each A and the columns of each B are from orthonormal.
 
     The distance is the norm of A A^T - I or B^T B - I (equation 4 of the AdaLoRA paper,
-    https://openreview.net/pdf?id=lq62uWRJjiY; peft does not square the norm). One unit is gathered at a time.
+    https://openreview.net/pdf?id=lq62uWRJjiY, but like peft without the square of the norm). The function gathers one
+    unit at a time.
     """
     found = []
     for _, of_unit in groupby(named, key=lambda each: unit_of(mark_of(each[1]))):
@@ -69,7 +73,7 @@ def _distances(named: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
 
 
 def _reading(param: nn.Parameter, made: list[torch.Tensor]) -> AbstractContextManager[None]:
-    """Gathers the parameter's unit inside, and for the backward of the tensors that are then in ``made``."""
+    """Gathers the parameter's unit inside, and for the backward pass of the tensors that are in ``made`` at the end."""
     mark = mark_of(param)
     return nullcontext() if mark is None else mark.owner().readers.reading(mark.unit, made)
 
@@ -82,7 +86,7 @@ def _was_applied(param: nn.Parameter) -> bool:
 
 
 class _Copies:
-    """Replaces a model for the allocator. It has whole copies of the adapters in fp32, with their gradients."""
+    """Replaces a model for the allocator. Has whole copies of the adapters in fp32, with their gradients."""
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> None:
         self._named = []
@@ -103,7 +107,10 @@ class _Copies:
 
 @contextmanager
 def _copies(named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> Iterator[_Copies]:
-    """Yields copies, in which the allocator sets entries of "lora_E" to 0, and writes changed copies back."""
+    """Yields copies of adapters. The allocator sets entries of "lora_E" to 0 in them.
+
+    Writes changed copies back at the end.
+    """
     copies = _Copies(named, with_gradients=with_gradients)
     before = {name: copy.clone() for name, copy in copies.named_parameters() if "lora_E" in name}
     yield copies

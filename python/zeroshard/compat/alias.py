@@ -1,4 +1,4 @@
-"""Provides the name ``deepspeed``: the contents of its modules, and the error for every other name."""
+"""Provides the name ``deepspeed``: the contents of its modules, and the error for every name that they lack."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 from .. import _C
 from ..messages import log
 
-STANDS_FOR = "0.19.8"  # the release of DeepSpeed whose interface this is
+STANDS_FOR = "0.19.8"  # the release of DeepSpeed whose interface this is a copy of
 VERSION = f"{STANDS_FOR}+zeroshard.{_C.__version__}"
-PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")  # holds the package and its metadata
+PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")  # contains the package and its metadata
 BIN = os.path.join(os.path.dirname(PATH), "bin")
 GIT_HASH = GIT_BRANCH = "[none]"  # DeepSpeed's words for a release
 _TOLD = "ZEROSHARD_TOLD_PROVIDER"  # set in the environment, so that child processes do not print the message again
@@ -30,7 +30,7 @@ _SEQUENCE = (
 )
 _KERNELS = "zeroshard builds no operators; deepspeed.ops has adam, adagrad and lion"
 _OPTIMIZER = "ask the engine instead: engine.optimizer, engine.zero_optimization_stage()"
-# Why a name and all names below it are missing.
+# The reason why a name and all names below it are missing.
 REFUSED = {
     "deepspeed.moe": "zeroshard has no expert parallelism; a model's own mixture-of-experts layers train as they are, "
     "see deepspeed.utils.set_z3_leaf_modules",
@@ -74,7 +74,7 @@ REFUSED = {
 
 
 def _reason(name: str) -> str:
-    """Returns why the name is missing; empty if no reason is known."""
+    """Returns why a name is missing, or "" if no reason is known."""
     parts = name.split(".")
     found = (REFUSED.get(".".join(parts[:length])) for length in range(len(parts), 1, -1))
     return next(filter(None, found), "")
@@ -98,7 +98,7 @@ def provide(
 
     Args:
         module: the module's own name.
-        names: the module's names, by the module of zeroshard that has them; "new = old" if they differ.
+        names: the module's names, by the module of zeroshard that has them, as "new = old" if they differ there.
         modules: the module's submodules.
     """
     places: dict[str, tuple[str, str]] = {}
@@ -107,8 +107,8 @@ def provide(
             name, _, original = entry.partition(" = ")
             places[name] = (place, original or name)
     submodules = frozenset(modules)
-    # A module that looks for submodules also asks the finders about missing names, and these can say why they are
-    # missing.
+    # With a __path__, Python asks the finders also for missing names of the module, and the finders can say why they
+    # are missing.
     vars(sys.modules[module]).setdefault("__path__", [])
     known = [*places, *submodules]
 
@@ -119,7 +119,7 @@ def provide(
             raise AttributeError(_missing(f"{module}.{name}", known), name=name, obj=sys.modules.get(module))
         place, original = places[name]
         value = getattr(importlib.import_module(place), original)
-        setattr(sys.modules[module], name, value)  # from now on the name is found directly, and may be assigned to
+        setattr(sys.modules[module], name, value)  # later uses find the name directly, and scripts may assign to it
         return value
 
     def __dir__() -> list[str]:
@@ -129,33 +129,33 @@ def provide(
 
 
 def become(module: str, place: str) -> ModuleType:
-    """Replaces ``module`` by a module of zeroshard and returns it, so that assignments to its names have effect."""
+    """Replaces ``module`` by the module ``place`` and returns that, so that assignments to its names have effect."""
     found = importlib.import_module(place)
     sys.modules[module] = found
     return found
 
 
 class _Refusals:
-    """The last finder. It says why a module below ``deepspeed``, which no other finder has, does not exist here."""
+    """The last finder of modules. It raises an error that says why a module below ``deepspeed`` does not exist."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
         if name.startswith("deepspeed.") and hasattr(sys.modules.get("deepspeed"), "__zeroshard__"):
             parent = sys.modules.get(name.rpartition(".")[0])
-            # The error does not name the module, because `from deepspeed import x` would then replace it by an error
-            # that says less.
+            # Does not give the error the module's name, because `from deepspeed import x` would then replace it by an
+            # error that says less.
             raise ModuleNotFoundError(_missing(name, getattr(parent, "__all__", ())))
 
 
 def begin() -> None:
-    """Runs when ``deepspeed`` is imported. Uses no device and no file; rank 0 says who provides it."""
+    """Runs when ``deepspeed`` is imported. Uses no device and no file. On rank 0, logs who provides it."""
     if not any(finder is _Refusals for finder in sys.meta_path):
         sys.meta_path.append(_Refusals)
     if _TOLD in os.environ:
         return
     try:
         rank = _C.rank_environment().rank
-    except ValueError:  # init_distributed raises this error
+    except ValueError:  # init_distributed raises the same error later
         return
     os.environ[_TOLD] = "1"
     if rank == 0:
@@ -170,7 +170,7 @@ def begin() -> None:
 
 
 class _Finder:
-    """Finds the package and its metadata in ``PATH``, before any other ``deepspeed`` that is installed."""
+    """Finds the package ``deepspeed`` and its metadata in ``PATH``, before any other one that is installed."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:

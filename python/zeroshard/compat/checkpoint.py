@@ -1,4 +1,4 @@
-"""Does the parts of DeepSpeed's ``save_checkpoint`` and ``load_checkpoint`` that zeroshard's do not have."""
+"""Does what DeepSpeed's ``save_checkpoint`` and ``load_checkpoint`` do, and zeroshard's do not."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def save(
     exclude_frozen_parameters: bool = False,
     rank_state: dict[str, Any] | None = None,
 ) -> bool:
-    """Saves like zeroshard, but returns when the checkpoint is committed, because Trainer then deletes the one before.
+    """Saves as zeroshard does, but returns after the commit, because Trainer then deletes the previous checkpoint.
 
-    With ``zeroshard.checkpoint.async: true`` in the user's configuration it returns earlier. Rank 0 writes the script
-    ``zero_to_fp32.py`` next to the checkpoint.
+    With ``zeroshard.checkpoint.async: true`` in the user's configuration, the call returns before the commit. Rank 0
+    writes the script ``zero_to_fp32.py`` next to the checkpoint.
     """
     background = _is_asked_for(run.parsed, "zeroshard.checkpoint.async")
     checkpoint.save(
@@ -58,13 +58,13 @@ def save(
     if run.rank == 0:
         try:
             _write_script(os.path.join(os.fsdecode(save_dir), SCRIPT))
-        except OSError as error:  # the script is a convenience, and the checkpoint is saved
+        except OSError as error:  # only a warning, because the checkpoint is saved and needs no script
             log(f"warning: cannot write {SCRIPT}: {error}. `zeroshard checkpoint export` does the same")
     return True
 
 
 def _is_asked_for(parsed: _C.ParsedConfig, path: str) -> bool:
-    """Returns whether the user's own configuration sets the key to true; a default does not count."""
+    """Returns whether the user's configuration itself sets the key to true. A default does not count."""
     return any(
         found == path and value == "true" and origin.startswith("file") for found, value, origin in parsed.values
     )
@@ -77,7 +77,7 @@ def _write_script(path: str) -> None:
     if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
         raise FileExistsError(f"{path} is a link or a device, not a regular file")
     directory = os.path.dirname(path) or "."
-    os.makedirs(directory, mode=0o700, exist_ok=True)  # a background save may not have created it yet
+    os.makedirs(directory, mode=0o700, exist_ok=True)  # a background save might not have created it yet
     fd, temporary = tempfile.mkstemp(prefix=f".{SCRIPT}.", dir=directory)
     try:
         with os.fdopen(fd, "w") as file:
@@ -101,10 +101,10 @@ def load(
     strict: bool = False,
     rank_state: dict[str, Any] | None = None,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Loads like zeroshard, but imports a directory that DeepSpeed wrote (ZeRO 1 to 3, universal) first.
+    """Loads as zeroshard does, but first imports a directory that DeepSpeed wrote (ZeRO 1 to 3, universal).
 
     Rank 0 writes the imported checkpoint to ``.zeroshard-import-*`` in ``load_dir``, and deletes it when all ranks have
-    loaded it. No code of the pickles runs.
+    loaded it. No code in the pickles runs.
     """
     root = os.fsdecode(load_dir)
     foreign = None
@@ -137,7 +137,7 @@ def load(
     try:
         together(run, convert_there, "load_checkpoint")
         _, client_state = checkpoint.load(run, imported, "imported", *options, True, rank_state)
-        together(run, lambda: None, "load_checkpoint")  # all ranks have read it
+        together(run, lambda: None, "load_checkpoint")  # waits until all ranks have read it
     finally:
         if run.rank == 0:
             shutil.rmtree(imported, ignore_errors=True)
@@ -145,7 +145,7 @@ def load(
 
 
 def find_deepspeed(root: str, tag: str | int | None = None, universal_first: bool = False) -> str | None:
-    """Returns the directory of the DeepSpeed checkpoint that ``root`` and ``tag`` name; None if there is none.
+    """Returns the directory of the DeepSpeed checkpoint that ``root`` and ``tag`` name, or None if there is none.
 
     Raises ``ValueError`` for a checkpoint without a ZeRO stage, which cannot be imported.
     """
@@ -169,7 +169,7 @@ def find_deepspeed(root: str, tag: str | int | None = None, universal_first: boo
 
 
 def _names_ours(root: str) -> bool:
-    """Returns whether ``latest`` names a checkpoint of zeroshard. DeepSpeed may have used the directory before."""
+    """Returns whether ``latest`` names a checkpoint of zeroshard. DeepSpeed can have used the same directory before."""
     below = named_below(root, "latest")
     return below is not None and os.path.lexists(os.path.join(below, "manifest.json"))
 
@@ -198,7 +198,7 @@ def _common_number(run: Run) -> int:
 
 
 def clone_tensors_for_torch_save(item: Any, device: torch.device | str = _CPU) -> Any:
-    """Returns a copy of ``item``: each tensor, also in lists, tuples and dicts, has memory of its own on ``device``."""
+    """Returns a copy of ``item``. Each tensor, also in lists, tuples and dicts, gets its own memory on ``device``."""
     if isinstance(item, torch.Tensor):
         copy = item.detach().to(device)
         return copy.clone() if copy.data_ptr() == item.data_ptr() else copy

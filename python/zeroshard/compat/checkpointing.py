@@ -1,4 +1,4 @@
-"""``deepspeed.checkpointing``: recomputes activations like torch.utils.checkpoint."""
+"""Implements ``deepspeed.checkpointing``: recomputes activations as torch.utils.checkpoint does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Accepts only the defaults of DeepSpeed's settings. Raises ``ValueError`` for other values."""
+    """Accepts DeepSpeed's settings, but only with their default values. Raises ``ValueError`` for other values."""
     global _configured
     for name, value in (
         ("partition_activations", partition_activations),
@@ -40,11 +40,11 @@ def is_configured() -> bool:
 
 
 def reset() -> None:
-    """Does nothing, because there are no buffers of activations."""
+    """Does nothing, because zeroshard has no buffers of activations."""
 
 
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """Computes ``function(*args)``. The backward pass computes its activations again."""
+    """Returns ``function(*args)``. The backward pass computes the function's activations a second time."""
     return recompute(function, *args, use_reentrant=False)
 
 

@@ -1,4 +1,4 @@
-"""``deepspeed.comm``: DeepSpeed's signatures over torch.distributed."""
+"""Implements ``deepspeed.comm``: DeepSpeed's signatures over torch.distributed."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def init_distributed(
     """Starts torch.distributed for the ranks of any launcher, or for one rank without a launcher.
 
     Args:
-        dist_backend: "nccl" or "gloo"; None chooses by the device, and so does "nccl" on a host without GPUs.
+        dist_backend: "nccl" or "gloo". None chooses by the device, and so does "nccl" on a host without GPUs.
         distributed_port: port of rank 0's store, if the launcher sets no MASTER_PORT.
         timeout: how long ranks wait for one another.
-        init_method: a URL for torch.distributed; `rank` and `world_size` belong to it.
-        dist_init_required: False raises ``StateError`` unless torch.distributed is started already.
+        init_method: a URL for torch.distributed, which needs `rank` and `world_size`.
+        dist_init_required: False raises ``StateError`` if torch.distributed is not started yet.
 
-    Afterwards RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set. `auto_mpi_discovery`, `verbose` and `config`
-    have no effect, because ranks of mpirun and srun are always found.
+    The call sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. `auto_mpi_discovery`, `verbose` and `config` have
+    no effect, because zeroshard always finds ranks of mpirun and srun.
     """
     if dist_init_required is False and not dist.is_initialized():
         raise _C.StateError(
@@ -91,8 +91,8 @@ def _from_environment(backend: str | None, port: int, timeout: timedelta, device
 
 
 def _backend(name: str | None) -> str | None:
-    """Returns the backend that the caller requests; None if the device decides."""
-    if name is None or ":" in name:  # torch reads "cpu:gloo,cuda:nccl"
+    """Returns the backend that the caller requests, or None if the device decides."""
+    if name is None or ":" in name:  # for example "cpu:gloo,cuda:nccl", which torch reads
         return name
     if name.lower() not in _BACKENDS:
         raise ValueError(f"init_distributed: dist_backend is '{name}', expected 'nccl', 'gloo' or None")
@@ -111,7 +111,8 @@ def _by_device() -> str:
 def _tell_accelerate() -> None:
     """Gives Accelerate a backend if there is no GPU. Otherwise Accelerate would take each rank for a separate job.
 
-    Accelerate's state imports ``deepspeed.comm`` while it is made, and later counts the ranks only if it has a backend.
+    Accelerate imports ``deepspeed.comm`` while it makes its state. Later it counts the ranks only if the state has a
+    backend.
     """
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     shared = getattr(state, "_shared_state", None)
@@ -132,7 +133,7 @@ def is_available() -> bool:
 
 
 def get_local_rank() -> int:
-    """This rank's number among the ranks of its host."""
+    """Returns this rank's number among the ranks of its host."""
     return _C.rank_environment().local_rank
 
 
@@ -165,7 +166,7 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
 ) -> None:
-    """Raises ``ValueError`` if it is to enable DeepSpeed's log of collectives, which zeroshard does not have."""
+    """Raises ``ValueError`` if ``enabled``, because zeroshard does not have DeepSpeed's log of collectives."""
     if enabled:
         raise ValueError(
             "deepspeed.comm.configure: enabled is True, and zeroshard has no log of collectives: "
@@ -181,7 +182,7 @@ has_reduce_scatter_tensor = has_all_gather_into_tensor
 
 
 def _passed_on(name: str, **renamed: str) -> Callable[..., Any]:
-    """Returns torch's function, which also takes DeepSpeed's keywords; `renamed`: {DeepSpeed's: torch's}."""
+    """Returns torch's function, but with DeepSpeed's keywords, too. `renamed` is {DeepSpeed's: torch's}."""
     function = getattr(dist, name)
 
     @functools.wraps(function)

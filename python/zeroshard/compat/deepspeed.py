@@ -1,4 +1,4 @@
-"""``deepspeed.initialize`` and its engine, with DeepSpeed's names, signatures and meanings."""
+"""Implements ``deepspeed.initialize`` and its engine, with DeepSpeed's names, signatures and meanings."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from .trl_hash import gather_for_hashes
 
 
 class DeepSpeedEngine(Engine):
-    """``deepspeed.DeepSpeedEngine``. Differs from zeroshard's own engine if a name means something else in DeepSpeed.
+    """Is ``deepspeed.DeepSpeedEngine``.
 
-    ``save_checkpoint`` returns when the checkpoint is committed, because callers then delete the previous checkpoint.
-    With ``zeroshard.checkpoint.async: true`` in the configuration, the checkpoint is written while training continues.
-    Rank 0 writes the script ``zero_to_fp32.py`` next to the checkpoint.
+    Differs from zeroshard's own engine where a name means something else in DeepSpeed. ``save_checkpoint`` returns when
+    the checkpoint is committed, because callers then delete the previous checkpoint. With ``zeroshard.checkpoint.async:
+    true`` in the configuration, it returns earlier, and a thread writes the checkpoint while training continues. Rank 0
+    writes the script ``zero_to_fp32.py`` next to the checkpoint.
     """
 
     _checkpoints = checkpoint
@@ -58,16 +59,16 @@ class DeepSpeedEngine(Engine):
     # -- training ----------------------------------------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
-        """Computes and reduces gradients. Returns the loss, divided by the accumulation steps by default."""
+        """Computes and reduces gradients. Returns the loss, which is divided by the accumulation steps by default."""
         super().backward(loss, retain_graph, scale_wrt_gas)
         return loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
 
     @contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:
-        """Reduces the gradients of all backward passes inside once, when the context ends, before ``step()``.
+        """Reduces the gradients of all backward passes inside at once, when the context ends.
 
-        Collective. Until the end each rank keeps its own gradients whole. Raises ``StateError`` inside ``no_sync()``
-        and inside another such context.
+        It must end before ``step()``. Collective. Until the end each rank keeps its own gradients whole. Raises
+        ``StateError`` inside ``no_sync()`` and inside another such context.
         """
         if not self._syncs:
             raise _C.StateError(
@@ -78,7 +79,7 @@ class DeepSpeedEngine(Engine):
             yield
         if self._run.core.has_pending_gradients:
             with backward_pass(self._run.core, sync=True):
-                pass  # the pass itself adds nothing, and reduces the kept gradients
+                pass  # this pass adds no gradients, and reduces the kept ones
 
     def loss_scale(self) -> float:
         return self._run.core.loss_scale
@@ -87,10 +88,10 @@ class DeepSpeedEngine(Engine):
         return self.fp16_enabled() and self._value("fp16.loss_scale") == 0
 
     def allreduce_gradients(self, bucket_size: int = 0) -> None:
-        """Does nothing, because ``backward`` has reduced the gradients."""
+        """Does nothing, because ``backward`` has already reduced the gradients."""
 
     def empty_partition_cache(self) -> None:
-        """Does nothing, because a unit's memory is free when the unit is resharded."""
+        """Does nothing, because resharding a unit frees its memory."""
 
     def offload_states(
         self,
@@ -99,11 +100,11 @@ class DeepSpeedEngine(Engine):
         pin_memory: bool = True,
         non_blocking: bool = False,
     ) -> None:
-        """Does nothing on the CPU, because all states are in its memory already. Raises ``StateError`` on GPUs."""
+        """Does nothing on the CPU, because all states are in host memory already. Raises ``StateError`` on GPUs."""
         self._check_offload("offload_states", getattr(device, "value", device))
 
     def reload_states(self, non_blocking: bool = False) -> None:
-        """Does nothing on the CPU, like ``offload_states``."""
+        """Does nothing on the CPU, like ``offload_states``. Raises ``StateError`` on GPUs."""
         self._check_offload("reload_states", "cpu")
 
     def _check_offload(self, call: str, to: str) -> None:
@@ -116,7 +117,7 @@ class DeepSpeedEngine(Engine):
             )
 
     def destroy(self) -> None:
-        """Ends the engine like zeroshard's own ``destroy``. A second call does nothing."""
+        """Ends the engine as zeroshard's own ``destroy`` does. A second call does nothing."""
         had_ended = self._run.has_ended
         super().destroy()
         if not had_ended:
@@ -140,7 +141,7 @@ class DeepSpeedEngine(Engine):
         *,
         rank_state: dict[str, Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continues from a checkpoint of zeroshard or DeepSpeed, with any number of ranks and any stage. Collective."""
+        """Continues from a checkpoint of zeroshard or DeepSpeed, of any number of ranks and any stage. Collective."""
         return super().load_checkpoint(
             load_dir,
             tag,
@@ -171,7 +172,7 @@ class DeepSpeedEngine(Engine):
         return super().save_16bit_model(save_dir, name, exclude_frozen_parameters)
 
     def save_fp16_model(self, save_dir: str | os.PathLike, save_filename: str = "pytorch_model.bin") -> bool:
-        """The older name of ``save_16bit_model``."""
+        """Does the same as ``save_16bit_model``, which is its newer name."""
         return self.save_16bit_model(save_dir, save_filename)
 
     def module_state_dict(
@@ -192,17 +193,20 @@ class DeepSpeedEngine(Engine):
     def load_module_state_dict(
         self, checkpoint: dict[str, Any], strict: bool = True, custom_load_fn: Callable | None = None, **_: Any
     ) -> None:
-        """Loads ``checkpoint["module"]`` into the module. Collective; rank 0's values count."""
+        """Loads ``checkpoint["module"]`` into the module, with the values of rank 0. Collective."""
         if custom_load_fn is not None:
             custom_load_fn(src=checkpoint["module"], dst=self.module)
         else:
             self.module.load_state_dict(checkpoint["module"], strict=strict)
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
-        """Returns the whole model's ``state_dict`` on rank 0's CPU, gathered unit by unit; else None. Collective."""
+        """Returns the whole model's ``state_dict`` on rank 0's CPU, and None on other ranks. Gathers unit by unit.
+
+        Collective.
+        """
         try:
             return state_dict_of_rank_0(self._run, lambda p: p.requires_grad or not exclude_frozen_parameters)
-        except ValueError as error:  # Trainer takes a ValueError for "gathering is off"
+        except ValueError as error:  # because Trainer takes a ValueError for "gathering is off"
             raise RuntimeError(f"the model's weights could not be collected: {error}") from error
 
     def _consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
@@ -213,7 +217,7 @@ class DeepSpeedEngine(Engine):
 
     @property
     def optimizer(self) -> DeepSpeedOptimizer | None:
-        """The optimizer in front of the sharded states; None for an engine that only evaluates."""
+        """The optimizer that users see in place of the sharded states, or None for an engine that only evaluates."""
         return self._run.optimizer if self._run.trains or self._run.config.stage == 3 else None
 
     @property
@@ -224,7 +228,7 @@ class DeepSpeedEngine(Engine):
 
     @property
     def dp_world_size(self) -> int:
-        """Returns the number of ranks with their own rows. The ranks of a sequence group count as one."""
+        """Returns the number of ranks that have rows of their own. The ranks of a sequence group count as one."""
         return self._run.world_size // self.sequence_parallel_size
 
     data_parallel_world_size = dp_world_size
@@ -254,7 +258,7 @@ class DeepSpeedEngine(Engine):
         return 0
 
     def get_sequence_parallel_group(self) -> dist.ProcessGroup | None:
-        """Returns the group of ranks that train on the same rows as this one."""
+        """Returns the group of the ranks that train on the same rows as this rank."""
         return _get_sequence_parallel_group() if self.sequence_parallel_size > 1 else None
 
     def get_batch_info(self) -> tuple[int, int, int]:
@@ -262,7 +266,7 @@ class DeepSpeedEngine(Engine):
         return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
 
     def optimizer_name(self) -> str | None:
-        """Returns the name of the configuration's optimizer, in lower case."""
+        """Returns the name of the configuration's optimizer in lower case, or None."""
         name = self._value("optimizer.type")
         return name.lower() if isinstance(name, str) else None
 
@@ -328,7 +332,7 @@ class DeepSpeedEngine(Engine):
         return self._value("zero_optimization.offload_param")
 
     def zero_cpu_offload(self) -> bool:
-        """Returns whether optimizer states are on the host while a device computes. On the CPU this is False."""
+        """Returns whether optimizer states are on the host while a device computes. Returns False on the CPU."""
         asked = str(self._value("zero_optimization.offload_optimizer.device")).lower() == "cpu"
         asked = asked or self._value("zero_optimization.cpu_offload") == 1
         return self.device.type != "cpu" and self.zero_optimization() and asked
@@ -373,10 +377,10 @@ def initialize(
     mesh_param: Any = None,
     config_params: str | dict | None = None,
 ) -> tuple[DeepSpeedEngine, DeepSpeedOptimizer | None, torch.utils.data.DataLoader | None, Any]:
-    """See ``zeroshard.initialize``; the engine and its optimizer have DeepSpeed's meanings. Collective.
+    """Does the same as ``zeroshard.initialize``, but with DeepSpeed's engine and optimizer. Collective.
 
-    Without a launcher it starts torch.distributed for one rank. ``dist_init_required=False`` raises ``StateError``
-    unless torch.distributed is started already.
+    Without a launcher it starts torch.distributed for one rank. ``dist_init_required=False`` raises ``StateError`` if
+    torch.distributed is not started yet.
     """
     if dist_init_required is False:
         init_distributed(dist_init_required=False)  # raises if torch.distributed is not started

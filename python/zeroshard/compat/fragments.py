@@ -1,7 +1,7 @@
-"""Weights, gradients and optimizer states of single parameters, by DeepSpeed's names: see ``zeroshard.param_values``.
+"""Reads and sets weights, gradients and optimizer states of single parameters, with DeepSpeed's names.
 
-"Full" functions return or take whole tensors, and every rank calls them. "Local" functions return or take the elements
-that this rank updates.
+See ``zeroshard.param_values``. "Full" functions return or take whole tensors, and every rank must call them. "Local"
+functions return or take the elements that this rank updates.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
 
 
 def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str | None) -> torch.Tensor | None:
-    """Returns a state of the optimizer, such as ``exp_avg``; master weights for None. Collective."""
+    """Returns a state of the optimizer, such as ``exp_avg``. None returns the master weights. Collective."""
     return read_state(param, optim_state_key, False, "safe_get_full_optimizer_state")
 
 
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """Returns the gradient; None if no rank has one. Collective."""
+    """Returns the parameter's gradient, or None if no rank has one. Collective."""
     return read_gradient(param, False, "safe_get_full_grad")
 
 
@@ -47,17 +47,17 @@ def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
 
 
 def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Sets the parameter and its master weights. Every rank calls it, with the same values."""
+    """Sets the parameter and its master weights. Every rank must call it with the same values."""
     write_state(param, None, value, False, "safe_set_full_fp32_param")
 
 
 def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str | None) -> None:
-    """Sets a state of the optimizer. Every rank calls it, with the same values."""
+    """Sets a state of the optimizer. Every rank must call it with the same values."""
     write_state(param, optim_state_key, value, False, "safe_set_full_optimizer_state")
 
 
 def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Sets the gradient that the next step uses. Every rank calls it after ``backward``, with the same values."""
+    """Sets the gradient that the next step uses. Every rank must call it after ``backward``, with the same values."""
     write_gradient(param, value, False, "safe_set_full_grad")
 
 
@@ -74,7 +74,7 @@ def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tenso
 
 
 def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Sets this rank's elements of the gradient that the next step uses. Every rank calls it after ``backward``."""
+    """Sets this rank's elements of the gradient that the next step uses. Every rank must call it after ``backward``."""
     _check_stage(param, "safe_set_local_grad")
     write_gradient(param, value, True, "safe_set_local_grad")
 
@@ -83,7 +83,7 @@ def safe_update_full_grad_vectorized(
     param_list: Iterable[torch.nn.Parameter],
     update_func: Callable[[torch.Tensor, torch.nn.Parameter], torch.Tensor],
 ) -> None:
-    """Sets each gradient to ``update_func(gradient, param)``. Every rank calls it with the same parameters."""
+    """Sets each gradient to ``update_func(gradient, param)``. Every rank must call it with the same parameters."""
     for param in param_list:
         if param.requires_grad and (grad := safe_get_full_grad(param)) is not None:
             safe_set_full_grad(param, update_func(grad, param))

@@ -1,4 +1,4 @@
-"""``generate()`` of transformers at stage 3."""
+"""Makes ``generate()`` of transformers work at stage 3."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..marks import mark_of
 from ..wrapping import wrap_once
 from .zero import GatheredParameters
 
-_budgets: weakref.WeakKeyDictionary[_C.Engine, int] = weakref.WeakKeyDictionary()  # largest number of elements
+_budgets: weakref.WeakKeyDictionary[_C.Engine, int] = weakref.WeakKeyDictionary()  # most elements to keep gathered
 
 
 def keep_gathered(core: _C.Engine, budget: int) -> None:
     """Keeps the parameters of ``core`` gathered during a ``generate()`` if they have at most ``budget`` elements.
 
-    Otherwise every token gathers every unit, and all ranks must generate equally many tokens. ``generate()`` is
-    collective in both cases.
+    With more elements, every token gathers every unit, and all ranks must generate equally many tokens. ``generate()``
+    is collective in both cases.
     """
     _budgets[core] = budget
     mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
@@ -36,7 +36,7 @@ def _generate(own: Callable[..., Any], self: nn.Module, *args: Any, **kwargs: An
 
 @contextmanager
 def unwrap_model_for_generation(model: nn.Module) -> Iterator[nn.Module]:
-    """Gathers all parameters of ``model`` at stage 3, whatever the budget is. Writes are dropped. Collective.
+    """Gathers all parameters of ``model`` at stage 3, even if they exceed the budget. Drops writes to them. Collective.
 
     The engine's hooks stay, but do nothing inside.
     """
@@ -45,7 +45,7 @@ def unwrap_model_for_generation(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _kept(module: nn.Module) -> list[nn.Parameter]:
-    """Returns the parameters to keep gathered: the parameters of each engine whose size is within its budget."""
+    """Returns the parameters to keep gathered, which are those of each engine that is within its budget."""
     by_core: dict[_C.Engine, list[nn.Parameter]] = {}
     for param in module.parameters():
         if (mark := mark_of(param)) is not None and (core := mark.core()) in _budgets:

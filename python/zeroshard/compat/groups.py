@@ -1,7 +1,7 @@
-"""``deepspeed.utils.groups``: the groups of ranks. All ranks hold shards; a sequence group trains on the same rows.
+"""Implements ``deepspeed.utils.groups``, the groups of ranks.
 
-As in DeepSpeed, the answers belong to the process. Once there were sequence groups, the functions return them, even if
-the latest engine has none.
+As in DeepSpeed, the results are those of the process, not of an engine. If the process has made sequence groups, the
+functions return them, even if the latest engine has none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .parallel_state import get_sequence_data_parallel_group, get_sequence_paral
 
 
 def get_data_parallel_group() -> dist.ProcessGroup | None:
-    """Returns the group of all ranks; None with sequence groups, as in DeepSpeed."""
+    """Returns the group of all ranks, or None with sequence groups, as DeepSpeed does."""
     return dist.group.WORLD if size() == 1 else None
 
 

@@ -1,4 +1,4 @@
-"""``deepspeed.launcher.runner``: its constants, and DeepSpeed's launcher as a function."""
+"""Implements ``deepspeed.launcher.runner``: its constants, and DeepSpeed's launcher as a function."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the program ``deepspeed`` with these arguments, by default those of this process.
 
-    Returns if the program has ended with 0. Otherwise raises ``SystemExit`` with the program's exit code. If the main
-    thread calls it, signals to this process are passed on to the program.
+    Returns if the program ends with code 0. Otherwise raises ``SystemExit`` with the program's exit code. If the main
+    thread calls this function, it passes signals to this process on to the program.
     """
     sys.stdout.flush()
     sys.stderr.flush()

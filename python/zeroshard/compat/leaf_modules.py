@@ -1,4 +1,4 @@
-"""``deepspeed.utils.z3_leaf_module``: modules that are one unit, with all modules inside them."""
+"""Implements ``deepspeed.utils.z3_leaf_module``: marks modules that form one unit with all modules inside them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..units import LEAF
 def set_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: list[type[nn.Module] | str], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Makes each module of these classes one unit, with all modules inside it. Returns the modules."""
+    """Makes each module of these classes one unit, together with all modules inside it. Returns the modules."""
     found = [module for module in model.modules() if _is_of(module, leaf_module_classes)]
     for module in found:
         setattr(module, LEAF, True)
@@ -37,14 +37,14 @@ def unset_z3_leaf_modules(
 def set_z3_leaf_modules_by_name(
     model: nn.Module, module_names: list[str], raise_if_not_found: bool = True
 ) -> tuple[list[nn.Module], list[str]]:
-    """Makes each module with one of these full names one unit. Returns the modules, and the unknown names."""
+    """Makes each module with one of these full names one unit. Returns the modules, and the unused names."""
     return _set_leaves(model, module_names, lambda name, wanted: name == wanted, raise_if_not_found)
 
 
 def set_z3_leaf_modules_by_suffix(
     model: nn.Module, module_name_suffixes: list[str], raise_if_not_found: bool = True
 ) -> tuple[list[nn.Module], list[str]]:
-    """Makes each module whose full name ends so one unit. Returns the modules, and the endings that no module has."""
+    """Makes each module whose full name has one of these ends one unit. Returns the modules, and the unused ends."""
     return _set_leaves(model, module_name_suffixes, str.endswith, raise_if_not_found)
 
 

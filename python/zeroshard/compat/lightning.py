@@ -1,4 +1,4 @@
-"""Adapts Lightning's DeepSpeedStrategy, because at its end it moves each state of the optimizers to the host."""
+"""Adapts Lightning's DeepSpeedStrategy, which at its end would move each state of the optimizers to the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("lightning.fabric", "lightning_fabric")  # both have the same code
 
 
 def keep_states() -> None:
-    """Makes Lightning leave the states of an engine's optimizer in their place, if it is imported."""
+    """Makes Lightning leave the states of an engine's optimizer where they are, if Lightning is imported."""
     for package in _PACKAGES:
         wrap_once(sys.modules.get(f"{package}.utilities.optimizer"), "_optimizer_to_device", _to_device)
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's logger and the functions that log on some ranks."""
+"""Has DeepSpeed's logger, and the functions that log on some ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEVELS = {
 
 
 class _Stderr(logging.StreamHandler):
-    """Writes to the current ``sys.stderr``."""
+    """Writes log messages to the present ``sys.stderr``, even if it was replaced."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -50,7 +50,10 @@ def _warn_once(*args: object, **options: object) -> None:
 
 
 def _message(message: str, ranks: Iterable[int] | None) -> str | None:
-    """Returns the message with the rank before it; None on ranks that do not log it. Without ``ranks`` none logs it."""
+    """Returns the message with the rank before it, or None on ranks that do not log it.
+
+    Without ``ranks`` no rank logs it.
+    """
     if not dist.is_initialized():
         return f"[Rank -1] {message}"
     rank = dist.get_rank()
@@ -59,7 +62,7 @@ def _message(message: str, ranks: Iterable[int] | None) -> str | None:
 
 
 def log_dist(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
-    """Logs on these ranks; [-1] means all ranks."""
+    """Logs on these ranks. [-1] means all ranks."""
     if (text := _message(message, ranks)) is not None:
         logger.log(level, text)
 
@@ -70,12 +73,12 @@ def _log_dist_once(message: str, ranks: tuple[int, ...] | None, level: int) -> N
 
 
 def log_dist_once(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
-    """Logs like ``log_dist``, but each message only once in this process."""
+    """Does the same as ``log_dist``, but logs each message only once in this process."""
     _log_dist_once(message, tuple(ranks) if ranks is not None else None, level)
 
 
 def print_dist(message: str, ranks: Iterable[int] | None = None) -> None:
-    """Prints on these ranks; [-1] means all ranks."""
+    """Prints on these ranks. [-1] means all ranks."""
     if (text := _message(message, ranks)) is not None:
         print(text)
 

@@ -1,4 +1,4 @@
-"""``deepspeed.runtime.lr_schedules``: the classes that configured schedules are of, and their names."""
+"""Implements ``deepspeed.runtime.lr_schedules``: the classes of configured schedules, and their names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""DeepSpeed's optimizers by their names and arguments.
+"""Has DeepSpeed's optimizers with their names and arguments.
 
-Without an engine, each is a plain PyTorch optimizer. If it is given to ``initialize``, the core makes its updates.
+Without an engine, each is a plain PyTorch optimizer. If one is given to ``initialize``, the core makes its updates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..optimizer import runs_in_core
 
 
 def _loss_of(closure: Callable | None) -> Any:
-    """Returns the result of a step()'s closure, which computes gradients."""
+    """Returns the result of the closure of a step(). The closure computes gradients."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -24,7 +24,7 @@ def _loss_of(closure: Callable | None) -> Any:
 
 
 class _Fp32States:
-    """Makes an optimizer update fp32 copies of 16-bit parameters, so that its states are fp32, like DeepSpeed's."""
+    """Makes an optimizer update fp32 copies of 16-bit parameters, so that its states are fp32, as DeepSpeed's are."""
 
     fp32_optimizer_states = True
 
@@ -71,7 +71,7 @@ class _Adam(torch.optim.Adam):
         self.defaults["bias_correction"] = bool(bias_correction)
         self.adam_w_mode = decoupled
         for group in self.param_groups:
-            # Param groups of another optimizer may have different values, but DeepSpeed has one value for all groups.
+            # Param groups of another optimizer can have different values, but DeepSpeed has one value for all groups.
             group["decoupled_weight_decay"] = decoupled
             group.setdefault("bias_correction", bool(bias_correction))
 
@@ -111,7 +111,7 @@ class _Adam(torch.optim.Adam):
 
 
 class _Lion(torch.optim.Optimizer):
-    """Lion (https://arxiv.org/abs/2302.06675): moves by the sign of an interpolation of momentum and gradient."""
+    """Is Lion (https://arxiv.org/abs/2302.06675), which moves by the sign of a mean of momentum and gradient."""
 
     def __init__(self, params: Iterable, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         if float(lr) < 0:
@@ -137,7 +137,7 @@ class _Lion(torch.optim.Optimizer):
 
 @runs_in_core(_C.OptimizerType.ADAMW)
 class DeepSpeedCPUAdam(_Fp32States, _Adam):
-    """AdamW, or with ``adamw_mode=False`` Adam. States are always fp32 in an engine."""
+    """Is AdamW, or Adam with ``adamw_mode=False``. States are always fp32 in an engine."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class DeepSpeedCPUAdam(_Fp32States, _Adam):
 
 @runs_in_core(_C.OptimizerType.ADAMW)
 class FusedAdam(_Adam):
-    """AdamW, or with ``adam_w_mode=False`` Adam."""
+    """Is AdamW, or Adam with ``adam_w_mode=False``."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class FusedLion(_Lion):
 
 @runs_in_core(_C.OptimizerType.MUON)
 class MuonWithAuxAdam(torch.optim.Optimizer):
-    """Muon for param groups with ``use_muon``, AdamW for the other groups. Only an engine can step it."""
+    """Is Muon for param groups with ``use_muon``, and AdamW for the others. Only an engine can step it."""
 
     def __init__(self, param_groups: Iterable[dict[str, Any]]) -> None:
         groups = list(param_groups)

@@ -1,4 +1,4 @@
-"""The optimizer that scripts for DeepSpeed see."""
+"""Defines the optimizer that scripts for DeepSpeed see."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _OTHERS = "engine.load_checkpoint loads states for any number of ranks and any s
 
 
 class NoHooks:
-    """Replaces the hooks that TRL removes during a generation and registers again.
+    """Replaces the hooks that TRL removes before a generation and registers after it.
 
-    zeroshard's hooks stay. They do nothing while the parameters are gathered.
+    The hooks of zeroshard stay, because they do nothing while the parameters are gathered.
     """
 
     class _NoModule:
@@ -42,7 +42,7 @@ class NoHooks:
 
         @staticmethod
         def _invalidate_trace() -> None:
-            """Does nothing, because the order of units is found again automatically."""
+            """Does nothing, because zeroshard itself notices a new order of units."""
 
     def __init__(self) -> None:
         self.module = self._NoModule()
@@ -51,11 +51,11 @@ class NoHooks:
         self.param_coordinator = self._NoTrace()
 
     def _register_deepspeed_module(self, module: Any) -> None:
-        """Does nothing, because the hooks are there."""
+        """Does nothing, because zeroshard's hooks were never removed."""
 
 
 class DeepSpeedOptimizer(Optimizer):
-    """``engine.optimizer``: like zeroshard's own, but ``state_dict()`` returns this rank's part of the states."""
+    """Is ``engine.optimizer``. Unlike zeroshard's own, its ``state_dict()`` returns this rank's part of the states."""
 
     def __init__(self, setup: OptimizerSetup) -> None:
         self._run: Callable[[], Run | None] = lambda: None
@@ -63,7 +63,7 @@ class DeepSpeedOptimizer(Optimizer):
         super().__init__(setup)
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Does not call the method of the caller's class, because the caller has made no subclass; see ``_also``."""
+        """Does not call the method of the caller's class, because the caller has made no subclass (see ``_also``)."""
 
     def serve(self, run: Run) -> None:
         self._run = weakref.ref(run)
@@ -104,7 +104,10 @@ class DeepSpeedOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads this rank's part. Raises ``ValueError``, and changes nothing, for another rank's part."""
+        """Loads this rank's part of the states.
+
+        For the part of another rank, raises ``ValueError`` and changes nothing.
+        """
         run = self._living()
         if not isinstance(state_dict, dict) or not {"state", "param_groups", "updates", "rank"} <= state_dict.keys():
             raise ValueError(f"optimizer.load_state_dict: this is no optimizer.state_dict() of zeroshard's: {_OTHERS}")
@@ -115,7 +118,7 @@ class DeepSpeedOptimizer(Optimizer):
                 f"{run.world_size}: {_OTHERS}"
             )
         parts = {part.param: part for part in run.core.slices() if part.param_group >= 0}
-        if state_dict["state"].keys() != parts.keys():  # an earlier version wrote names of compiled modules
+        if state_dict["state"].keys() != parts.keys():  # earlier versions wrote the names of compiled modules
             state_dict = state_dict | {key: _with_plain_names(state_dict[key]) for key in ("state", "updates")}
         _check_parts(state_dict, parts, len(self.param_groups))
         self._take(run, state_dict, parts)
@@ -145,17 +148,17 @@ class DeepSpeedOptimizer(Optimizer):
 
 
 class DeepSpeedZeroOptimizer(DeepSpeedOptimizer):
-    """The class at stages 1 and 2."""
+    """The class of the optimizer at stages 1 and 2."""
 
 
 class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpeed's name
-    """The class at stage 3."""
+    """The class of the optimizer at stage 3."""
 
 
 def make_front(setup: OptimizerSetup, parsed: _C.ParsedConfig) -> DeepSpeedOptimizer:
     """Makes an engine's optimizer, of the class that DeepSpeed's optimizer would have.
 
-    At stage 0 in fp32 it is the class of the caller's optimizer, or of the optimizer that the configuration names.
+    At stage 0 in fp32 that is the class of the caller's optimizer, or of the optimizer that the configuration names.
     """
     stage = parsed.config.stage
     if stage > 0:
@@ -164,7 +167,7 @@ def make_front(setup: OptimizerSetup, parsed: _C.ParsedConfig) -> DeepSpeedOptim
         return DeepSpeedOptimizer(setup)
     if setup.inner is None:
         return _also(_CONFIGURED[setup.type])(setup)
-    # A class that computes its param groups cannot store those of another optimizer.
+    # A class whose param_groups is computed, and not an attribute, cannot take the param groups of another optimizer.
     has_groups = "param_groups" in vars(setup.inner)
     return _also(type(setup.inner))(setup) if has_groups else DeepSpeedOptimizer(setup)
 
@@ -183,7 +186,7 @@ _CONFIGURED = {
 def _also(named: type[torch.optim.Optimizer]) -> type[DeepSpeedOptimizer]:
     """Makes a subclass of DeepSpeedOptimizer and of ``named``, with the attributes of the caller's object.
 
-    ``__init__`` of ``named`` is not called, because the front has no states of its own. Methods, properties and
+    Does not call ``__init__`` of ``named``, because the new object has no states of its own. Methods, properties and
     ``with`` statements that ``named`` has and DeepSpeedOptimizer lacks act on the caller's object, which updates.
     """
     own: dict[str, Any] = {"__getattr__": _get_of_inner, "__setattr__": _set_of_inner, "__delattr__": _delete_of_inner}
@@ -192,7 +195,7 @@ def _also(named: type[torch.optim.Optimizer]) -> type[DeepSpeedOptimizer]:
         if not is_special and name not in own and not hasattr(DeepSpeedOptimizer, name):
             own[name] = _of_inner(name)
     if hasattr(named, "__del__"):
-        own["__del__"] = lambda front: None  # the caller's object has its own
+        own["__del__"] = lambda front: None  # the caller's object has a ``__del__`` of its own
     return type(named.__name__, (DeepSpeedOptimizer, named), own)
 
 
@@ -205,9 +208,9 @@ def _of_inner(name: str) -> property:
 
 
 def _has_inner(front: DeepSpeedOptimizer, name: str) -> bool:
-    """Returns whether an attribute that the front's class lacks may be read from the caller's object.
+    """Returns whether an attribute that the front's class lacks can be read from the caller's object.
 
-    Other private attributes may not.
+    Private attributes can be read only if the caller's object itself has them.
     """
     inner = front.__dict__.get("_inner")
     if inner is None or name in front.__dict__ or name.startswith(("__", "_zeroshard")):

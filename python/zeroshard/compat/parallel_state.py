@@ -1,4 +1,4 @@
-"""``deepspeed.runtime.sequence_parallel.parallel_state_sp``: the sequence groups, with the functions of an ``mpu``."""
+"""Implements ``deepspeed.runtime.sequence_parallel.parallel_state_sp``, which is also an ``mpu`` of sequence groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.nn import functional as differentiable
 from .. import _C
 from ..sequence_groups import SequenceGroup, current, make_group
 
-stands_for_sequence_groups = True  # read by initialize(mpu=...)
+stands_for_sequence_groups = True  # initialize(mpu=...) reads this
 
 
 def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
@@ -26,7 +26,8 @@ def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
 def gather_losses() -> None:
     """Makes ``all_gather`` of ``torch.distributed.nn`` and its ``functional`` use a sequence group's communicator.
 
-    Scripts gather their losses with it. Torch's own function has no backward over Gloo for a group without rank 0.
+    Scripts gather their losses with ``all_gather``. Over Gloo, torch's own function has no backward pass for a group
+    without rank 0.
     """
     inner = differentiable.all_gather
     if getattr(inner, "of_sequence_groups", False):
@@ -37,8 +38,8 @@ def gather_losses() -> None:
         own = current()
         if own is None or group is not own.process_group:
             return inner(tensor, group)
-        # Exchanged as one head, of which every rank gets a copy, because the backward sums the copies' gradients in
-        # rank order.
+        # Exchanges the tensor as one head, of which every rank gets a copy. The backward pass then sums the gradients
+        # of the copies in rank order.
         (gathered,) = own.core.exchange([tensor.reshape(1, 1, 1, -1)])
         return tuple(piece.view(tensor.shape) for piece in gathered.flatten(0, 1)[0].unbind(0))
 
@@ -69,7 +70,7 @@ def get_sequence_parallel_rank() -> int:
 
 
 def get_sequence_data_parallel_group() -> dist.ProcessGroup | None:
-    """Returns all ranks, because shards are over all of them."""
+    """Returns the group of all ranks, because zeroshard shards over all of them."""
     return dist.group.WORLD
 
 

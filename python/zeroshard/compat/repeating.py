@@ -1,4 +1,4 @@
-"""A loader that begins again at its end."""
+"""Defines a loader that begins anew at its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class RepeatingLoader:
-    """Iterates over ``loader`` again and again, without an end. Only an empty loader ends the iteration."""
+    """Iterates over ``loader`` endlessly, from its beginning each time. Only an empty loader ends the iteration."""
 
     def __init__(self, loader: Iterable) -> None:
         self.loader = loader

@@ -1,4 +1,4 @@
-"""``ds_report``: the versions, transports and devices of this host."""
+"""Implements ``ds_report``, which prints the versions, transports and devices of this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions of ``deepspeed.runtime.utils`` that scripts use."""
+"""Has the functions of ``deepspeed.runtime.utils`` that scripts use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def see_memory_usage(message: str, force: bool = False) -> None:
 
 
 def move_to_device(item: Any, device: Any, criterion_func: Any = None) -> Any:
-    """Returns ``item`` with the tensors in its lists, tuples and dicts on ``device``, if they meet the criterion."""
+    """Returns ``item`` with those tensors in its lists, tuples and dicts on ``device`` that meet the criterion."""
     if isinstance(item, torch.Tensor):
         return item.to(device) if criterion_func is None or criterion_func(item) else item
     if isinstance(item, list | tuple):

@@ -1,7 +1,7 @@
-"""The names by which DeepSpeed's scripts compute in tiles, with its arguments.
+"""Has the names with which scripts for DeepSpeed compute in tiles, with DeepSpeed's arguments.
 
-All tensors that require a gradient get one, and so do all parameters that the function uses, whatever
-``compute_params`` names. A parameter gets one gradient for all tiles.
+All tensors that require a gradient get one, and so do all parameters that the function uses, even if ``compute_params``
+does not name them. A parameter gets one gradient for all tiles together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from .. import _C
 from ..tiles import compute_tiled as _compute_tiled
 
-compute_tiled = torch.compiler.disable(_compute_tiled)  # compiled functions break there
+compute_tiled = torch.compiler.disable(_compute_tiled)  # graphs of compiled functions end before it
 _JOINS = {None: _C.Join.STACK, "mean": _C.Join.MEAN, "sum": _C.Join.SUM}
 
 
@@ -29,7 +29,7 @@ def sequence_tiled_compute(
     output_unshard_dimension: int = 1,
     output_reduction: str | None = "mean",
 ) -> torch.Tensor:
-    """Computes ``fn(**kwargs_to_shard, **kwargs_to_pass)``, for one of ``shards`` tiles of the sequence at a time."""
+    """Computes ``fn(**kwargs_to_shard, **kwargs_to_pass)`` for one of ``shards`` tiles of the sequence at a time."""
     return SequenceTiledCompute.apply(
         fn,
         seqlen,
@@ -46,7 +46,7 @@ def sequence_tiled_compute(
 
 
 class SequenceTiledCompute:
-    """Tiles a function of tensors of shape (batch, sequence, ...). The backward pass computes each tile again."""
+    """Tiles a function of tensors (batch, sequence, ...). The backward pass computes each tile a second time."""
 
     @staticmethod
     def apply(
@@ -88,7 +88,7 @@ class SequenceTiledCompute:
 
 
 class TiledMLP:
-    """Tiles ``fn(self, x)``, which computes each token by itself. The backward pass computes each tile again."""
+    """Tiles ``fn(self, x)``, which computes each token by itself. Backward computes each tile a second time."""
 
     @staticmethod
     def apply(
@@ -104,7 +104,7 @@ class TiledMLP:
 
 
 class TiledFusedLogitsLoss:
-    """The mean or sum of ``fn(self, x, y)`` or ``fn(self, x, y, mask)`` over tiles of all tokens of the batch.
+    """Computes the mean or sum of ``fn(self, x, y)`` or ``fn(self, x, y, mask)`` over tiles of all tokens of the batch.
 
     The forward pass computes the gradients together with the loss, unless the loss is in fp16.
     """

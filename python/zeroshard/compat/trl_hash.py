@@ -1,4 +1,7 @@
-"""TRL's hash of a model at stage 3. DPO with ``precompute_ref_log_probs`` computes it before there is an engine."""
+"""Makes TRL's hash of a model work at stage 3.
+
+DPO with ``precompute_ref_log_probs`` computes it before an engine exists.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def _hash_module(own: Callable[[Any], str], module: nn.Module) -> str:
 
 
 class _OneByOne:
-    """Replaces a module for ``hash_module``: ``cpu()`` of each value of its ``state_dict`` gathers one parameter."""
+    """Replaces a module for ``hash_module``. ``cpu()`` of each value of its ``state_dict`` gathers one parameter."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -1,4 +1,4 @@
-"""``deepspeed.runtime.sequence_parallel.ulysses_sp``: sequence parallelism by DeepSpeed's names."""
+"""Implements ``deepspeed.runtime.sequence_parallel.ulysses_sp``: sequence parallelism with DeepSpeed's names."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class UlyssesSPAttentionHF:
     ) -> Any:
         """Makes the sequence groups, and returns the ``mpu`` for ``initialize``. Collective.
 
-        The model may be given by its name before it is loaded; ``initialize`` then cuts it. Sequences may always have
-        different lengths.
+        The model may be given by its name before it is loaded. In that case ``initialize`` cuts it. Sequences may have
+        different lengths in any case.
 
         Raises ``ValueError`` for a model whose sequence cannot be cut, and for a size that does not divide the ranks.
         """
@@ -76,9 +76,9 @@ class _Pieces(IterableDataset):
 
 
 class UlyssesSPDataLoaderAdapter:
-    """Gives each rank of the sequence group its pieces, on the CPU, of the rows of ``dl`` on all ranks of the group.
+    """Gives each rank of the sequence group its pieces of the rows of ``dl`` on all ranks of the group, on the CPU.
 
-    Rows need ``position_ids``. ``shift_labels`` take the place of ``labels``.
+    Rows must have ``position_ids``. The result has ``shift_labels`` in place of ``labels``.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class UlyssesSPDataLoaderAdapter:
                 "UlyssesSPAttentionHF.register_with_transformers returned"
             )
         self.dl = dl
-        # Accelerate's skip_first_batches makes a loader from these attributes, so that a run can continue within an
-        # epoch.
+        # Sets these attributes because Accelerate's skip_first_batches makes a loader from them, so that a run can
+        # continue within an epoch.
         self.dataset, self.batch_size, self.drop_last, self.prefetch_factor = _Pieces(self), None, False, None
         self._pieces = PieceLoader(dl, group, needs_positions=True)
         self._iterator: Iterator[dict[str, Any]] | None = None
@@ -114,6 +114,6 @@ class UlyssesSPDataLoaderAdapter:
             raise
 
     def set_epoch(self, epoch: int) -> None:
-        """Calls the method of the loader itself, if it has one."""
+        """Calls the loader's own ``set_epoch``, if it has one."""
         if hasattr(self.dl, "set_epoch"):
             self.dl.set_epoch(epoch)

@@ -1,4 +1,4 @@
-"""``deepspeed.zero``: shards parameters before there is an engine, and makes them whole for code that uses them."""
+"""Implements ``deepspeed.zero``: shards parameters before there is an engine, and makes them whole for other code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .comm import init_distributed
 from .leaf_modules import z3_leaf_parameter  # noqa: F401 - scripts look it up here
 from .trl_hash import gather_for_hashes
 
-_FIRST_ID_OF_ENGINES = 1 << 40  # shards without an engine count from 0
+_FIRST_ID_OF_ENGINES = 1 << 40  # ids of shards without an engine count from 0
 _EXTERNAL = "_external_params"  # the name that DeepSpeed uses
 
 
@@ -39,7 +39,10 @@ class ZeroParamStatus(enum.Enum):
 
 
 def _shard_of(param: nn.Parameter) -> Shard | None:
-    """Returns the shard; None if an engine has the parameter at stage 3. Raises AttributeError if nobody shards it."""
+    """Returns the parameter's shard, or None if an engine has it at stage 3.
+
+    Raises AttributeError if it is not sharded.
+    """
     shard = shard_of(param)
     if shard is None and not _is_of_stage_3(param):
         raise AttributeError("the parameter is not sharded: it has no attributes of deepspeed.zero")
@@ -114,19 +117,19 @@ def _partition_numel(param: nn.Parameter) -> Callable[[], int]:
     return lambda: -(-param.numel() // ranks)
 
 
-# The attributes that scripts read from a sharded parameter. Other parameters do not have them. ``ds_shape`` is always
-# the shape of the whole parameter.
+# The attributes that scripts read from a sharded parameter. Other parameters do not have these attributes. ``ds_shape``
+# is always the shape of the whole parameter.
 _ATTRIBUTES = {
     "ds_id": _ds_id,
     "ds_shape": _ds_shape,
     "ds_numel": _ds_numel,
-    "ds_tensor": _ds_tensor,  # memory of this rank's elements, of which there may be none
+    "ds_tensor": _ds_tensor,  # memory of this rank's elements, which can be none
     "ds_persist": _ds_persist,
     "ds_status": _ds_status,
-    # For hooks that clear it, although zeroshard itself knows which forwards run.
+    # For hooks of scripts, which clear it. zeroshard itself knows which forwards run and does not need it.
     "ds_active_sub_modules": _ds_active_sub_modules,
     "ds_summary": _ds_summary,
-    "partition_numel": _partition_numel,  # computed as if each parameter were cut by itself
+    "partition_numel": _partition_numel,  # computed as if each parameter was cut by itself
 }
 for _name, _read_attribute in _ATTRIBUTES.items():
     setattr(nn.Parameter, _name, property(_read_attribute))
@@ -141,7 +144,7 @@ class ZeroParamType(enum.Enum):
 
 
 class Init:
-    """Context in which each module, once its constructor ends, keeps 1/N of its parameters on each rank.
+    """A context in which each module keeps 1/N of its parameters on each rank as soon as its constructor has ended.
 
     The values are rank 0's. ``Init(module=model)`` shards an existing model in the same way. The parameters keep their
     shapes. ``GatheredParameters`` makes them whole, and ``deepspeed.initialize`` takes them over unit by unit.
@@ -149,8 +152,8 @@ class Init:
     Args:
         config_dict_or_path: if it enables bf16 or fp16, floating-point parameters get this dtype.
         dtype: overrides the configuration's dtype. Without either, each parameter keeps its own dtype.
-        enabled: False makes the context do nothing.
-        data_parallel_group: refused; zeroshard shards over all ranks.
+        enabled: False: the context does nothing.
+        data_parallel_group: must be None, because zeroshard shards over all ranks.
         mpu: an ``mpu`` of sequence groups, or None. The other arguments have no effect.
 
     Raises ``ConfigError`` for a wrong configuration or a ``remote_device`` that is neither the CPU nor a GPU.
@@ -175,7 +178,7 @@ class Init:
         param_swapper: Any = None,
     ) -> None:
         is_over_all = sequence_data_parallel_group in (None, dist.group.WORLD)
-        if mpu is not None:  # an mpu of sequence groups, over which nothing is sharded
+        if mpu is not None:  # raises for any mpu but that of sequence groups, over which nothing is sharded
             size_of_mesh(mpu)
         if data_parallel_group is not None or not is_over_all:
             raise ValueError("deepspeed.zero.Init: zeroshard shards over all ranks; leave data_parallel_group out")
@@ -218,13 +221,13 @@ class Init:
 
 
 class GatheredParameters:
-    """Makes sharded parameters whole inside: parameters of ``Init``, and parameters of an engine.
+    """Makes sharded parameters of ``Init`` or of an engine whole inside.
 
     ``params`` is a tensor, or an iterable that may also have None, duplicates, buffers and parameters that are not
-    sharded. With ``modifier_rank`` every rank takes over the values that this rank wrote. Without it, writes are
-    dropped, except that writes to parameters of an engine at stages 0 to 2 stay, because these are whole anyway.
-    Collective, except over parameters that an outer context holds. The outer context writes these back, so an inner
-    context with only such parameters may run on one rank alone.
+    sharded. With ``modifier_rank`` every rank takes over the values that rank ``modifier_rank`` wrote. Without it, the
+    writes are dropped, except for writes to parameters of an engine at stages 0 to 2, because these are whole anyway.
+    Collective, except over parameters that an outer context holds. The outer context writes such parameters back, so an
+    inner context with only such parameters may run on one rank alone.
     """
 
     def __init__(
@@ -284,7 +287,7 @@ def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iter
 
 
 def _dtype_of(settings: dict[str, Any]) -> torch.dtype | None:
-    """Returns bf16 or fp16 if the configuration, which may still have "auto" values, enables it; otherwise None."""
+    """Returns bf16 or fp16 if the configuration, which may still have "auto" values, enables one of them, else None."""
     for name, dtype in (("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp16", torch.float16)):
         if (settings.get(name) or {}).get("enabled") == 1:  # or True
             return dtype
@@ -329,7 +332,7 @@ def _unwrap_constructors() -> None:
     nn.Module.apply = _own_apply
     shards.initializes = False
     for kind, constructor, wrapper in _wrapped:
-        if vars(kind).get("__init__") is wrapper:  # otherwise somebody has replaced it since
+        if vars(kind).get("__init__") is wrapper:  # otherwise somebody else has replaced it
             kind.__init__ = constructor
     _wrapped.clear()
 
@@ -338,7 +341,7 @@ _own_apply = nn.Module.apply
 
 
 def _apply_gathered(module: nn.Module, fn: Callable[[nn.Module], None]) -> nn.Module:
-    """Replaces ``nn.Module.apply``, by which models initialize modules. A module's parameters are whole in its call."""
+    """Replaces ``nn.Module.apply``, which models call to initialize modules. Makes parameters whole for ``fn``."""
     for child in module.children():
         child.apply(fn)
     with GatheredParameters(module.parameters(recurse=False), modifier_rank=0):
@@ -380,7 +383,7 @@ def _wrap(kind: type[nn.Module]) -> None:
 def _forward_of_shards(parametrization: ParametrizationList) -> torch.Tensor:
     """Returns the value of a parametrization. While its parameters are sharded, the value has a shape but no memory.
 
-    transformers initializes such values, which are temporary, so writes to them are lost.
+    transformers initializes such values. They are temporary, so writes to them may be lost.
     """
     params = dict(parametrization.named_parameters(recurse=False))
     if all(shard_of(param) is None or is_whole(param) for param in params.values()):
@@ -425,5 +428,8 @@ _orig_torch_arange = torch.arange
 
 
 def zero_wrapper_for_fp_tensor_constructor(fn: Callable, target_fp_dtype: Any = None, **kwargs: Any) -> Callable:
-    """Returns ``fn``, because ``Init`` casts parameters without wrapping constructors. Scripts may replace it."""
+    """Returns ``fn``, because ``Init`` casts parameters without wrapping constructors.
+
+    Scripts may replace this function.
+    """
     return fn

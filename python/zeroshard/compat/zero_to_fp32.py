@@ -1,7 +1,7 @@
-"""DeepSpeed's ``zero_to_fp32``: the fp32 weights of a checkpoint, without an engine or ranks.
+"""Implements DeepSpeed's ``zero_to_fp32``: reads the fp32 weights of a checkpoint, without an engine or ranks.
 
 The functions read checkpoints of zeroshard and of DeepSpeed. A restricted reader opens DeepSpeed's pickles, so no code
-in them runs. No pickle is written.
+in them runs. The functions write no pickles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .checkpoint import find_deepspeed
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNLIMITED = 10**18
-_FLOATS = ("F64", "F32", "F16", "BF16")  # other dtypes are kept
+_FLOATS = ("F64", "F32", "F16", "BF16")  # tensors of other dtypes keep their dtype
 
 
 @dataclass
@@ -57,8 +57,9 @@ def get_fp32_state_dict_from_zero_checkpoint(
 ) -> dict[str, Any]:
     """Returns weights and buffers of a checkpoint by name. Floating-point values are fp32. Tied names share a tensor.
 
-    Without ``tag`` it reads the newest whole checkpoint. With ``lazy_mode`` a value is read when its ``contiguous()``
-    is called. Raises ``ValueError`` or ``IoError`` if there is no checkpoint, or if it is damaged.
+    Without ``tag`` the function reads the newest whole checkpoint. With ``lazy_mode`` each value is only read when its
+    ``contiguous()`` is called. Raises ``ValueError`` or ``IoError`` if there is no checkpoint, or if the checkpoint is
+    damaged.
     """
     lazy = _lazy_state(os.fspath(checkpoint_dir), tag, exclude_frozen_parameters)
     if lazy_mode:
@@ -134,7 +135,7 @@ def load_state_dict_from_zero_checkpoint(
 
 
 def get_optim_files(checkpoint_dir: str) -> list[str]:
-    """Returns a checkpoint's files with optimizer states: DeepSpeed's, or zeroshard's files, which hold everything."""
+    """Returns a checkpoint's files with optimizer states. A zeroshard checkpoint has all states in the same files."""
     return _files(checkpoint_dir, "*_optim_states.pt")
 
 
@@ -244,7 +245,7 @@ def _bytes_of(size: str | int | None) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command ``zero_to_fp32.py`` beside a checkpoint."""
+    """Runs the command ``zero_to_fp32.py`` that is next to a checkpoint."""
     parser = argparse.ArgumentParser("zero_to_fp32.py", description="Writes the fp32 weights of a checkpoint.")
     parser.add_argument("checkpoint_dir", help="where the run saved its checkpoints, e.g. path/checkpoint-12")
     parser.add_argument("output_dir", help="the directory that gets model.safetensors")

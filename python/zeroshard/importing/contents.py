@@ -1,4 +1,4 @@
-"""The result of an import from any format."""
+"""Defines the result of an import from any format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "ne
 
 @dataclass
 class Entry:
-    """One tensor of the new checkpoint; ``fill`` writes its elements into a tensor of ``dtype`` and ``shape``."""
+    """A tensor of the new checkpoint. ``fill`` writes its elements into a tensor of ``dtype`` and ``shape``."""
 
     name: str
     kind: str
@@ -34,17 +34,17 @@ class Entry:
 
 @dataclass
 class Contents:
-    source: str  # program that wrote it, such as "DeepSpeed 0.19.8, ZeRO 2, 4 ranks"
+    source: str  # program that wrote the checkpoint, such as "DeepSpeed 0.19.8, ZeRO 2, 4 ranks"
     step: int
     entries: list[Entry] = field(default_factory=list)
-    state: dict[str, Any] = field(default_factory=dict)  # counts, param_groups, lr_scheduler: not encoded
+    state: dict[str, Any] = field(default_factory=dict)  # counts, param_groups, lr_scheduler; not encoded yet
     client: dict[str, Any] = field(default_factory=dict)
     loss_scale: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # parts that did not translate
+    notes: list[str] = field(default_factory=list)  # about parts that could not be imported
 
 
 def make_names_plain(entries: list[Entry]) -> None:
-    """Removes the parts of names that torch.compile adds."""
+    """Removes the parts of the entries' names that torch.compile adds."""
     for kind in {entry.kind for entry in entries}:
         of_kind = [(entry, [entry.name, *entry.aliases]) for entry in entries if entry.kind == kind]
         plain = plain_names((name, id(entry)) for entry, names in of_kind for name in names)
@@ -61,7 +61,10 @@ def whole(name: str, kind: str, tensor: torch.Tensor, **more: Any) -> Entry:
 
 
 def count(value: Any) -> int:
-    """Returns a number of steps, stored as an int, a float or a tensor of one element; 0 for anything else."""
+    """Returns a number of steps, which is stored as an int, a float or a tensor of one element.
+
+    Returns 0 for other values.
+    """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     return int(value) if isinstance(value, (int, float)) and 0 <= value < 2**53 else 0

@@ -1,4 +1,5 @@
-"""Reads checkpoints of torch.distributed.checkpoint. ``.metadata`` has the place of each piece in ``*.distcp``."""
+"""Reads checkpoints of torch.distributed.checkpoint, whose ``.metadata`` says where each piece is in ``*.distcp``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .files import open_regular
 from .pickles import Archive, Placeholder, load_pickle
 
 _MODEL_KEYS = ("model", "module", "state_dict", "model_state_dict")
-_REPEATED = 64  # largest number of pieces that may contain one byte of the files
+_REPEATED = 64  # a byte of the files may be in at most this many pieces
 _STEP_KEYS = ("step", "global_step", "global_steps", "iteration")
 
 
@@ -24,7 +25,10 @@ def is_checkpoint(source: str) -> bool:
 
 
 def read(directory: str, buffers: list[str]) -> Contents:
-    """Reads a checkpoint. ``buffers`` are patterns for names of float buffers, which look like frozen parameters."""
+    """Reads a checkpoint.
+
+    ``buffers`` are patterns for names of float buffers, which look like frozen parameters in DCP.
+    """
     return _Import(_Store(directory), buffers).contents()
 
 
@@ -33,7 +37,7 @@ def _is_inside(name: str) -> bool:
 
 
 class _Store:
-    """The items of a checkpoint by their key."""
+    """The items of a checkpoint, by key."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -55,7 +59,7 @@ class _Store:
         self._check_lengths(path)
 
     def _check_lengths(self, path: str) -> None:
-        """Raises ``ValueError`` if the pieces need much more than the files have."""
+        """Raises ``ValueError`` if the pieces have many more bytes than the files."""
         lengths = [place.get("length") for place in self._places.values()]
         names = {place.get("relative_path") for place in self._places.values()}
         files = [os.path.join(self.directory, name) for name in names if isinstance(name, str) and _is_inside(name)]
@@ -68,7 +72,7 @@ class _Store:
             )
 
     def check(self, key: str) -> None:
-        """Raises ``ValueError`` unless the pieces of a tensor can cover it. Reads nothing."""
+        """Raises ``ValueError`` if the pieces of a tensor cannot cover it. Reads none of them."""
         begins, count = set(), 0
         for chunk in self.items[key].get("chunks"):
             sizes, offsets = tuple(chunk.get("sizes")), tuple(chunk.get("offsets"))
@@ -110,7 +114,7 @@ class _Store:
         raise ValueError(f"{self.directory}: '{key}' has no pieces")
 
     def fill(self, key: str, out: torch.Tensor) -> None:
-        """Copies the pieces of a tensor to their positions in ``out``."""
+        """Copies the pieces of a tensor to their places in ``out``."""
         self.check(key)
         for chunk in self.items[key].get("chunks"):
             if 0 in chunk.get("sizes"):
@@ -118,7 +122,7 @@ class _Store:
             piece, begins = self._chunk(key, chunk)
             target = out
             for dim, (begin, size) in enumerate(zip(begins, piece.shape, strict=True)):
-                target = target.narrow(dim, begin, size)  # raises if it is outside
+                target = target.narrow(dim, begin, size)  # raises if the piece is outside of the tensor
             target.copy_(piece)
             self._check_narrowed(key, piece, target)
 
@@ -171,7 +175,7 @@ class _Import:
         self._contents = Contents("PyTorch DCP", 0)
 
     def _sort_in(self, key: str, path: tuple[Any, ...]) -> bool:
-        """Returns whether an item belongs to the optimizer."""
+        """Returns whether an item belongs to the optimizer. Records such an item."""
         kind, flattened = path[-1], str(path[-1])
         if len(path) >= 3 and path[-3] == "state" and isinstance(kind, str):
             self._states.setdefault(path[-2], {})[kind] = key
@@ -207,7 +211,10 @@ class _Import:
         return contents
 
     def _weights(self) -> dict[str, str]:
-        """Returns parameters and buffers by name: the tensors under the same key as the parameters in the optimizer."""
+        """Returns parameters and buffers by name.
+
+        They are the tensors under the same key as the optimizer's parameters.
+        """
         roots: dict[tuple[Any, ...], dict[str, str]] = {}
         for key in self._rest:
             path = self._store.paths[key]
@@ -246,7 +253,7 @@ class _Import:
         return lambda out: self._store.fill(key, out)
 
     def _find_ties(self, weights: dict[str, str]) -> None:
-        """Finds tied parameters, because DCP has them under each of their names, but their states under only one."""
+        """Finds tied parameters. DCP has them under each of their names, and their states under only one name."""
         store, contents = self._store, self._contents
         if not self._states:
             return

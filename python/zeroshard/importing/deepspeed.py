@@ -1,8 +1,8 @@
 """Reads DeepSpeed's ZeRO checkpoints.
 
-Stages 1 and 2 keep each param group as one flat vector of its parameters, with padding at the end. The vector is cut
-into one partition per rank. Stage 3 pads every parameter to a multiple of the ranks and cuts it by itself. A rank keeps
-its pieces one after another, in one or several flat vectors.
+Stages 1 and 2 keep each param group as one flat vector of its parameters, with padding at the end. They cut the vector
+into one partition per rank. Stage 3 pads each parameter to a multiple of the number of ranks, and cuts each parameter
+by itself. A rank keeps its pieces one after another, in one or several flat vectors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OWN_KEYS = {
 
 
 def find(source: str) -> str | None:
-    """Returns the directory of one checkpoint: ``source``, or the directory that ``latest`` in it names; else None."""
+    """Returns the directory of one checkpoint: ``source``, or the one that ``latest`` in it names; else None."""
     if _optimizer_files(source):
         return source
     below = named_below(source, "latest")
@@ -89,13 +89,13 @@ def _read_optimizers(directory: str) -> list[dict[str, Any]]:
 
 
 def number_of(value: Any) -> Any:
-    """Returns the value of an enumeration's member."""
+    """Returns the value of a member of an enumeration."""
     return value.arguments[0] if isinstance(value, Placeholder) and value.arguments else value
 
 
 @dataclass
 class _Flat:
-    """Several vectors, read as if they were one."""
+    """Several vectors that can be read as if they were one."""
 
     parts: list[torch.Tensor]
 
@@ -189,7 +189,7 @@ class Import:
         return vectors
 
     def _moments(self, kind: str) -> list[list[torch.Tensor]] | None:
-        """Returns moments, indexed by rank and vector; None if the optimizer has no such state."""
+        """Returns moments, indexed by rank and vector, or None if the optimizer has no such state."""
         found = [[base["state"].get(index, {}).get(kind) for index in range(len(own))]
                  for base, own in zip(self._bases, self._weights(), strict=False)]  # fmt: skip
         flat = [moment for own in found for moment in own]
@@ -212,7 +212,7 @@ class Import:
         return fill
 
     def _check(self, index: int, used: int, vectors: dict[str, list[list[torch.Tensor]]]) -> None:
-        """Raises ``ValueError`` unless the parameters use up the vectors, except for the padding."""
+        """Raises ``ValueError`` if the vectors have other elements than those of the parameters and the padding."""
         for kind, flats in vectors.items():
             sizes = [_Flat(own if self._stage == 3 else [own[index]]).numel for own in flats]
             have, slack = (min(sizes), 0) if self._stage == 3 else (sum(sizes), 2 * self._world_size)
@@ -225,7 +225,7 @@ class Import:
         if not self._bases:
             return 0
         base, index = self._bases[0], group
-        if self._stage == 3:  # finds the vector in which the parameter starts
+        if self._stage == 3:  # find the vector in which the parameter starts
             begin = 0
             for index, vector in enumerate(self._weights()[0]):  # noqa: B007
                 begin += vector.numel()
@@ -238,7 +238,10 @@ class Import:
         return self._contents.step if step is None else count(step)
 
     def _add_frozen(self) -> None:
-        """Adds frozen parameters. Stage 3 keeps them cut; stages 1 and 2 keep them whole among the module's tensors."""
+        """Adds frozen parameters. Stage 3 keeps them in pieces.
+
+        Stages 1 and 2 keep them whole among the module's tensors.
+        """
         module, entries = self._model["module"], self._contents.entries
         shapes = self._model.get("frozen_param_shapes") or {}
         known = {entry.name for entry in entries} | set(self._model["buffer_names"] or [])

@@ -1,7 +1,7 @@
 """Computes the size of a pickle's values as if every reference to a value were written out.
 
-Ten lists, each of which has the previous list ten times, take a hundred bytes, but expand to ten thousand million
-values for code that walks through them. So the values are counted first, with one look at each object.
+Ten lists, each of which has the previous list ten times, take a hundred bytes, but code that walks through them visits
+ten thousand million values. So this module first counts the values, and looks at each object only once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 from .unpickling import Placeholder
 
-_VALUES_PER_BYTE, _VALUES = 16, 100_000  # limits per byte of the pickle, and for any pickle
-_CHARACTERS_PER_BYTE, _CHARACTERS = 64, 1 << 20  # the same for texts and numbers
-_BYTES_PER_BYTE, _BYTES = 64, 64 << 20  # the same for tensors, per byte of the file
+_VALUES_PER_BYTE, _VALUES = 16, 100_000  # limits of values: per byte of the pickle, plus this many
+_CHARACTERS_PER_BYTE, _CHARACTERS = 64, 1 << 20  # the same for characters of texts and numbers
+_BYTES_PER_BYTE, _BYTES = 64, 64 << 20  # the same limits for bytes of tensors, per byte of the file
 
 
 class _Visit:
@@ -25,7 +25,7 @@ class _Visit:
 
     def __init__(self, value: Any, above: _Visit | None = None, label: Any = None) -> None:
         self.value, self.above, self.label = value, above, label
-        self.rest, self.extent = _parts(value), [1, 0, 0]  # numbers of values, characters, bytes of tensors
+        self.rest, self.extent = _parts(value), [1, 0, 0]  # extent: the numbers of values, characters, bytes of tensors
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -59,14 +59,14 @@ def _characters(value: Any) -> int:
 def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
     """Raises ``ValueError`` if the values of a pickle expand to much more than its file.
 
-    An object of a class that is not loaded counts as one value, because no code walks through it.
+    An object of a class that the reader does not load counts as one value, because no code walks through it.
     """
     most = (
         _VALUES_PER_BYTE * pickle_bytes + _VALUES,
         _CHARACTERS_PER_BYTE * pickle_bytes + _CHARACTERS,
         max(_BYTES_PER_BYTE * file_bytes, _BYTES),
     )
-    known: dict[int, list[int]] = {}  # extents of the counted values, by id()
+    known: dict[int, list[int]] = {}  # extents of values that are already counted, by id()
     begun = set()
     visits = [_Visit([root])]
     while True:
@@ -92,7 +92,7 @@ def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
 
 
 def _add(visit: _Visit, extent: list[int], most: tuple[int, int, int]) -> None:
-    """Adds an extent, but at most a little above the limits, because a count could otherwise get very many digits."""
+    """Adds an extent, but stops just above the limits, because a count could otherwise get very many digits."""
     visit.extent = [min(a + b, limit + 1) for a, b, limit in zip(visit.extent, extent, most, strict=True)]
 
 
@@ -107,7 +107,7 @@ def _check(extent: list[int], most: tuple[int, int, int], pickle_bytes: int) -> 
 
 
 def _tensor_bytes(tensor: torch.Tensor, visit: _Visit, label: Any, most: int) -> int:
-    """Raises ``ValueError`` for a tensor whose elements are not all in the file.
+    """Returns the bytes of a tensor. Raises ``ValueError`` if not all its elements are in the file.
 
     ``expand`` makes tensors with more elements than their storage (with stride 0), and ``torch.save`` keeps them so.
     """

@@ -1,4 +1,4 @@
-"""Opens files written by other programs."""
+"""Opens files that other programs have written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: str) -> BinaryIO:
-    """Opens a regular file for reading. Raises ``ValueError`` for anything else, because reading it might never end."""
+    """Opens a regular file for reading. Raises ``ValueError`` for other files, because reading might never end."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK, because a FIFO would wait for a writer
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -17,7 +17,10 @@ def open_regular(path: str) -> BinaryIO:
 
 
 def named_below(directory: str, file_name: str) -> str | None:
-    """Returns the directory below ``directory`` that a file there, such as ``latest``, names."""
+    """Returns the directory in ``directory`` that the file ``file_name`` there names, or None.
+
+    An example is ``latest``.
+    """
     try:
         with open_regular(os.path.join(directory, file_name)) as file:
             name = file.read(4096).decode().strip()

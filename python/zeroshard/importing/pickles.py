@@ -1,7 +1,7 @@
 """Reads files of ``torch.save`` and pickles without running the code that they name.
 
-Only the names of tensors, storages, dtypes and plain containers are known. Tensors are views of the mapped file, so a
-tensor takes memory only when its elements are read.
+The reader knows only the names of tensors, storages, dtypes and plain containers. Tensors are views of the mapped file,
+so a tensor takes memory only when its elements are read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_DIMENSIONS = 64  # torch's limit
 
 
 class _Storage:
-    """The elements of a tensor, still in the file."""
+    """The elements of a tensor, which are still in the file."""
 
     __slots__ = ("archive", "key", "dtype", "numel")
 
@@ -69,7 +69,7 @@ def _to_dict(items: Any = ()) -> Dict:
 
 
 def _known_names() -> dict[str, Any]:
-    """Returns the known names, with new objects for each pickle."""
+    """Returns the objects for the known names. Each pickle gets new objects."""
     names: dict[str, Any] = {
         "torch._utils._rebuild_tensor_v2": Fixed(function=_rebuild_tensor),
         "torch._utils._rebuild_parameter": Fixed(function=_rebuild_parameter),
@@ -96,7 +96,10 @@ def _storage_of(pid: Any, archive: Archive | None) -> _Storage:
 
 
 def load_pickle(data: bytes, where: str, archive: Archive | None = None) -> Any:
-    """Returns the value of a pickle. Raises ``ValueError`` that names ``where`` for a damaged or unknown form."""
+    """Returns the value of a pickle.
+
+    Raises a ``ValueError`` that names ``where`` if the pickle is damaged or not supported.
+    """
     try:
         value = Unpickler(data, _known_names(), lambda pid: _storage_of(pid, archive)).load()
         check_extent(value, len(data), archive.length if archive else 0)
@@ -151,7 +154,7 @@ class Archive:
                     "the file is cut off or damaged"
                 )
             self.length = length
-            # Mapped with copy on write, because torch needs writable memory, but the file must not change.
+            # Maps the file with copy on write, because torch needs writable memory, but the file must not change.
             self._bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[begin : begin + length]
         try:
             with zipfile.ZipFile(_Window(self._bytes)) as archive:
@@ -179,7 +182,7 @@ class Archive:
         return whole[: storage.numel * storage.dtype.itemsize].view(storage.dtype)
 
     def _aligned(self, record: torch.Tensor) -> torch.Tensor:
-        """Returns an aligned copy of a record, which is made once for all tensors in the record."""
+        """Returns an aligned copy of a record. It is made once for all tensors in the record."""
         copy = self._copies.get(record.data_ptr())
         if copy is None or copy.numel() != record.numel():
             self._copied += record.numel()

@@ -1,7 +1,7 @@
 """Reads DeepSpeed's universal checkpoints, which have one directory per parameter, and whole tensors.
 
 ``zero/NAME/`` has ``fp32.pt``, the moments and ``step.pt``. ``zero/optimizer_state.pt`` has the param groups. The files
-of model states are copies from the original checkpoint.
+with the model's states are copies of those in the original checkpoint.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _is_checkpoint(directory: str) -> bool:
 
 
 def _model_files(directory: str) -> dict[int, str]:
-    """Returns the files by the rank that wrote them."""
+    """Returns the files with the model's states by the rank that wrote them."""
     found = {}
     for name in os.listdir(directory):
         match = _MODEL_FILE.fullmatch(name)
@@ -75,7 +75,7 @@ class _UniversalImport(Import):
 
     def _add_trained(self) -> None:
         shapes = self._model["param_shapes"]
-        known = set(self._model["module"])  # buffers, frozen and tied parameters are added from there
+        known = set(self._model["module"])  # buffers, frozen and tied parameters come from there
         for group in shapes if isinstance(shapes, list) else [shapes]:
             for name, shape in group.items():
                 known.add(name)
@@ -104,17 +104,17 @@ class _UniversalImport(Import):
                 raise ValueError(f"{path} has {what}, and the parameter has the shape {list(shape)}")
             return found
 
-        tensor()  # reads once now, so that errors are raised before anything is written
+        tensor()  # reads the tensor now, so that errors are raised before anything is written
         return lambda out: out.copy_(tensor().detach().reshape(out.shape))
 
 
 def _values(optimizer: dict[str, Any]) -> list[Any]:
-    """Returns the optimizer's states of the flat vectors of stage 3, which the file also has."""
+    """Returns the optimizer states of the flat vectors of stage 3, which the file contains, too."""
     inner = optimizer.get("optimizer_state_dict")
     states = inner.get("state") if isinstance(inner, dict) else None
     return list(states.values()) if isinstance(states, dict) else []
 
 
 def _param(value: Any) -> Any:
-    """Returns the tensor in ``value``. Stages 1 and 2 keep a dict with the tensor and the way of its merge."""
+    """Returns the tensor in ``value``, which stages 1 and 2 keep in a dict together with the way to merge it."""
     return value.get("param") if isinstance(value, dict) else value

@@ -1,9 +1,9 @@
 """Builds the values of a pickle without running the code that it names, with work in proportion to its length.
 
-A pickle names callables and has them called. In this reader each allowed name stands for a function of the reader.
-Every other name becomes a ``Placeholder`` class, which only records its arguments and state. A few bytes of a pickle
-can also request much work, such as a list of lists of the same list, or a key that takes hours to hash. So every
-operation that looks at a value more than once is counted.
+A pickle names callables and makes its reader call them. In this reader each allowed name stands for a function of the
+reader. Every other name becomes a ``Placeholder`` class, which only records its arguments and state. A few bytes of a
+pickle can also request much work, such as a list of lists of the same list, or a key that takes hours to hash. So the
+reader counts every operation that looks at a value more than once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 from ..messages import a_type
 
-_STEPS_PER_BYTE, _STEPS = 16, 100_000  # limits for building the values of a pickle
-_MOST_NAMES = 10_000  # limited, because a class is made for each name
+_STEPS_PER_BYTE, _STEPS = 16, 100_000  # limits of steps for building the values of a pickle
+_MOST_NAMES = 10_000  # limited, because the reader makes a class for each name
 _MOST_IN_A_KEY = 1_000
 _KEY_BITS = 64
 
 
 class Placeholder:
-    """An object of a class that is not loaded: its name, arguments and state."""
+    """An object of a class that the reader does not load: its name, arguments and state."""
 
     class_name = ""
 
@@ -43,7 +43,7 @@ class Placeholder:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Returns the object's attributes, if its state is a dict."""
+        """Returns the object's attributes if its state is a dict, else none."""
         return self._fields
 
     @property
@@ -76,14 +76,14 @@ class Placeholder:
 
 
 class Dict(dict):
-    """An OrderedDict of a pickle, without its attributes."""
+    """An OrderedDict of a pickle, but without its attributes."""
 
     def __setstate__(self, state: Any) -> None:
         pass
 
 
 class Fixed:
-    """The object that a name of a pickle stands for. The pickle cannot change it."""
+    """The object for a name in a pickle. The pickle cannot change it."""
 
     __slots__ = ("value", "function")
 
@@ -107,8 +107,8 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, (tuple, list, dict, set, frozenset)) else 0
 
 
-class Unpickler(pickle._Unpickler):  # the class in Python, because the one in C calls anything
-    """Reads the pickle ``data``. ``names`` are allowed names. ``storage`` makes objects that are not in the pickle."""
+class Unpickler(pickle._Unpickler):  # pickle's class in Python, because its class in C calls anything
+    """Reads the pickle ``data``. ``names`` has the allowed names. ``storage`` makes objects from outside the pickle."""
 
     def __init__(self, data: bytes, names: dict[str, Any], storage: Callable[[Any], Any]) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
@@ -134,7 +134,7 @@ class Unpickler(pickle._Unpickler):  # the class in Python, because the one in C
         raise ValueError(f"it names a class by the number {code}, which says nothing outside of its writer")
 
     def _check_numbers(self) -> None:
-        """Checks lengths and memo numbers, because the unpickler allocates memory according to them."""
+        """Checks lengths and memo numbers, because the unpickler would allocate memory for any such number."""
         for opcode, argument, _ in pickletools.genops(self._data):
             if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= argument < len(self._data):
                 raise ValueError(f"it remembers a value under the number {argument}, and has {len(self._data)} bytes")
@@ -152,13 +152,16 @@ class Unpickler(pickle._Unpickler):  # the class in Python, because the one in C
         self._spend(1 + len(arguments) + sum(map(_length, arguments)) + _length(named))
         for argument in arguments:
             if isinstance(function, Fixed) and isinstance(argument, (list, tuple)):
-                for item in argument:  # items are pairs of a dict
+                for item in argument:  # the items can be pairs of a dict
                     if isinstance(item, (list, tuple)) and item:
                         self._check_key(item[0])
         return function(*arguments, **(named or {}))
 
     def _check_key(self, key: Any) -> None:
-        """Limits keys, because hashing or comparing a tuple does not remember the parts that were already visited."""
+        """Raises ``ValueError`` for large keys.
+
+        Hashing or comparing a tuple visits the same part as often as it occurs.
+        """
         waiting, seen = [key], 0
         while waiting:
             part = waiting.pop()
@@ -172,7 +175,7 @@ class Unpickler(pickle._Unpickler):  # the class in Python, because the one in C
         self._spend(seen)
 
     def _put(self, target: Any, items: list[Any]) -> None:
-        """Puts ``items`` into a dict: a key, its value, the next key, ..."""
+        """Puts ``items`` into a dict. They are a key, its value, the next key, ..."""
         if not isinstance(target, (dict, Placeholder)) or len(items) % 2:
             raise ValueError(f"it puts values into {a_type(target)}")
         for key, value in zip(items[::2], items[1::2], strict=True):
