@@ -157,7 +157,7 @@ void add_config_command(CLI::App& app) {
   CLI::App* config = app.add_subcommand("config", "Explains configuration files and lists their keys");
   config->require_subcommand(1);
 
-  auto arguments = std::make_shared<ExplainArguments>();  // lives as long as the callback
+  auto arguments = std::make_shared<ExplainArguments>();  // shared, so that it lives as long as the callback
   CLI::App* explain_app = config->add_subcommand("explain", "Prints every resolved value and where it comes from");
   explain_app->add_option("file", arguments->file, "Training config, JSON as DeepSpeed's")->required();
   add_int(*explain_app, "--world-size", {.min = 1}, arguments->world_size, "Number of ranks (default: 1)");

@@ -56,7 +56,7 @@ Diagnosis examine(const DoctorArguments& arguments) {
   DiskProbeOptions options;
   options.seconds = arguments.seconds;
   options.ring = &kernel_ring();
-  if (!arguments.path.empty()) {  // first, so that a wrong path is reported at once
+  if (!arguments.path.empty()) {  // probed first, so that a wrong path is reported at once
     try {
       found.disk = probe_disk(arguments.path, options, posix_io());
     } catch (const IoError& error) {

@@ -252,13 +252,13 @@ double share_of_limits(const MemoryNeeds& needs, const MemoryLimits& limits) {
                   limits.host ? needs.host / limits.host->bytes : 0);
 }
 
-// Returns the length of the longest sequence whose activations fit; 0 if none fits.
+// Returns the length of the longest sequence whose activations fit, or 0 if no sequence fits.
 int64_t longest_sequence(PlanInputs inputs, const PlannedBytes& bytes, const MemoryLimits& limits, bool on_device) {
   const auto fits = [&](int64_t length) {
     inputs.activations->sequence_length = length;
     return passed_limits(inputs.memory_needs(bytes), limits, on_device).empty();
   };
-  const int64_t none = inputs.activations->sequence_parallel - 1;  // each rank has at least one token
+  const int64_t none = inputs.activations->sequence_parallel - 1;  // not long enough, because each rank needs a token
   int64_t longest = none, too_long = kLongestSequence + 1;
   while (too_long - longest > 1) {
     const int64_t length = longest + (too_long - longest) / 2;
@@ -297,7 +297,7 @@ void run(const PlanArguments& arguments) {
   const std::optional<Recommendation> recommended =
       inputs.options.replicas > 1 ? std::nullopt : recommend(inputs, plans);
   const ConfigArguments& config = arguments.config;
-  if (config.write != "-")  // with "-", standard output has only the configuration
+  if (config.write != "-")  // with "-", only the configuration goes to standard output
     arguments.json ? print_plan_json(inputs, plans, recommended) : print_plan_table(inputs, plans, recommended);
   if (!config.write.empty()) write_recommended(config.write, recommended, {inputs, config.path, config.nvme_path});
 }
@@ -305,7 +305,7 @@ void run(const PlanArguments& arguments) {
 }  // namespace
 
 void add_plan_command(CLI::App& app) {
-  auto arguments = std::make_shared<PlanArguments>();  // lives as long as the callback
+  auto arguments = std::make_shared<PlanArguments>();  // shared, so that it lives as long as the callback
   CLI::App* plan = app.add_subcommand("plan", "Says how many bytes each rank will hold, before anything is allocated");
   plan->add_option("--params", arguments->params, "Number of parameters: 7.5e9, 7.5B, 350M");
   plan->add_option("--model", arguments->model, "Hugging Face model directory or config.json");

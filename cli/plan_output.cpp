@@ -29,7 +29,7 @@ std::string not_counted(const PlanInputs& inputs) {
   return "Not counted: temporary memory of operators, LibTorch and the driver.";
 }
 
-// Describes the micro-batch whose activations are counted.
+// Returns a sentence about the micro-batch whose activations are counted.
 std::string describe_activations(const ActivationOptions& options) {
   const std::string shared = options.sequence_parallel == 1
                                  ? ""

@@ -82,7 +82,7 @@ struct StagePlan {
   std::string passed_limits;  // "" if the plan fits, or if no limit is known
   std::string advice;         // text about a change with which the plan would fit
   std::optional<FitChange> change;
-  std::optional<int64_t> longest_sequence;  // the longest sequence that fits; 0 if none does
+  std::optional<int64_t> longest_sequence;  // length of the longest sequence that fits; 0 if none does
 };
 
 // The configuration that the user should take. There is one for all planned stages together.

@@ -140,7 +140,7 @@ void add_run_command(CLI::App& app) {
       "the\n"
       "others are ended, and what failed first is reported.");
   run->prefix_command();
-  auto arguments = std::make_shared<RunArguments>();  // lives as long as the callback
+  auto arguments = std::make_shared<RunArguments>();  // shared, so that it lives as long as the callback
   RunArguments& a = *arguments;
   add_int(*run, "--nproc,--nproc_per_node,--nproc-per-node", kRanksPerHost, a.hosts.nproc,
           "Ranks on this host (default: one per GPU)");

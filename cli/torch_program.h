@@ -4,7 +4,8 @@
 
 namespace zeroshard::cli {
 
-// Returns the path of zeroshard-torch, in the directory of this program. Throws Error if it is missing.
+// Returns the path of the program zeroshard-torch, which is in the directory of this program. Throws Error if it is
+// missing.
 std::string torch_program();
 
 // Replaces this program by the program of `argv`. Throws Error if that program cannot be started.

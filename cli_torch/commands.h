@@ -4,7 +4,7 @@ namespace CLI {
 class App;
 }
 
-// The subcommands of `zeroshard-torch`, one per file.
+// Declares the subcommands of `zeroshard-torch`. Each is implemented in a file of its own.
 namespace zeroshard::cli {
 
 void add_generate_rank_command(CLI::App& app);

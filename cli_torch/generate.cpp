@@ -1,4 +1,4 @@
-// One rank of `zeroshard generate`.
+// Runs one rank of `zeroshard generate`.
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <iterator>

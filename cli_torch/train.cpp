@@ -1,4 +1,4 @@
-// One rank of `zeroshard train`.
+// Runs one rank of `zeroshard train`.
 #include <signal.h>
 
 #include <CLI/CLI.hpp>

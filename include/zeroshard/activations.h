@@ -26,10 +26,10 @@ struct ActivationOptions {
   int64_t sequence_length = 1;
   int64_t sequence_parallel = 1;  // ranks that share a sequence
   DType compute_dtype = DType::kBFloat16;
-  bool checkpointing = false;  // each decoder layer keeps only its input; the backward pass computes the layer again
+  bool checkpointing = false;  // true: decoder layers keep only their inputs, and the backward pass computes them anew
   Tier checkpoints = Tier::kDevice;  // the tier of the kept inputs of layers, from zeroshard.offload.activations
   bool on_device = true;             // true: ranks run on a GPU or another accelerator; false: on the CPU
-  bool tiled = false;                // zeroshard.tile() computes the loss and the MLPs in tiles
+  bool tiled = false;                // true: zeroshard.tile() computes the loss and the MLPs in tiles
 
   // Returns how many tokens of each sequence one rank has. The loader pads sequences so that all ranks have the same
   // number.

@@ -22,7 +22,7 @@ struct TensorState {
 
 // Describes a tensor in a checkpoint that the engine does not manage.
 struct TensorInfo {
-  std::string name, kind, dtype;  // dtype as safetensors spells it
+  std::string name, kind, dtype;  // `dtype` is the name that safetensors has for it
   std::vector<int64_t> shape;
 };
 
@@ -34,7 +34,7 @@ struct CheckpointContents {
 };
 
 struct SaveOptions {
-  bool latest = true;           // load_checkpoint may choose this checkpoint when it is called without a tag
+  bool latest = true;           // true: load_checkpoint() can choose this checkpoint when it is called without a tag
   bool exclude_frozen = false;  // true: leave out parameters that are not trained
   // true: save_checkpoint() returns before the commit. Unset: zeroshard.checkpoint.async decides.
   std::optional<bool> async = std::nullopt;
@@ -44,16 +44,16 @@ struct LoadedState {
   std::string tag;
   int64_t step = 0;
   std::string state;                     // CheckpointContents::state as saved
-  std::vector<std::string> rank_states;  // CheckpointContents::rank_state of every rank that saved
-  bool has_optimizer = false;            // optimizer states were loaded
+  std::vector<std::string> rank_states;  // CheckpointContents::rank_state of each rank that saved, by rank
+  bool has_optimizer = false;            // true: optimizer states were loaded
 };
 
 struct LoadOptions {
   std::optional<std::string> tag;  // unset: the newest whole checkpoint
   bool strict = false;             // true: a damaged newest checkpoint is an error; false: it is skipped
   bool all_params = true;          // true: a parameter that only the model or only the checkpoint has is an error
-  bool optimizer = true;           // also load optimizer states, step counts and the loss scale
-  bool may_be_first = false;       // true: the run may be new, so finding no checkpoint is not logged
+  bool optimizer = true;           // true: also load optimizer states, step counts and the loss scale
+  bool may_be_first = false;       // true: the run can be new, so a missing checkpoint is not logged
   // The engine calls `accept` with the saved CheckpointContents::state before it reads any tensor. `accept` throws
   // ValueError to refuse the checkpoint.
   std::function<void(const std::string& state)> accept = {};

@@ -92,11 +92,11 @@ struct NewCheckpoint {
   std::map<std::string, std::string> versions;
   std::vector<NewTensor> tensors;
 };
-// Writes and commits the checkpoint in the same way as Engine::save_checkpoint() on a single rank.
+// Writes and commits a checkpoint in the same way as Engine::save_checkpoint() does on a single rank.
 void write_checkpoint(const NewCheckpoint& checkpoint);
 
-// Compares two checkpoints. Returns one line per tensor that is missing on one side or differs in shape, dtype or
-// value; empty if the checkpoints are equal.
+// Compares two checkpoints. Returns one line per tensor that is missing in one of them or differs in shape, dtype or
+// value. Returns nothing if the checkpoints are equal.
 std::vector<std::string> diff_checkpoints(const std::string& one, const std::string& other);
 
 }  // namespace zeroshard

@@ -83,7 +83,7 @@ struct ParamGroupOptions : CommonOptions, MuonOptions {
 struct OptimizerConfig : ParamGroupOptions {
   enum class Type : uint8_t { kAdam, kAdamW, kSgd, kLion, kAdagrad, kMuon };
   Type type = Type::kAdamW;
-  double adam_lr = 3e-4;  // Muon: learning rate of parameters that are not matrices; `lr` is the rate of matrices
+  double adam_lr = 3e-4;  // for Muon: learning rate of parameters that are not matrices; `lr` is the rate of matrices
 
   // Returns the options of Muon's two param groups: the matrices, and all other parameters.
   ParamGroupOptions of_matrices() const;
@@ -188,7 +188,7 @@ struct OffloadOptimizerConfig {
   Device device = Device::kNone;
   double ratio = 1;  // share of each unit's states that is offloaded; the device keeps and updates the other elements
   std::vector<std::string> nvme_path;  // directories of swap files; with kNvme at least one
-  int buffer_count = 4;                // with kNvme: chunks of states in memory at a time
+  int buffer_count = 4;                // with kNvme: chunks of states that are in memory at one time
   bool pin_memory = true;              // page-locked host memory, which a GPU can copy to and from directly
 };
 

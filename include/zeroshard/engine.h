@@ -40,11 +40,12 @@ struct ParamDefinition {
 // fp32. Each rank calls it for the elements that it keeps. The values of an element must be the same on every rank.
 using ParameterReader = std::function<void(const std::string& name, int64_t begin, int64_t end, float* out)>;
 
-// Parameters that are gathered, reduced and freed together: normally one transformer block.
+// The definition of a unit: parameters that are gathered, reduced and freed together. It is normally one transformer
+// block.
 struct UnitDefinition {
   std::string name;
   std::vector<ParamDefinition> params;
-  int parent = -1;  // index of the unit whose modules contain this unit's modules
+  int parent = -1;  // index of the unit whose modules contain this unit's modules; -1: none
   // Returns the tensors of each parameter, several if the parameter is tied by storage. The engine's constructor calls
   // it once per unit, one unit after the other, so that the caller can create a model larger than one rank's memory.
   std::function<std::vector<std::vector<at::Tensor>>()> tensors;
@@ -61,7 +62,7 @@ struct EngineOptions {
   at::Device device = at::kCPU;
   std::vector<ParamGroupOptions> param_groups;  // empty: one group, from config.optimizer
   OptimizerConfig::Type optimizer = OptimizerConfig::Type::kAdamW;
-  std::string external_optimizer = {};  // class name of a user's torch.optim optimizer that updates slices()
+  std::string external_optimizer = {};  // class name of a user's optimizer, which updates slices(); empty: none
   // Values besides the model that must be equal on every rank. Each list has a name for error messages, such as
   // "configuration". The engine compares them before it allocates anything.
   std::vector<std::pair<std::string, NamedValues>> agreement;
@@ -77,7 +78,7 @@ struct StepResult {
   double grad_norm = 0;      // norm of the averaged gradients before clipping; not finite if skipped
   double loss_scale = 1;     // loss scale of this step's gradients
   bool stop = false;         // a rank has requested the end of the run; the same on all ranks
-  bool save_failed = false;  // a background save has failed, see Engine::report_failed_save(); the same on all ranks
+  bool save_failed = false;  // true: a background save has failed (report_failed_save()); the same on all ranks
 };
 
 // The elements of one parameter that this rank updates, for an external optimizer. `master` is fp32 and 1-D.
@@ -184,7 +185,7 @@ class Engine {
   // Copies the master weights to the parameters of all ranks. An external optimizer that writes master weights between
   // steps must call it after it has written. Collective.
   void publish_master_weights();
-  // Discards all gradients since the last step. Their micro-batches do not count any more. Collective.
+  // Discards all gradients since the last step, and no longer counts their micro-batches. Collective.
   void zero_grad();
   // Counts a finished micro-batch that is not the last one of its step. step() counts the last one.
   void end_micro_batch();
@@ -246,7 +247,7 @@ class Engine {
   void set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor& values);
   void set_weights(size_t unit, size_t param, int64_t begin, const at::Tensor& values);
   // Returns this rank's shard of a parameter at stage 3: 1-D memory of the engine in the parameter's dtype, on the host
-  // or the device. The shard may be empty. Returns nothing if parameters lie in files. The caller may write to the
+  // or the device. The shard can be empty. Returns nothing if parameters lie in files. The caller may write to the
   // shard between passes, and the next pass computes with the new values. If the parameter has separate master weights,
   // the next update overwrites the shard.
   std::optional<at::Tensor> local_param(size_t unit, size_t param);
@@ -342,7 +343,7 @@ class Engine {
  private:
   struct Impl;
   std::unique_ptr<World> world_;
-  std::unique_ptr<Impl> impl_;  // destroyed before the world that it uses
+  std::unique_ptr<Impl> impl_;  // declared last, so that it is destroyed before the world that it uses
 };
 
 }  // namespace zeroshard

@@ -48,7 +48,7 @@ class Meeting {
   // up to a second.
   [[noreturn]] void explain(std::string_view error);
 
-  // The caller calls it when all ranks are connected. From then on the ranks do not watch one another.
+  // The caller must call it when all ranks are connected. After that, the ranks do not watch one another any more.
   void end();
   // Ends the meeting because this rank gives up. The caller must call it after every error. The other ranks learn it at
   // once. They also learn `reason`, except if they already know another reason. Does nothing after end(). On rank 0 it

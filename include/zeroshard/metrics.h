@@ -34,21 +34,21 @@ struct MetricsOptions {
 
 // Writes the metrics of one run to files; docs/metrics.md has their formats.
 //
-// Without resume_step the run is new, and files of an earlier run are renamed to metrics.1.jsonl and so on. With
-// resume_step the object appends to the existing files. It first cuts off records of later steps, because the resumed
-// run computes these steps again.
+// Without resume_step the run is new. The object then renames files of an earlier run to metrics.1.jsonl and so on.
+// With resume_step the object appends to the existing files. It first cuts off records of later steps, because the
+// resumed run will compute these steps a second time.
 class RunMetrics {
  public:
-  // Throws IoError when the files cannot be created, ValueError for invalid options.
+  // Throws IoError if the files cannot be created, and ValueError for invalid options.
   explicit RunMetrics(MetricsOptions options);
   RunMetrics(MetricsOptions options, Io& io);  // `io` must outlive the object
   ~RunMetrics();                               // does not call finish()
   RunMetrics(const RunMetrics&) = delete;
   RunMetrics& operator=(const RunMetrics&) = delete;
 
-  // Appends a record. When it returns, the record is in the files and survives the end of the process. If a file could
-  // not be written, the next record tries again. Throws ValueError for an invalid or repeated name and for a step below
-  // the previous one, and StateError after finish().
+  // Appends a record. When it returns, the record is in the files and survives the end of the process. If a write to a
+  // file fails, that file lacks this record, and the next call tries to write to the file again. Throws ValueError for
+  // an invalid or repeated name and for a step below the previous one, and StateError after finish().
   void record(int64_t step, const MetricValues& values);
   // Writes the plot, and returns when all files are on the disk for good. Later calls do nothing.
   void finish();

@@ -46,7 +46,7 @@ class ModuleUnits {
  private:
   friend class UnitFinder;
   struct Known {
-    // Keeps the module alive so that no other module gets its address; null for the model.
+    // Keeps the module alive, so that no other module gets its address. Null for the model itself.
     std::shared_ptr<const torch::nn::Module> held;
     std::string path;
     const torch::nn::Module* unit_module;  // the module that the caller must call: this module, or one around it

@@ -94,7 +94,7 @@ struct UnitShapes {
   std::vector<ParamShape> params;
 };
 
-// The number of decoder layers, and the sizes of one layer.
+// The number of decoder layers, and the sizes of one of them.
 struct LayerSizes {
   int64_t layers = 0, intermediate = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
   int64_t experts = 0, experts_per_token = 0;  // 0: one MLP without experts

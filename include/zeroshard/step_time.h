@@ -43,7 +43,7 @@ struct PlannedStep {
 PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, const ActivationOptions& activations,
                       const MachineRates& rates);
 
-// A change that makes the step faster, with the plan of the changed step.
+// A change that makes the step faster, and the plan of the step after the change.
 struct StepChange {
   std::string change;  // the change in words: configuration keys, or a second disk
   PlannedStep step;

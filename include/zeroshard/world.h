@@ -42,12 +42,13 @@ class World {
   // MASTER_ADDR:MASTER_PORT and connect over Gloo. If MASTER_ADDR is a loopback address or unset, they listen only on
   // the loopback interface. Throws ValueError if the variables are wrong or `config` was resolved for another number of
   // ranks. Throws CommError if a rank is missing, has died or could not create its world. Every rank may then try
-  // again. `observer` gets reports about waits, and about the steps of engines that get the same observer. It may be
-  // null.
+  // again. `observer` gets reports about waits, and about the steps of engines that get the same observer. `observer`
+  // may be null.
   explicit World(const Config& config, const RankEnvironment& ranks = rank_environment(),
                  std::shared_ptr<RankObserver> observer = launcher_observer());
-  // Connects ranks on `device`, which choose_device() returns and which becomes the current device. GPU ranks exchange
-  // tensors over NCCL. Throws as the constructor above does, and ConfigError if this build has no such collectives.
+  // Connects ranks on `device`, which choose_device() returns. `device` becomes the current device. GPU ranks exchange
+  // tensors over NCCL. Throws the same errors as the constructor above, and ConfigError if this build has no
+  // collectives for such devices.
   World(const Config& config, c10::Device device, const RankEnvironment& ranks = rank_environment(),
         std::shared_ptr<RankObserver> observer = launcher_observer());
   // Uses the caller's process groups, such as NCCL's. Gathers and reductions need a group each, because each rank can

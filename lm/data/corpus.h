@@ -13,7 +13,7 @@ namespace zeroshard {
 // Immutable.
 class Corpus {
  public:
-  // Throws the errors of Dataset.
+  // Throws the same errors as the constructor of Dataset.
   Corpus(const std::vector<std::string>& files, const DatasetOptions& options);
 
   // Members are the documents of this part, in the order of the files. No member is empty.
@@ -49,7 +49,7 @@ class Corpus {
 
   DatasetOptions options_;
   std::vector<TokenFile> files_;
-  std::vector<int64_t> first_document_;  // by file, and one for the end
+  std::vector<int64_t> first_document_;  // by file: number of its first document; last: number of all documents
   bool divided_ = false;  // true: every document is divided between the parts; false: whole documents belong to a part
   std::vector<uint32_t> members_;  // indices of documents
   int64_t tokens_ = 0;

@@ -53,7 +53,7 @@ class LineReader : public LineSource {
   bool ended_ = false;
 };
 
-// Opens an input for reading, and refuses a directory. Throws IoError.
+// Opens an input for reading. Throws IoError if that fails or if the input is a directory.
 OpenFd open_input(const std::string& path, int flags, const std::atomic<bool>* stop);
 
 // Throws Error if `stop` is set.

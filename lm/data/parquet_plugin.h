@@ -25,7 +25,7 @@ struct ParquetColumn {
 };
 
 struct ParquetPlugin {
-  uint32_t version;  // must stay the first member
+  uint32_t version;  // must stay the first member, so that any version can read it
   // Opens a file and takes ownership of `fd`. Returns null if there is not enough memory. For other failures, error()
   // of the result has the reason.
   ParquetRows* (*open)(int fd);

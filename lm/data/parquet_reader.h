@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// Returns whether the file name ends like the name of a Parquet file.
+// Returns whether the name of a file ends in .parquet.
 bool is_parquet(const std::string& path);
 
 // Throws ValueError if `beginning`, the first bytes of an input that is to be read as lines, is the beginning of a

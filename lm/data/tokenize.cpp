@@ -174,7 +174,7 @@ class Job {
   DocumentEncoder encoder_;
   TokenFileWriter writer_;
   TokenizeReport report_;
-  std::deque<std::unique_ptr<Batch>> batches_;  // in the order of the documents; encoders_ has pointers to them
+  std::deque<std::unique_ptr<Batch>> batches_;  // in the order of the documents; encoders_ has pointers to the batches
   Encoders encoders_;  // the last member, because its threads must end before the members that they use
 };
 

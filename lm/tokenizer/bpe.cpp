@@ -114,7 +114,7 @@ void Bpe::merge_short(Scratch& scratch) const {
 
 void Bpe::merge_long(Scratch& scratch) const {
   std::vector<int32_t>& symbols = scratch.symbols;
-  std::vector<Merge>& pairs = scratch.pairs;  // merged places have kNoRank, so that their heap entries are ignored
+  std::vector<Merge>& pairs = scratch.pairs;  // merged symbols have kNoRank, so that their heap entries are ignored
   std::vector<uint64_t>& heap = scratch.heap;
   const size_t count = symbols.size();
   ZS_CHECK(count < kNoNeighbour, "a text of ", count, " characters without a place to cut it is too long");

@@ -25,7 +25,7 @@ class Bpe {
   // Says how a character that is not a token is encoded.
   struct Unknown {
     int32_t id = -1;             // id of such a character; -1: it is left out
-    bool fuse = false;           // a run of such characters gives one id
+    bool fuse = false;           // true: a run of such characters gives one id
     bool after_merging = false;  // true: decided after merging, as in SentencePiece; false: before, as in Hugging Face
     ByteIds bytes = no_byte_ids();  // if all bytes of the character have tokens, these are used instead
   };

@@ -20,7 +20,7 @@ bool is_unigram(const JsonField& model) {
   return type == "Unigram";
 }
 
-// Returns the largest id of {"token": id} + 1.
+// Returns the largest id in the vocabulary {"token": id, ...}, plus 1.
 int64_t size_of_bpe(const JsonField& vocab, int64_t most) {
   if (!vocab.json().is_object()) vocab.refuse("it must be an object of tokens and ids");
   int64_t size = 0;

@@ -20,7 +20,7 @@ class LossSum {
  private:
   double sum_ = 0;
   int64_t count_ = 0;              // number of losses that are not in the sum yet
-  at::Tensor sent_;                // pinned; undefined on the CPU
+  at::Tensor sent_;                // losses on the host, in pinned memory; undefined on the CPU
   std::optional<c10::Event> end_;  // end of the last copy
 };
 

@@ -167,7 +167,7 @@ std::optional<int64_t> hidden_size_of(const std::string& model) {
   return std::nullopt;
 }
 
-// The keys that only Python's engine reads or names, each with its replacement in a run without Python.
+// The keys that only Python's engine reads, each with what a run without Python does instead.
 constexpr std::pair<const char*, const char*> kKeysOfPython[] = {
     {"steps_per_print", "train.log_every says how often a line is printed"},
     {"wall_clock_breakdown", "the lines of train.log_every tell the pace"},

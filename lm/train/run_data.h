@@ -13,7 +13,7 @@ namespace zeroshard {
 std::unique_ptr<Dataset> training_data(const TrainOptions& options, const CausalLM& model);
 std::unique_ptr<Dataset> validation_data(const TrainOptions& options, const CausalLM& model);
 
-// The progress of the earlier run from which a run continues. The earlier run may have had another batch size.
+// The progress of the earlier run from which a run continues. The earlier run can have had another batch size.
 struct RowsDone {
   int64_t steps = 0, rows = 0;
 };

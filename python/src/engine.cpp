@@ -28,7 +28,7 @@ at::ScalarType scalar_type(const py::object& dtype) {
 }
 
 // The last interrupt that a Python callback raised. Callers must hold the interpreter's lock (the GIL). The object is
-// never destroyed, because the interpreter may be gone when the process exits.
+// never destroyed, because the interpreter can be gone when the process exits.
 py::object& kept_interrupt() {
   static auto* const kept = new py::object(py::none());
   return *kept;

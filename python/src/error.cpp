@@ -41,17 +41,17 @@ void translate(std::exception_ptr pointer) {
 void bind_errors(py::module_& m) {
   m.attr("__version__") = kVersion;
   const auto error = py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
-  // Our ValueError is also Python's, so that `except ValueError` works.
+  // zeroshard's ValueError is also Python's, so that `except ValueError` catches it.
   const py::tuple bases = py::make_tuple(error, py::handle(PyExc_ValueError));
   const auto value_error = py::register_exception<ValueError>(m, "ValueError", bases);
   py::register_exception<ConfigError>(m, "ConfigError", value_error);
   py::register_exception<CommError>(m, "CommError", error);
-  // Our IoError is also Python's OSError.
+  // zeroshard's IoError is also Python's OSError.
   const py::tuple io_bases = py::make_tuple(error, py::handle(PyExc_OSError));
   py::register_exception<IoError>(m, "IoError", io_bases);
   py::register_exception<StateError>(m, "StateError", error);
   py::register_exception<InternalError>(m, "InternalError", error);
-  py::register_exception_translator(&translate);  // pybind11 calls the translator that was registered last first
+  py::register_exception_translator(&translate);  // registered last, because pybind11 calls the last translator first
 }
 
 }  // namespace zeroshard

@@ -1,4 +1,4 @@
-"""Moves the inputs of checkpointed layers out of memory until backward (``zeroshard.offload.activations``)."""
+"""Moves the inputs of checkpointed layers out of memory until the backward pass (``zeroshard.offload.activations``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-# Taken now, because somebody may replace torch's function later.
+# Taken at import, because other code can replace torch's function later.
 from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 
 from . import _C
@@ -21,7 +21,7 @@ from . import _C
 
 class _Thread(threading.local):
     keeper: Keeper | None = None  # keeper of the engine whose forward runs on this thread
-    recomputes = False  # true inside a function that backward will compute again
+    recomputes = False  # true inside a function that the backward pass will compute a second time
 
 
 _thread = _Thread()
@@ -107,7 +107,7 @@ class _Stayed:
 
 
 class _Checkpoint:
-    """Replaces a model's checkpointing function. A copy of the model gets the original function."""
+    """Replaces a model's checkpointing function. A copy of the model gets back the original function."""
 
     def __init__(self, keeper: Keeper, inner: Callable) -> None:
         functools.update_wrapper(self, inner, updated=())

@@ -236,7 +236,7 @@ def _rank_buffer(run: Run, name: str) -> tuple[str, str]:
 def _external_states(
     run: Run, whole: bool
 ) -> tuple[list[_C.TensorState], dict[str, list[_C.TensorState]], dict[str, dict[str, Any]]]:
-    """Returns tensors of the user's optimizer: slices of parameters, whole tensors by kind, other values by parameter.
+    """Returns the states of the user's optimizer: slices of parameters, whole tensors by kind, and other values.
 
     A load cuts slices anew for its own ranks. If some rank has tables, every rank saves ``whole`` tensors instead of
     slices. Only a run that cuts each parameter at the same elements can load whole tensors.
@@ -570,7 +570,7 @@ def _own_copies(values: dict[str, Any]) -> dict[str, Any]:
 def _restore_random(run: Run, rank_states: list[str]) -> None:
     """Continues each rank's own random numbers. Ranks that the saving run did not have begin new ones."""
     saved = json.loads(rank_states[run.rank % len(rank_states)]).get("random")
-    if saved is not None:  # an imported checkpoint has none, so the run keeps its own seed
+    if saved is not None:  # an imported checkpoint has no random state, so the run keeps its own
         restore_other_random_state(saved, run.device)
     seed = _C.restore_random_state(rank_states, run.rank)
     if seed is not None:

@@ -1,4 +1,4 @@
-"""``zeroshard checkpoint convert``: turns a checkpoint of DeepSpeed or PyTorch DCP into one of zeroshard."""
+"""Implements ``zeroshard checkpoint convert``: turns a checkpoint of DeepSpeed or PyTorch DCP into one of zeroshard."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _listed(cores: Iterable[str]) -> str:
 
 
 def become_program() -> None:
-    """Replaces this process by the program ``zeroshard-torch`` for this Python's torch, without importing torch."""
+    """Replaces this process by the program ``zeroshard-torch`` for this Python's torch. Does not import torch."""
     import importlib.util
     import runpy
     import signal
@@ -72,6 +72,6 @@ def become_program() -> None:
         libraries = [torch / "lib", *sorted(torch.parent.glob("nvidia/*/lib"))]
         paths = [*map(str, libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them when it starts
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # undoes that Python ignores these signals from its start
         signal.signal(ignored, signal.SIG_DFL)
     os.execv(program, [str(program), *sys.argv[1:]])

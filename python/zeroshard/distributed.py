@@ -81,12 +81,12 @@ def init_distributed(
 
 
 def _has_started_group() -> bool:
-    """Returns whether this module made the default group. The script may have made another one since then."""
+    """Returns whether this module made the default group. The script can have made another one since then."""
     return _started_group is not None and dist.is_initialized() and _started_group() is dist.group.WORLD
 
 
 def _meet_and_connect(store: dist.Store, backend: str, env: _C.RankEnvironment, timeout: timedelta) -> None:
-    if attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT"):  # torchrun keeps one store across restarts
+    if attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT"):  # torchrun keeps the same store across restarts
         store = dist.PrefixStore(f"attempt/{attempt}", store)
     meeting = meet(store, env.rank, env.world_size, timeout, "the default process group")
     while_all_live(
@@ -140,7 +140,10 @@ def _end_with_the_process() -> None:
 
 
 def forget_stores() -> None:
-    """Forgets the stores in a forked child. They belong to the parent, whose threads the child does not have."""
+    """Forgets the stores in a forked child.
+
+    They belong to the parent, and the child does not have the parent's threads.
+    """
     global _started_group
     _started_group = None
     stores = [*_kept_stores.values(), *([_unused_group[1]] if _unused_group is not None else [])]

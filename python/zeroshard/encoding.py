@@ -1,4 +1,4 @@
-"""Turns Python values into JSON and back, so that nothing in a checkpoint can run code."""
+"""Turns Python values into JSON and back. Code in a checkpoint cannot run, because a checkpoint has no pickles."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _of_run(name: str, doc: str) -> property:
 
 
 class Engine(Getters, nn.Module):
-    """Trains ``module`` with its states sharded over all ranks. ``zeroshard.initialize`` makes it.
+    """Trains ``module`` with its states sharded over all ranks. ``zeroshard.initialize`` makes an engine.
 
     A step is ``loss = engine(...)``, ``engine.backward(loss)``, ``engine.step()``. Of every
     ``gradient_accumulation_steps`` calls of ``step()``, the last one updates the parameters. Every rank must make the
@@ -134,7 +134,7 @@ class Engine(Getters, nn.Module):
         >>> engine.step()
         """
         self._check_step()
-        # Calls the method, because a script may have replaced it.
+        # Calls the method, because a script can have replaced it.
         updates, scheduler = self.is_gradient_accumulation_boundary(), self._run.lr_scheduler
         if updates and scheduler is not None:  # checked before the update, because an update cannot be undone
             check_arguments_of(scheduler, lr_kwargs or {})
@@ -176,7 +176,7 @@ class Engine(Getters, nn.Module):
         if run.stop and self._last_save is not None:
             self._last_save()
             raise SystemExit(128 + signal.SIGTERM)
-        if save_failed:  # raised only after the step, because the step was applied and training may continue
+        if save_failed:  # raised only after the step, because the step was applied and training can continue
             run.core.report_failed_save()
 
     def _take_step(self) -> bool:
@@ -237,7 +237,7 @@ class Engine(Getters, nn.Module):
         """
         drops = self._run.is_within_step
         self._run.core.zero_grad()
-        if drops:  # otherwise the loader may already have given the first batch of the next step
+        if drops:  # otherwise the loader might already have given the first batch of the next step
             self._run.position.end_step()
 
     def compile(
@@ -407,7 +407,7 @@ class Engine(Getters, nn.Module):
         signals: Iterable[signal.Signals] = (signal.SIGTERM,),
         rank_state: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """Makes a signal to any rank end the run: all ranks save after the same ``step()``, and exit with code 143.
+        """Makes a signal to any rank end the run: all ranks save after the same ``step()`` and exit with code 143.
 
         Every rank must call it, in its main thread, before its loaders start workers, because only workers that start
         later survive the signal. A second signal, two seconds later or more, ends the process at once. The save calls

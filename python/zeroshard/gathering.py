@@ -71,8 +71,8 @@ def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can
             entered.append((core, sorted(indices)))
         yield
     except BaseException:
-        # Drops the writes without a collective, because other ranks may not have raised, and because a half-made change
-        # must not be kept.
+        # Drops the writes without a collective, because other ranks might not have raised, and because a half-made
+        # change must not be kept.
         for core, indices in entered:
             core.release(indices, core.DROP_WRITES)
         raise
@@ -91,7 +91,7 @@ def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
                 "load_state_dict(assign=True) would replace parameters that zeroshard shards: leave assign out, or "
                 "load before zeroshard.initialize"
             )
-        # Keeps no copy for an exception inside, because there may be no memory for a second whole model.
+        # Keeps no copy for an exception inside, because there might be no memory for a second whole model.
         loading.append(_gathered(module.parameters(), 0, can_drop=False))
         loading[-1].__enter__()
 

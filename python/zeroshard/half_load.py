@@ -52,5 +52,5 @@ def refuse_half_loaded(left: list[tuple[str, str]]) -> None:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """Returns PyTorch's count of writes to the tensor; None if PyTorch does not count them."""
+    """Returns PyTorch's count of writes to the tensor, or None if PyTorch does not count them."""
     return None if tensor.is_inference() else tensor._version

@@ -75,7 +75,7 @@ def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -
             _thread.loop.use(readers, unit)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        if _thread.loop is not None:  # the unit ends with the loop
+        if _thread.loop is not None:  # the unit ends when the loop ends
             return
         if core.post_forward(unit, tensors_in(output)):
             readers.note_returned(unit)

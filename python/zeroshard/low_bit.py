@@ -34,7 +34,7 @@ class LowBit:
 
     name: str  # name of the optimizer
     moments: str = "fp32"  # the dtype of moments, as zeroshard.moment_dtype names it
-    wide: set[int] = field(default_factory=set)  # id() of parameters that keep fp32 moments beside 8-bit ones
+    wide: set[int] = field(default_factory=set)  # id() of parameters that keep fp32 moments although others have 8 bits
     without_effect: list[str] = field(default_factory=list)
 
 

@@ -47,7 +47,7 @@ def unmark(tensor: torch.Tensor) -> None:
 def mark_of(tensor: torch.Tensor) -> Mark | None:
     """Returns the mark of a parameter that a living engine has, else None.
 
-    The engine may have freed the parameter's memory.
+    The engine can have freed the parameter's memory.
     """
     found: Mark | None = getattr(tensor, _MARK, None)
     return found if found is not None and found.core() is not None else None

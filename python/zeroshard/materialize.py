@@ -281,7 +281,7 @@ def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Mod
 
 
 def _resets(module: nn.Module) -> list[Callable[[], Any]]:
-    """Returns the methods by which the module gives its own parameters their first values."""
+    """Returns the methods with which the module gives its own parameters their first values."""
     methods = (getattr(module, name, None) for name in INITIALIZERS)
     return [method for method in methods if method is not None and _takes_nothing(method)]
 

@@ -65,7 +65,7 @@ class Metrics:
         if self._wandb is not None:
             try:
                 self._wandb.log({"step": step, **values})
-            except Exception as error:  # noqa: BLE001 (the package may raise anything)
+            except Exception as error:  # noqa: BLE001 (the package can raise anything)
                 log(f"warning: no more metrics go to Weights & Biases: {error}")
                 self._wandb = None
 
@@ -88,7 +88,7 @@ def _finish(files: list[_C.RunMetrics], wandb_run: Any) -> None:
     if wandb_run is not None:
         try:
             wandb_run.finish()
-        except Exception as error:  # noqa: BLE001 (the package may raise anything)
+        except Exception as error:  # noqa: BLE001 (the package can raise anything)
             log(f"warning: the run of Weights & Biases did not end well: {error}")
 
 
@@ -101,7 +101,7 @@ def _wandb_run(settings: _C.WandbConfig) -> Any:
         import wandb
 
         offline = "" if "WANDB_MODE" in os.environ else _why_unreachable(wandb.setup().settings.base_url)
-    except Exception as error:  # noqa: BLE001 (a broken installation may raise anything)
+    except Exception as error:  # noqa: BLE001 (a broken installation can raise anything)
         log(
             f"warning: wandb.enabled is true, but the package wandb cannot be used ({_first_line(error)}): nothing "
             "goes to Weights & Biases. `pip install wandb`, or set csv_monitor.enabled to keep the metrics in a file"

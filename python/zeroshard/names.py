@@ -39,7 +39,7 @@ def plain_name(path: str) -> str:
 
 
 def plain_names(named: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
-    """Returns the plain name of each name. Different things that would get the same plain name keep their own names.
+    """Returns a dict from each name to its plain name. Different things with equal plain names keep their own names.
 
     ``named`` has each name together with a number that identifies the named thing, such as its ``id()``.
     """

@@ -215,7 +215,7 @@ def _check_can_be_saved(optimizer: torch.optim.Optimizer) -> None:
 
 
 def runs_in_core(kind: _C.OptimizerType) -> Callable[[type], type]:
-    """Decorates an optimizer class for which the core can do the work of ``step()``."""
+    """Returns a decorator for an optimizer class whose ``step()`` the core can do."""
 
     def note(optimizer_type: type) -> type:
         _IN_CORE[optimizer_type] = kind
@@ -416,7 +416,7 @@ class _StatesOfSlices(defaultdict):
 
 
 class Optimizer(torch.optim.Optimizer):
-    """The engine's optimizer. Schedulers change its ``param_groups``, which are the user's own dicts.
+    """Is the engine's optimizer. Schedulers change its ``param_groups``, which are the user's own dicts.
 
     ``engine.step()`` updates the parameters and clears the gradients. The optimizer's own ``step()`` also updates if
     there are gradients that no update has used, but it steps no scheduler. ``zero_grad()`` is ``engine.zero_grad()``.

@@ -102,7 +102,7 @@ class Ownership:
         return any(sharded and tensors for sharded, tensors in zip(self._sharded, self._tensors, strict=True))
 
     def check_can_give(self) -> None:
-        """Raises ``StateError`` if parameters are sharded and cannot be gathered any more. Collective."""
+        """Raises ``StateError`` if parameters are sharded but cannot be gathered any more. Collective."""
         if self.core is None or not self.has_sharded_units:
             return
         try:

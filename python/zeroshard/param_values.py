@@ -230,7 +230,7 @@ def _outside_states(place: Place, own: _C.OptimizerSlice) -> dict[str, Any]:
 def _state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
     """Returns a state of this rank's slice. Raises ``ValueError`` on every rank if some rank does not know ``key``.
 
-    Collective with an external optimizer.
+    Collective if the optimizer is external.
     """
     if place.run.external is None:
         return _core_state(place, own, key)

@@ -1,4 +1,4 @@
-"""Makes a backward pass end the same way on all ranks."""
+"""Makes a backward pass end in the same way on all ranks."""
 
 from __future__ import annotations
 

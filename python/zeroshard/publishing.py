@@ -77,7 +77,7 @@ class Publishing:
         if not made:
             return optimizer_type
 
-        def reduce(optimizer: torch.optim.Optimizer, protocol: Any) -> tuple:  # a copy gets the class of the script
+        def reduce(optimizer: torch.optim.Optimizer, protocol: Any) -> tuple:  # a copy gets the script's class
             make, (_, *arguments), *more = optimizer_type.__reduce_ex__(optimizer, protocol)
             return _make, (make, optimizer_type, *arguments), *more
 
@@ -160,6 +160,6 @@ class Publishing:
             return end.value
 
     def _sums(self) -> list[int]:
-        """Returns a sum of the bits of each slice that has elements."""
+        """Returns for each slice that has elements the sum of its bits."""
         slices = [param.detach() for group in self.optimizer.param_groups for param in group["params"]]
         return [int(each.view(torch.int32).sum(dtype=torch.int64)) for each in slices if each.numel() > 0]

@@ -73,7 +73,7 @@ class Position:
 
 @dataclass
 class Run:
-    """The parts of one engine. ``core`` does the work; checkpoints, schedulers and getters use the other parts."""
+    """Has the parts of one engine. ``core`` does the work. Checkpoints, schedulers and getters use the other parts."""
 
     module: nn.Module
     device: torch.device

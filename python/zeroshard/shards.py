@@ -275,7 +275,7 @@ def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
 
 @contextmanager
 def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[None]:
-    """Makes parameters that have shards whole inside. Collective, except over parameters that a context holds already.
+    """Makes parameters that have shards whole inside. Collective, except over parameters that a context already holds.
 
     At the end every rank takes over the writes of rank ``modify_rank``. Without ``modify_rank``, or after an exception,
     drops the writes. An inner context does nothing with parameters that an outer context already holds, so it may run

@@ -106,7 +106,7 @@ def _around(loop: Callable[[], None]) -> None:
 
 
 class _Tiled:
-    """Replaces a module's forward."""
+    """Replaces the forward of a module by one that computes tile by tile."""
 
     def __init__(self, module: nn.Module, tiles: str | int) -> None:
         self.before = module.forward
@@ -234,7 +234,7 @@ class _TiledLoss(_Tiled):
             join=_C.Join.SUM,
             at_once=True,
         )
-        result = outputs.pop()  # of_tile must not hold the loss, because the graph of the loss holds of_tile
+        result = outputs.pop()  # of_tile must not refer to the loss, because the graph of the loss refers to of_tile
         result["loss"], result["logits"] = loss, NoLogits()
         wants_tuple = not (self.module.config.return_dict if return_dict is None else return_dict)
         return result.to_tuple() if wants_tuple else result

@@ -22,11 +22,11 @@ def together(run: Run, step: Callable[[], None], call: str) -> None:
 
 @contextmanager
 def naming_causes() -> Iterator[Callable[[Callable], Callable]]:
-    """Surrounds a call of the core: the yielded function wraps callbacks so that their exceptions are kept as causes.
+    """Surrounds a call of the core.
 
-    The core sends the text of a callback's exception to all ranks. On the rank of that callback, the exception itself
-    becomes the cause of the core's error. If the exception is not an ``Exception``, as for Ctrl-C, it is raised instead
-    of the core's error.
+    Yields a function that wraps callbacks, so that their exceptions are kept as causes. The core sends the text of a
+    callback's exception to all ranks. On the rank of that callback, the exception itself becomes the cause of the
+    core's error. If the exception is not an ``Exception``, as for Ctrl-C, it is raised instead of the core's error.
     """
     causes: list[BaseException] = []
 

@@ -146,7 +146,7 @@ def named_leaves(
 ) -> tuple[list[nn.Module], list[str]]:
     """Returns the modules that match a class, a name or a suffix of names, and the texts that match no module.
 
-    A class is given by its name, with or without the name of its Python module.
+    ``classes`` has names of classes, with or without the name of their Python module.
     """
     leaves, found = [], set()
     for name, module in model.named_modules():

@@ -10,10 +10,10 @@ _WRAPPED = "_zeroshard_wraps"
 
 
 def wrap_once(owner: Any, name: str, instead: Callable[..., Any]) -> None:
-    """Makes ``owner.name(...)`` call ``instead(own, ...)``, where ``own`` is the original. Does nothing a second time.
+    """Makes ``owner.name(...)`` call ``instead(own, ...)``, where ``own`` is the original. A second call does nothing.
 
-    Does nothing, either, if ``owner`` is None or has no such attribute, because the library is not imported or has
-    another version.
+    A call also does nothing if ``owner`` is None or has no such attribute. In that case the library is not imported, or
+    has another version.
     """
     own = getattr(owner, name, None)
     if own is None or hasattr(own, _WRAPPED):

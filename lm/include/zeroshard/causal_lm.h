@@ -13,7 +13,7 @@
 
 #include "zeroshard/nn.h"
 
-// Language models of Hugging Face model directories. This header needs LibTorch's C++ API.
+// Makes and loads language models of Hugging Face model directories. This header needs LibTorch's C++ API.
 namespace zeroshard {
 
 class SequenceGroup;
@@ -61,7 +61,7 @@ class KvCache {
 // them while the part runs.
 class PartRunner {
  public:
-  // The forward of a part. A backward pass may call it again with the same input.
+  // The forward of a part. A backward pass can call it a second time with the same input.
   using Forward = std::function<at::Tensor(const at::Tensor& input)>;
 
   virtual ~PartRunner() = default;

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-// Rows of tokens for training, made from token files (docs/token-files.md).
+// Makes rows of tokens for training from token files (docs/token-files.md).
 namespace zeroshard {
 
-// The target of a position at which nothing is learned. LibTorch's losses ignore this value by default.
+// The target of a position at which the model learns nothing. LibTorch's losses ignore this value by default.
 inline constexpr int32_t kNoTarget = -100;
 
 // The input and the targets of a language model. Each vector has DatasetOptions::length entries.
@@ -20,7 +20,8 @@ struct TokenRow {
 
 struct DatasetOptions {
   // kStream: the documents of an epoch form one stream, which is cut where a row is full. kWhole: a document is cut
-  // only if it is longer than a row, and several short documents share a row. kSeparate: one row per document or piece.
+  // only if it is longer than a row, and several short documents share a row. kSeparate: each document gets a row of
+  // its own, or several rows if it is longer than a row.
   enum class Packing : uint8_t { kStream, kWhole, kSeparate };
   enum class Part : uint8_t { kTraining, kValidation };
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-// Low-rank adapters of language models (LoRA, Hu et al. 2021), in the format of Hugging Face's PEFT.
+// Adds and reads low-rank adapters of language models (LoRA, Hu et al. 2021), in the format of Hugging Face's PEFT.
 namespace zeroshard {
 
 class CausalLM;

@@ -29,7 +29,7 @@ class Tokenizer {
   // special_tokens_map.json in the same directory. A SentencePiece model contains its own.
   const std::optional<int32_t>& bos() const { return bos_; }
   const std::optional<int32_t>& eos() const { return eos_; }
-  // Returns 16 hexadecimal digits that are equal for tokenizers whose encode() gives the same results.
+  // Returns 16 hexadecimal digits. They are equal for tokenizers whose encode() gives the same results.
   const std::string& digest() const { return digest_; }
 
  protected:

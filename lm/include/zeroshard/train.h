@@ -80,7 +80,7 @@ struct Evaluation {
 };
 struct TrainObserver {
   virtual ~TrainObserver() = default;
-  virtual void planned(const std::string& /*description*/) {}  // called first, on rank 0, with a description of the run
+  virtual void planned(const std::string& /*description*/) {}  // called first, on rank 0, with a text about the run
   // Called when training starts. A `step` above 0 means that the run resumes from a checkpoint. `step` is `total` if
   // the run had already ended.
   virtual void started(int64_t /*step*/, int64_t /*total*/) {}

@@ -40,8 +40,8 @@ class Fields {
   void require(std::string_view name, const nlohmann::json& only);
   // Marks fields as read, because they do not change the model.
   void ignore(std::initializer_list<const char*> names);
-  // Throws if there are unread fields. Fields with the value null or false may be unread, and fields whose names begin
-  // with "_".
+  // Throws if there are unread fields. Only fields with the value null or false, and fields whose names begin with "_",
+  // may be unread.
   void finish() const;
 
   [[noreturn]] void fail(std::string_view name, const std::string& what) const;

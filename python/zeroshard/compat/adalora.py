@@ -79,7 +79,7 @@ def _reading(param: nn.Parameter, made: list[torch.Tensor]) -> AbstractContextMa
 
 
 def _was_applied(param: nn.Parameter) -> bool:
-    """Returns whether the last step was applied, so that all gradients are finite."""
+    """Returns whether the last step was applied. If it was, all gradients are finite."""
     mark = mark_of(param)
     run = mark.owner().run if mark is not None else None
     return run is None or run.applied

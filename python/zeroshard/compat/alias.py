@@ -19,7 +19,7 @@ VERSION = f"{STANDS_FOR}+zeroshard.{_C.__version__}"
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")  # contains the package and its metadata
 BIN = os.path.join(os.path.dirname(PATH), "bin")
 GIT_HASH = GIT_BRANCH = "[none]"  # DeepSpeed's words for a release
-_TOLD = "ZEROSHARD_TOLD_PROVIDER"  # set in the environment, so that child processes do not print the message again
+_TOLD = "ZEROSHARD_TOLD_PROVIDER"  # variable that keeps child processes from printing the message, too
 
 _PIPELINE = "zeroshard has no pipeline parallelism: train the model as one module at stage 3"
 _INFERENCE = "zeroshard has no inference kernels: call the module, or engine.module.generate(...)"
@@ -189,8 +189,9 @@ class _Finder:
 def as_deepspeed() -> None:
     """Makes ``import deepspeed`` import zeroshard in this process. It is for notebooks; scripts use ``zeroshard run``.
 
-    Call it before anything imports deepspeed, accelerate or transformers, because these look for DeepSpeed when they
-    are imported. Raises ``StateError`` if one of them is imported already. A second call does nothing.
+    The caller must call it before anything imports deepspeed, accelerate or transformers, because these look for
+    DeepSpeed when they are imported. Raises ``StateError`` if one of them is already imported. A second call does
+    nothing.
 
     >>> zeroshard.as_deepspeed()
     >>> import deepspeed

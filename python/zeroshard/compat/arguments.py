@@ -1,4 +1,4 @@
-"""The command-line arguments that DeepSpeed adds to a script's parser."""
+"""Adds the command-line arguments that DeepSpeed adds to a script's parser."""
 
 from __future__ import annotations
 

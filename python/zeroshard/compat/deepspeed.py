@@ -20,7 +20,7 @@ from ..optimizer import OptimizerSetup
 from ..passes import backward_pass
 from ..pretrained import state_dict_of_rank_0
 from . import checkpoint, generation
-from . import zero as zero  # gives parameters ds_id, ds_status and other attributes
+from . import zero as zero  # imported because it gives parameters ds_id, ds_status and other attributes
 from .adalora import read_adapters
 from .comm import init_distributed, start_alone
 from .groups import _get_sequence_parallel_group
@@ -159,7 +159,7 @@ class DeepSpeedEngine(Engine):
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Writes the whole model as one safetensors file, whatever extension ``save_filename`` has. Collective.
+        """Writes the whole model as one safetensors file, with any extension in ``save_filename``. Collective.
 
         ``pytorch_model.bin`` becomes ``model.safetensors``, because transformers looks for that name. At stage 3, if
         ``stage3_gather_16bit_weights_on_model_save`` is false, returns False and writes nothing.
@@ -210,7 +210,7 @@ class DeepSpeedEngine(Engine):
             raise RuntimeError(f"the model's weights could not be collected: {error}") from error
 
     def _consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
-        """Returns the same under DeepSpeed's name for tensor parallelism, at every stage."""
+        """Does the same under the name that DeepSpeed has for tensor parallelism, at every stage."""
         return self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
 
     # -- getters -----------------------------------------------------------------------------------------------------

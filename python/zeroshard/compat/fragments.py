@@ -41,7 +41,7 @@ def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: s
 
 
 def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """Returns this rank's elements of the gradient. Before the step, they are zeros if no rank has a gradient."""
+    """Returns this rank's elements of the gradient. Before the step, these are zeros if no rank has a gradient."""
     _check_stage(param, "safe_get_local_grad")
     return read_gradient(param, True, "safe_get_local_grad")
 

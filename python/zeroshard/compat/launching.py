@@ -19,7 +19,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Runs the program ``deepspeed`` with these arguments, by default those of this process.
+    """Runs the program ``deepspeed`` with ``args``, by default with the arguments of this process.
 
     Returns if the program ends with code 0. Otherwise raises ``SystemExit`` with the program's exit code. If the main
     thread calls this function, it passes signals to this process on to the program.

@@ -25,7 +25,7 @@ def set_z3_leaf_modules(
 def unset_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: list[type[nn.Module] | str], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Undoes ``set_z3_leaf_modules``. An engine that exists already keeps its units."""
+    """Undoes ``set_z3_leaf_modules``. An engine that already exists keeps its units."""
     found = [module for module in model.modules() if _is_of(module, leaf_module_classes) and z3_leaf_module(module)]
     for module in found:
         delattr(module, LEAF)

@@ -64,7 +64,7 @@ def _as_fp32(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Adam(torch.optim.Adam):
-    """torch's Adam, with DeepSpeed's ``bias_correction``."""
+    """Is torch's Adam, with DeepSpeed's ``bias_correction``."""
 
     def __init__(self, params: Iterable, decoupled: bool, bias_correction: bool, **settings: Any) -> None:
         super().__init__(params, decoupled_weight_decay=decoupled, **settings)

@@ -19,7 +19,7 @@ from .parallel_state import gather_losses
 
 
 class UlyssesSPAttentionHF:
-    """Registers sequence parallelism for a model of transformers, whose attention stays transformers' own."""
+    """Registers sequence parallelism for a model of transformers. The model keeps the attention of transformers."""
 
     @classmethod
     def register_with_transformers(

@@ -287,7 +287,7 @@ def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iter
 
 
 def _dtype_of(settings: dict[str, Any]) -> torch.dtype | None:
-    """Returns bf16 or fp16 if the configuration, which may still have "auto" values, enables one of them, else None."""
+    """Returns bf16 or fp16 if the configuration, which can still have "auto" values, enables one of them, else None."""
     for name, dtype in (("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp16", torch.float16)):
         if (settings.get(name) or {}).get("enabled") == 1:  # or True
             return dtype
@@ -383,7 +383,7 @@ def _wrap(kind: type[nn.Module]) -> None:
 def _forward_of_shards(parametrization: ParametrizationList) -> torch.Tensor:
     """Returns the value of a parametrization. While its parameters are sharded, the value has a shape but no memory.
 
-    transformers initializes such values. They are temporary, so writes to them may be lost.
+    transformers initializes such values. They are temporary, so it does not matter that writes to them are lost.
     """
     params = dict(parametrization.named_parameters(recurse=False))
     if all(shard_of(param) is None or is_whole(param) for param in params.values()):
@@ -402,7 +402,7 @@ ParametrizationList.forward = _forward_of_shards
 
 
 def register_external_parameter(module: nn.Module, parameter: torch.Tensor) -> None:
-    """Records that the forward of ``module`` uses another module's parameter. zeroshard also finds such uses itself."""
+    """Records that the forward of ``module`` uses another module's parameter. zeroshard itself finds such uses, too."""
     if not isinstance(module, nn.Module):
         raise RuntimeError(f"register_external_parameter: expected a module, got {type(module).__name__}")
     if not isinstance(parameter, nn.Parameter):

@@ -1,5 +1,4 @@
-"""Reads checkpoints of torch.distributed.checkpoint, whose ``.metadata`` says where each piece is in ``*.distcp``.
-"""
+"""Reads checkpoints of torch.distributed.checkpoint, whose ``.metadata`` says where each piece is in ``*.distcp``."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
                 _add(visit, known[id(part)], most)
             elif not isinstance(part, (dict, list, tuple, set, frozenset, Placeholder)):
                 _add(visit, [1, _characters(part), 0], most)
-            elif id(part) not in begun:  # otherwise the part contains itself
+            elif id(part) not in begun:  # a part that is begun but not known contains itself
                 begun.add(id(part))
                 visits.append(_Visit(part, visit, label))
                 break
@@ -109,7 +109,8 @@ def _check(extent: list[int], most: tuple[int, int, int], pickle_bytes: int) -> 
 def _tensor_bytes(tensor: torch.Tensor, visit: _Visit, label: Any, most: int) -> int:
     """Returns the bytes of a tensor. Raises ``ValueError`` if not all its elements are in the file.
 
-    ``expand`` makes tensors with more elements than their storage (with stride 0), and ``torch.save`` keeps them so.
+    ``expand`` makes tensors that have more elements than their storage (with stride 0). ``torch.save`` saves them as
+    such.
     """
 
     def what() -> str:

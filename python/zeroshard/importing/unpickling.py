@@ -1,4 +1,4 @@
-"""Builds the values of a pickle without running the code that it names, with work in proportion to its length.
+"""Builds the values of a pickle without running the code that it names, in time proportional to the pickle's length.
 
 A pickle names callables and makes its reader call them. In this reader each allowed name stands for a function of the
 reader. Every other name becomes a ``Placeholder`` class, which only records its arguments and state. A few bytes of a
