@@ -63,14 +63,14 @@ bool Engine::keeps_tensors() const {
 }
 
 void Engine::pre_forward(size_t unit) {
-  impl_->ranks.check_caller();
+  impl_->check_in_use();
   const WithoutTransforms plain_tensors;
   impl_->pass->renew_hooks(unit);  // needed if the module was cast without the engine
   impl_->executor->pre_forward(unit, zeroshard::in_backward());
 }
 
 bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
-  impl_->ranks.check_caller();
+  impl_->check_in_use();
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;  // it is a parameter: nothing was computed
     impl_->pass->add_output(unit, output);
@@ -141,6 +141,7 @@ StepResult Engine::step() {
 
 std::vector<OptimizerSlice> Engine::slices() {
   const Impl& impl = *impl_;
+  impl.check_in_use();
   std::vector<OptimizerSlice> result;
   impl.update->await();
   for (const ShardedGroup* const group : impl.memory->groups->trained()) {
@@ -209,7 +210,7 @@ void Engine::publish_master_weights() {
 }
 
 void Engine::finish_step(const StepResult& result) {
-  impl_->ranks.check_caller();
+  impl_->check_in_use();
   impl_->step->finish(result, [&] {
     impl_->update->refresh_with_states(impl_->step->values({}), [&](ShardedGroup& group) {
       if (!impl_->options.external_optimizer.empty()) group.publish_master();
@@ -241,9 +242,8 @@ void Engine::request_stop() noexcept {
 void Engine::gather(const std::vector<size_t>& units, bool to_modify, std::optional<bool> can_drop) {
   using Purpose = HeldValues::Purpose;
   const WithoutTransforms plain_tensors;
-  impl_->ranks.check_caller();
-  if (!impl_->in_use()) impl_->check_whole();
-  if (to_modify && impl_->in_use()) publish_update();
+  impl_->check_in_use();
+  if (to_modify) publish_update();
   const bool drops = can_drop.value_or(to_modify);
   const Purpose purpose = to_modify ? drops ? Purpose::kModify : Purpose::kModifyForGood
                           : drops   ? Purpose::kReadAndDrop
@@ -259,10 +259,14 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
   if (impl_->in_use()) impl_->writes->release(units, modify_rank);  // else return_unit() was called in the meantime
 }
 
-void Engine::Impl::check_whole() const {
+void Engine::Impl::check_in_use() const {
   ranks.check_caller();
   if (!in_use())
     throw StateError("this engine has returned its parameters, and cannot be used any more: make another one");
+}
+
+void Engine::Impl::check_whole() const {
+  check_in_use();
   saves->check_not_half_loaded();
 }
 

@@ -18,7 +18,7 @@ void Engine::begin_backward(bool sync) {
 }
 
 void Engine::end_backward() {
-  impl_->ranks.check_caller();
+  impl_->check_in_use();
   impl_->pass->end();
 }
 
@@ -31,6 +31,7 @@ const std::string& Engine::backward_io_error() const {
 }
 
 void Engine::fail_backward(const std::string& reason) noexcept {
+  if (!impl_->in_use()) return;  // return_unit() has discarded the gradients
   const Ranks& ranks = impl_->ranks;
   if (ranks.all.world_size() > 1) {
     log(LogLevel::kWarning, concat("rank ", ranks.all.rank(), ": backward failed, and all ranks discard it: ", reason));
@@ -81,12 +82,12 @@ void Engine::backward(const at::Tensor& loss) {
 }
 
 void Engine::zero_grad() {
-  impl_->ranks.check_caller();
+  impl_->check_in_use();
   impl_->pass->zero_grad();
 }
 
 void Engine::end_micro_batch() {
-  impl_->ranks.check_caller();
+  impl_->check_in_use();
   impl_->pass->progress().end_micro_batch();
 }
 

@@ -68,6 +68,7 @@ NamedValues Engine::half_loaded() const {
 void Engine::save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                              const CheckpointContents& contents, const SaveOptions& save) {
   Impl& impl = *impl_;
+  impl.check_in_use();
   Saves& saves = *impl.saves;
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
   const int64_t staging = checkpoint_staging_bytes(impl.plan.layouts, impl.plan.options) + bytes_of(contents);
@@ -83,7 +84,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   // Runs everything that may fail on one rank alone, before the other ranks write or wait in the background.
   run_together(kSave, [&] {
     publish_update();
-    if (impl.in_use()) impl.writes->take_all(of_master);
+    impl.writes->take_all(of_master);
     if (impl.pass->progress().is_in_pass() || impl.pass->progress().has_open_gradients())
       throw StateError("save_checkpoint within a backward pass: call it when the pass has ended");
     impl.check_whole();
@@ -141,13 +142,14 @@ std::vector<bool> Engine::differ_among_ranks(const std::vector<at::Tensor>& tens
 std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, const LoadOptions& load,
                                                    const ChooseTensors& others) {
   Impl& impl = *impl_;
+  impl.check_in_use();
   Saves& saves = *impl.saves;
   const std::string root = from_root(path);
   run_together(kLoad, [&] {
     impl.writes->check_no_change_begun("load_checkpoint()");
     AsyncSaver::await_saves_in(root);  // waits for other engines of the process
     impl.publish_before_load(has_pending_gradients());
-    if (impl.in_use()) impl.writes->take_all();  // also takes writes to states that are not loaded
+    impl.writes->take_all();  // also takes writes to states that are not loaded
     if (has_pending_gradients())
       throw StateError(
           "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "

@@ -93,6 +93,7 @@ class Gathered {
 void Engine::save_weights(const std::string& directory, const std::string& name, bool exclude_frozen,
                           const std::vector<TensorState>& buffers) {
   Impl& impl = *impl_;
+  impl.check_in_use();
   const bool leads = impl.ranks.checkpoint().rank() == 0;
   const auto exported = [&](const ParamSpec& param) { return param.requires_grad || !exclude_frozen; };
   run_together(kExport, [&] {

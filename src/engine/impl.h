@@ -28,7 +28,10 @@ struct Engine::Impl {
   void make_units(const std::vector<UnitDefinition>& units);
   void make_reducer();
   const GradBucket& bucket_of(const ShardedGroup& group) const { return reducer->buckets()[group.number()]; }
-  // Throws StateError after retire(), and after a load that failed half way and left a mixture of two states.
+  // Every call that only training needs begins with one of these, because retire() frees what such calls reach.
+  // Throws StateError after retire(), and where Ranks::check_caller() does.
+  void check_in_use() const;
+  // Also throws StateError after a load that failed half way and left a mixture of two states.
   void check_whole() const;
   void publish_outside_of_steps();
   // Publishes, and ignores what users have written since the last step.
