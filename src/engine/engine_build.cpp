@@ -9,6 +9,7 @@
 #include "device/swap_storage.h"
 #include "engine/consensus.h"
 #include "engine/impl.h"
+#include "engine/make_parts.h"
 #include "engine/memory_needs.h"
 
 namespace zeroshard {
@@ -75,10 +76,14 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       if (update && update->is_on_thread()) return ranks.all.check();
       ranks.check_while_waiting("it waited for a checkpoint to be read");
     });
-    make_units(units);
+    Executor::Callbacks callbacks;
+    callbacks.on_unit_done = [this](size_t unit) { pass->end_unit(unit); };
+    if (memory->parameters_in_files)
+      callbacks.on_upcoming = [this](std::span<const size_t> next) { memory->read_parameters_ahead(next, *executor); };
+    executor = make_executor(units, plan, ranks, *memory, std::move(callbacks));
     share_buffers(ranks.values(), options.buffers);
     options.buffers.clear();  // the model owns them
-    make_reducer();
+    reducer = make_reducer(options, plan, ranks, *memory);
     pass = std::make_unique<Pass>(options.config, ranks, *executor, *reducer);
     writes = std::make_unique<UserWrites>(ranks, *memory, *executor, optimizer);
     update = std::make_unique<Update>(options, plan, ranks, *memory, *executor, *reducer, *writes, optimizer);
@@ -90,12 +95,13 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   trim_cpu_memory();
 }
 
-void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
+std::unique_ptr<Executor> make_executor(const std::vector<UnitDefinition>& definitions, const EnginePlan& plan,
+                                        const Ranks& ranks, Memory& memory, Executor::Callbacks callbacks) {
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<int> parents;
   int64_t freed_bytes = 0;  // upper limit of the bytes that units have freed since the last return_free_memory()
   for (size_t u = 0; u < plan.layouts.size(); ++u) {
-    if (!options.device.is_cpu()) memory->groups->add_unit();
+    if (!ranks.device.is_cpu()) memory.groups->add_unit();
     UnitSource source{definitions[u].tensors(), {}};
     check_free(plan.layouts[u], source.params);
     if (const ParameterReader& read = definitions[u].values) {
@@ -103,45 +109,42 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
         read(plan.layouts[u].params[index].name(), begin, end, out);
       };
     }
-    units.push_back(std::make_unique<Unit>(plan.layouts[u], memory->groups->of_unit(u), plan.placements[u].parameters,
-                                           std::move(source), options.device, ranks.gather, ranks.values(),
-                                           *memory->gather_ring, memory->gathers));
+    units.push_back(std::make_unique<Unit>(plan.layouts[u], memory.groups->of_unit(u), plan.placements[u].parameters,
+                                           std::move(source), ranks.device, ranks.gather, ranks.values(),
+                                           *memory.gather_ring, memory.gathers));
     parents.push_back(definitions[u].parent);
     freed_bytes += plan.layouts[u].full_bytes();
     if (freed_bytes < kReturnBytes && u + 1 < plan.layouts.size()) continue;
     return_free_memory();
     freed_bytes = 0;
   }
-  memory->gather_ring->add(slots_by_size(plan.gather_ring));
-  Executor::Callbacks callbacks;
-  callbacks.on_unit_done = [this](size_t unit) { pass->end_unit(unit); };
-  if (memory->parameters_in_files)
-    callbacks.on_upcoming = [this](std::span<const size_t> next) { memory->read_parameters_ahead(next, *executor); };
+  memory.gather_ring->add(slots_by_size(plan.gather_ring));
   const auto is_sharded = [](const auto& unit) { return unit->placement() == Placement::kSharded; };
   if (std::any_of(units.begin(), units.end(), is_sharded)) {
-    callbacks.max_over_ranks = [this](int64_t number) {
+    callbacks.max_over_ranks = [&ranks](int64_t number) {
       return all_reduce(ranks.gather, {number}, ReduceOp::kMax, "unit of backward")[0];
     };
   }
-  const auto depth = [this](const UnitLayout& layout) { return prefetch_depth(layout.full_bytes(), plan.options); };
-  executor = std::make_unique<Executor>(std::move(units), parents, depth, std::move(callbacks));
+  const auto depth = [&plan](const UnitLayout& layout) { return prefetch_depth(layout.full_bytes(), plan.options); };
+  return std::make_unique<Executor>(std::move(units), parents, depth, std::move(callbacks));
 }
 
-void Engine::Impl::make_reducer() {
+std::unique_ptr<Reducer> make_reducer(const EngineOptions& options, EnginePlan& plan, const Ranks& ranks,
+                                      const Memory& memory) {
   Reducer::Options reduce;
   static_cast<ReduceOptions&>(reduce) = reduce_options(options, ranks.all.world_size());
   reduce.overlap = options.config.overlap_comm;
   reduce.ring = plan.reduce_ring;
   reduce.exit_buffers = plan.gradient_exit;
   reduce.pin = options.config.offload_optimizer.pin_memory;
-  reduce.while_read = [this] { ranks.check_while_waiting("it waited for the update of the step before"); };
+  reduce.while_read = [&ranks] { ranks.check_while_waiting("it waited for the update of the step before"); };
   reduce.scratch = exchange_scratch(plan.layouts, plan.placements, plan.options);
   reduce.replica_buffers = replica_buffers(plan.layouts, plan.options);
   reduce.quantized = options.config.quantized_gradients;
   if (ranks.replicas != nullptr) reduce.all = &ranks.all;
   reduce.replicas = ranks.replicas;
-  reduce.files = memory->gradients_in_files.get();
-  reducer = std::make_unique<Reducer>(plan.layouts, plan.placements, reduce, ranks.reduce, plan.ledger);
+  reduce.files = memory.gradients_in_files.get();
+  return std::make_unique<Reducer>(plan.layouts, plan.placements, reduce, ranks.reduce, plan.ledger);
 }
 
 }  // namespace zeroshard

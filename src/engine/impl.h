@@ -25,8 +25,6 @@ struct Engine::Impl {
   Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce, Comm* checkpoint,
        const ReplicaComms& replication);
 
-  void make_units(const std::vector<UnitDefinition>& units);
-  void make_reducer();
   const GradBucket& bucket_of(const ShardedGroup& group) const { return reducer->buckets()[group.number()]; }
   // Every call that only training needs begins with one of these, because retire() frees what such calls reach.
   // Throws StateError after retire(), and where Ranks::check_caller() does.

@@ -118,9 +118,9 @@ _TABLE = [
     (
         "all-states-made-before-the-model-is-freed",
         "src/engine/engine_build.cpp",
-        "    if (!options.device.is_cpu()) memory->groups->add_unit();\n",
+        "    if (!ranks.device.is_cpu()) memory.groups->add_unit();\n",
         "    for (size_t v = 0; u == 0 && v < plan.layouts.size(); ++v)\n"
-        "      if (!options.device.is_cpu()) memory->groups->add_unit();\n",
+        "      if (!ranks.device.is_cpu()) memory.groups->add_unit();\n",
         "*DeviceMemory.BuildingAnEngine*",
     ),
     (

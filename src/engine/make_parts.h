@@ -1,0 +1,24 @@
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "engine/engine_plan.h"
+#include "engine/executor.h"
+#include "engine/memory.h"
+#include "engine/ranks.h"
+#include "reduce/reducer.h"
+#include "zeroshard/engine.h"
+
+namespace zeroshard {
+
+// These functions make the parts that the others of an engine refer to. What they get must outlive the part.
+// Collective.
+
+// The units take their values from the model, and free the memory that it gives up. `callbacks` has all but
+// max_over_ranks.
+std::unique_ptr<Executor> make_executor(const std::vector<UnitDefinition>& definitions, const EnginePlan& plan,
+                                        const Ranks& ranks, Memory& memory, Executor::Callbacks callbacks);
+std::unique_ptr<Reducer> make_reducer(const EngineOptions& options, EnginePlan& plan, const Ranks& ranks,
+                                      const Memory& memory);
+
+}  // namespace zeroshard
