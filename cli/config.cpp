@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "config/offload_rules.h"
 #include "format.h"
 #include "numbers.h"
+#include "placement/offload_rules.h"
 #include "plan_output.h"
 
 namespace zeroshard::cli {

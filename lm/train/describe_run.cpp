@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "config/offload_rules.h"
 #include "memory/host_memory.h"
+#include "placement/offload_rules.h"
 #include "plan/auto_offload.h"
 #include "plan/memory_limits.h"
 #include "train/made_model.h"

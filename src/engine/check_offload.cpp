@@ -5,7 +5,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
-#include "config/offload_rules.h"
+#include "placement/offload_rules.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {

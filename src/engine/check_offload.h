@@ -10,7 +10,7 @@
 
 namespace zeroshard {
 
-// Throws ConfigError if ranks on this device do not support the configuration's offload (config/offload_rules.h).
+// Throws ConfigError if ranks on this device do not support the configuration's offload (placement/offload_rules.h).
 void check_offload(const Config& config, c10::Device device, const std::string& external_optimizer);
 // Logs how many parameters stay on the device although offload_param is configured.
 void tell_offload_param(const Config& config, std::span<const UnitLayout> units,

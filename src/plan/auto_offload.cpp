@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "config/offload_rules.h"
+#include "placement/offload_rules.h"
 
 namespace zeroshard {
 namespace {

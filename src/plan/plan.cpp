@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "config/offload_rules.h"
+#include "placement/offload_rules.h"
 #include "placement/placement.h"
 #include "plan/device_memory.h"
 #include "plan/plan_ledger.h"

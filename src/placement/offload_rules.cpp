@@ -1,4 +1,4 @@
-#include "config/offload_rules.h"
+#include "placement/offload_rules.h"
 
 #include <string_view>
 #include <vector>
