@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -7,6 +8,11 @@ namespace zeroshard {
 // A place of bytes: the memory of the device that computes, the host's memory, or a file. On a rank whose device is the
 // CPU, the host's memory counts as the device's.
 enum class Tier : uint8_t { kDevice, kHost, kFile };
-inline constexpr size_t kNumTiers = 3;
+inline constexpr std::array kTiers = {Tier::kDevice, Tier::kHost, Tier::kFile};
+inline constexpr size_t kNumTiers = kTiers.size();
+// Returns the tier that counts the host's memory.
+constexpr Tier host_tier(bool on_device) {
+  return on_device ? Tier::kHost : Tier::kDevice;
+}
 
 }  // namespace zeroshard

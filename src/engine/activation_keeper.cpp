@@ -40,7 +40,7 @@ std::unique_ptr<CountedRecords> make_files(const EngineOptions& options, Comm& c
   const Directories directories = directories_of(options.config);
   RecordStore::Options store;
   take_keys(options.config, directories.paths, store);
-  const Tier tier = options.device.is_cpu() ? Tier::kDevice : Tier::kHost;
+  const Tier tier = host_tier(!options.device.is_cpu());
   std::unique_ptr<CountedRecords> files;
   try {
     together(comm, "activation files", [&] {

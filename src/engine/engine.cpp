@@ -323,7 +323,7 @@ std::vector<MemoryLine> Engine::memory() const {
   std::vector<MemoryLine> lines;
   for (size_t i = 0; i < kNumCategories; ++i) {
     const auto category = Category(i);
-    for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kFile}) {
+    for (const Tier tier : kTiers) {
       const int64_t planned = impl_->plan.bytes.at(category, tier), measured = peak.at(category, tier);
       if (planned != 0 || measured != 0)
         lines.push_back({std::string(name_of(category)), std::string(name_of(tier)), planned, measured});

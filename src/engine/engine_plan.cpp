@@ -145,8 +145,7 @@ EnginePlan::EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& 
   for (const UnitOrigin& origin : origins) model_bytes += origin.device_bytes;
   check_memory({layouts, options, bytes, model_bytes}, limits, engine_options, ranks.all);
   ledger.set_limits(limits.configured.of_tiers(options.on_device));
-  const auto is_offloaded = [](const GroupPlacement& group) { return group.state_tier() != Tier::kDevice; };
-  if (options.on_device && holds_for_some_group(is_offloaded))
+  if (options.on_device && holds_for_some_group(&GroupPlacement::host_updates))
     warn_of_few_threads(limits.ranks_of_host, ranks.all.rank());
 }
 

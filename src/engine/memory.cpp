@@ -15,14 +15,14 @@ Memory::Memory(const std::vector<UnitDefinition>& units, const EngineOptions& op
   // On a device, the shards and states of a unit are allocated when the unit is made, because the tensors of earlier
   // units have been freed by then. On the CPU, zeroed memory takes no space until it is written.
   Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu(), {}};
-  if (plan.holds_for_some_group(std::mem_fn(&GroupPlacement::updates_on_host))) {
+  if (plan.holds_for_some_group(&GroupPlacement::updates_on_host)) {
     const RingClass& slots = plan.parameter_copies;
     group_options.to_host = {.bytes = slots.slot_bytes,
                              .count = slots.slots,
                              .piece_numel = kCopiedNumel,
                              .pin = options.config.offload_optimizer.pin_memory};
   }
-  if (plan.holds_for_some_group(std::mem_fn(&GroupPlacement::sends_parameters))) {
+  if (plan.holds_for_some_group(&GroupPlacement::sends_parameters)) {
     const RingClass& slots = plan.shard_copies;
     group_options.to_device = {.bytes = slots.slot_bytes,
                                .count = slots.slots,

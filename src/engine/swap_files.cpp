@@ -81,12 +81,11 @@ std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted
   choose_sizes(context, wanted, store);
   const c10::Device device = context.options.device;
   if (wanted.pin && !device.is_cpu()) store.allocate = [device](int64_t bytes) { return pinned_memory(bytes, device); };
-  const Tier tier = device.is_cpu() ? Tier::kDevice : Tier::kHost;
   std::unique_ptr<SwapSpace> space;
   try {
     together(context.comm.host(), "swap files", [&] {
-      space = std::make_unique<SwapSpace>(wanted.groups, std::move(store), posix_io(), context.ledger, tier,
-                                          std::move(on_failure));
+      space = std::make_unique<SwapSpace>(wanted.groups, std::move(store), posix_io(), context.ledger,
+                                          host_tier(!device.is_cpu()), std::move(on_failure));
     });
   } catch (const IoError& error) {
     throw ConfigError(concat(wanted.path_key, ": ", error.what()));

@@ -1,6 +1,7 @@
 #include "group/groups.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/check.h"
@@ -10,8 +11,8 @@ namespace {
 
 // The bytes that some units need of each allocation.
 struct Sizes {
-  int64_t parameter_bytes = 0, master_bytes = 0;
-  int64_t host_parameter_bytes = 0;
+  std::array<int64_t, kNumTiers> parameter_bytes{};  // by tier
+  int64_t master_bytes = 0;
   std::vector<int64_t> moment_bytes;  // by slot
 };
 
@@ -21,10 +22,7 @@ Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement>
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const ShardLayout& layout = units[u].groups[g].layout;
       const GroupPlacement& place = placements[u].groups[g];
-      if (place.parameters.tier != Tier::kFile) {
-        const bool on_host = place.parameters.tier == Tier::kHost;
-        (on_host ? sizes.host_parameter_bytes : sizes.parameter_bytes) += place.parameters.bytes(layout);
-      }
+      sizes.parameter_bytes[size_t(place.parameters.tier)] += place.parameters.bytes(layout);
       sizes.master_bytes += place.master_weights.bytes_on(Tier::kDevice, layout);
       if (place.moments.extent == Extent::kNothing) continue;
       const auto slots = size_t(place.moments.values);
@@ -97,14 +95,13 @@ void Groups::add(size_t count) {
   };
   StateMemory memory{allocate(sizes.master_bytes, Category::kMasterWeights), {}};
   for (const int64_t bytes : sizes.moment_bytes) memory.moments.push_back(allocate(bytes, Category::kMoments));
-  parameters_memory_.emplace_back(comm_, sizes.parameter_bytes, options_.device, ledger_, Category::kParameters,
-                                  "parameters");
-  Carver parameters(parameters_memory_.back());
-  Carver host_parameters(at::kCPU);
-  if (sizes.host_parameter_bytes > 0) {
-    parameters_memory_.push_back(FlatBuffer::on_host(sizes.host_parameter_bytes, options_.device,
-                                                     options_.pin_parameters, ledger_, Category::kParameters));
-    host_parameters = Carver(parameters_memory_.back());
+  parameters_memory_.emplace_back(comm_, sizes.parameter_bytes[size_t(Tier::kDevice)], options_.device, ledger_,
+                                  Category::kParameters, "parameters");
+  std::array parameters = {Carver(parameters_memory_.back()), Carver(at::kCPU)};  // by tier
+  if (const int64_t bytes = sizes.parameter_bytes[size_t(Tier::kHost)]; bytes > 0) {
+    parameters_memory_.push_back(
+        FlatBuffer::on_host(bytes, options_.device, options_.pin_parameters, ledger_, Category::kParameters));
+    parameters[size_t(Tier::kHost)] = Carver(parameters_memory_.back());
   }
 
   for (size_t u = first; u < first + count; ++u) {
@@ -120,7 +117,7 @@ void Groups::add(size_t count) {
             values_in_files(files, files.next_group(), place.parameters, flat.layout, Category::kParameters, ledger_),
             Array::Options{.while_a_save_reads = options_.while_a_save_reads});
       } else {
-        Carver& from = place.parameters.tier == Tier::kHost ? host_parameters : parameters;
+        Carver& from = parameters.at(size_t(place.parameters.tier));
         values = std::make_unique<Array>(from.take(flat.dtype, place.parameters.numel(flat.layout)));
       }
       if (flat.requires_grad) states = states_of(flat.layout, place, memory, *values);
@@ -170,10 +167,8 @@ std::vector<at::Tensor> Groups::scales_of(const ShardLayout& layout, const Group
   states_memory_.push_back(place.moments.scales == Tier::kHost
                                ? FlatBuffer::on_host(bytes, options_.device, /*pin=*/false, ledger_, Category::kMoments)
                                : FlatBuffer(bytes, options_.device, ledger_, Category::kMoments));
-  const at::Device where = place.moments.scales == Tier::kHost ? at::Device(at::kCPU) : options_.device;
   for (int slot = 0; slot < place.moments.values; ++slot)
-    scales.push_back(
-        view_memory(states_memory_.back().data() + slot * numel * int64_t{sizeof(float)}, numel, at::kFloat, where));
+    scales.push_back(states_memory_.back().view(at::kFloat, slot * numel * int64_t{sizeof(float)}, numel));
   return scales;
 }
 

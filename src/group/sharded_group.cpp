@@ -30,11 +30,9 @@ ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlace
   if (is_host_asked && ParameterChecksum::can_be_on(options_.device)) checksum_.emplace(options_.device);
 }
 
-const at::Tensor& ShardedGroup::kept_parameters() const {
-  const StateTensors* const memory = parameters_->in_memory();
-  ZS_ASSERT(memory != nullptr, "the parameters of ", unit_.name, " lie in a file");
+at::Tensor ShardedGroup::kept_parameters() const {
   await_copies();
-  return memory->at(0);
+  return memory(kept_);
 }
 
 at::Tensor ShardedGroup::my_shard() const {
@@ -82,9 +80,7 @@ Range ShardedGroup::state_range(size_t index) const {
 }
 
 at::Tensor ShardedGroup::memory(Range positions) const {
-  const StateTensors* const memory = parameters_->in_memory();
-  ZS_ASSERT(memory != nullptr, "the parameters of ", unit_.name, " lie in a file");
-  return memory->at(0).slice(0, positions.begin - kept_.begin, positions.end - kept_.begin);
+  return parameters_->view({positions.begin - kept_.begin, positions.end - kept_.begin});
 }
 
 void ShardedGroup::write_master(Range positions, const at::Tensor& values) {

@@ -60,7 +60,7 @@ class ShardedGroup {
 
   // Returns 1-D views of the parameters in this rank's memory, in the group's dtype. Waits for pending copies first,
   // like await_copies(). Not for a group whose parameters are in files.
-  const at::Tensor& kept_parameters() const;
+  at::Tensor kept_parameters() const;
   at::Tensor my_shard() const;
   at::Tensor updated_parameters() const;
   // Returns the parameters of `range`, whose positions count like those of states(). Returns a copy if they are in

@@ -26,7 +26,9 @@ int64_t Bytes::total(Tier tier) const {
 }
 
 int64_t Bytes::total() const {
-  return total(Tier::kDevice) + total(Tier::kHost) + total(Tier::kFile);
+  int64_t sum = 0;
+  for (const Tier tier : kTiers) sum += total(tier);
+  return sum;
 }
 
 void Ledger::set_limits(std::vector<TierLimit> limits) {

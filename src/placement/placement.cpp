@@ -23,18 +23,13 @@ bool shards_gradients(const PlacementOptions& options) {
   return options.stage >= 2 && has_shards(options);
 }
 
-// Returns the tier to which parameters move that do not go to files.
-Tier in_memory(const PlacementOptions& options) {
-  return options.on_device ? Tier::kHost : Tier::kDevice;
-}
-
 // Returns the tier of the shards of a unit that is gathered. If a device updates some or all of its fp32 parameters,
 // the shards stay on the device. They are the master weights there, and would need the same memory anyway.
 Tier tier_of_parameters(DType dtype, bool requires_grad, bool device_updates, const PlacementOptions& options) {
   const bool are_masters = requires_grad && dtype == DType::kFloat32;
   if (are_masters && device_updates) return Tier::kDevice;
   const bool may_use_files = !are_masters || !options.masters_in_memory;
-  return options.parameter_tier != Tier::kFile || may_use_files ? options.parameter_tier : in_memory(options);
+  return options.parameter_tier != Tier::kFile || may_use_files ? options.parameter_tier : host_tier(options.on_device);
 }
 
 std::vector<std::string> names_of(std::span<const UnitLayout> units) {
@@ -52,7 +47,7 @@ void keep_in_memory(std::span<const UnitLayout> units, const PlacementOptions& o
       Held& parameters = table[u].groups[g].parameters;
       const int64_t numel = parameters.numel(units[u].groups[g].layout);
       if (parameters.tier != Tier::kFile || numel > left) continue;
-      parameters.tier = in_memory(options);
+      parameters.tier = host_tier(options.on_device);
       left -= numel;
     }
   }
@@ -96,7 +91,7 @@ int64_t Held::block_bytes() const {
 
 int64_t Held::bytes(const ShardLayout& layout) const {
   int64_t sum = 0;
-  for (const Tier where : {Tier::kDevice, Tier::kHost, Tier::kFile}) sum += bytes_on(where, layout);
+  for (const Tier where : kTiers) sum += bytes_on(where, layout);
   return sum;
 }
 
@@ -167,7 +162,7 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const DType moment_dtype = keeps_dtype ? options.moment_dtype : DType::kFloat32;
   if (options.optimizer_slots > 0)
     place.moments = {place.updated, moment_dtype, options.optimizer_slots, state_tier, state_share};
-  if (moment_dtype == kCodes) place.moments.scales = device_updates ? Tier::kDevice : in_memory(options);
+  if (moment_dtype == kCodes) place.moments.scales = device_updates ? Tier::kDevice : host_tier(options.on_device);
   return place;
 }
 

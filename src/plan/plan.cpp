@@ -56,7 +56,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.on_device = on_device;
   options.state_share = config.offload_optimizer.ratio;
   const Device offload = options.state_share > 0 ? config.offload_optimizer.device : Device::kNone;
-  const Tier beside = on_device ? Tier::kHost : Tier::kDevice;
+  const Tier beside = host_tier(on_device);
   if (offload == Device::kCpu) options.state_tier = beside;
   if (offload == Device::kNvme) options.state_tier = Tier::kFile;
   options.gradients = config.offload.gradients;

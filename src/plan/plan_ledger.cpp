@@ -64,7 +64,7 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   report.pending_parameters = pending_parameters(units, report.placements, options);
   report.bytes.at(Category::kPinned, Tier::kHost) =
       report.parameter_copies.bytes() + report.gradient_fetch.bytes() + report.pending_parameters;
-  report.bytes.at(Category::kSwap, options.on_device ? Tier::kHost : Tier::kDevice) =
+  report.bytes.at(Category::kSwap, host_tier(options.on_device)) =
       swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers) +
       swap_memory_bytes(gradients_in_file(units, report.placements), options.swap_buffers) +
       (options.activations_in_files ? kRecordStagingBytes : 0) +

@@ -169,8 +169,7 @@ Range GradBucket::shard_range() const {
 }
 
 at::Tensor GradBucket::shard() const {
-  ZS_ASSERT(grads_->in_memory() != nullptr, "unit ", unit_.name);
-  return part(shard_range());
+  return reduced().view(shard_range());
 }
 
 // Waits for the pieces of the gradients of this rank's shard.

@@ -70,8 +70,8 @@ _TABLE = [
     (
         "kept-on-the-device",
         _PLACEMENT,
-        "options.on_device ? Tier::kHost : Tier::kDevice",
-        "Tier::kDevice",
+        "parameters.tier = host_tier(options.on_device);",
+        "parameters.tier = Tier::kDevice;",
         "plan",
         "PlanLedger.ParametersInFilesBesideADevice",
     ),
