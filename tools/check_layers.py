@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks every #include against the module table and what CMake links, that Python modules import one another in one
-direction, and that no source file, class or front has outgrown its limit.
+direction, and that no source file, class or front has outgrown its limit. No folder may ask more often than now on
+which tier something lies.
 
 Usage: check_layers.py [REPOSITORY]. Prints one line per violation, with file and line; exits 1 if there are any.
 """
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from class_limits import check_classes
 from python_imports import find_cycle, imports_of
+from tier_questions import check_questions
 
 MAX_LINES = 600
 MAX_ENGINE_METHODS = 15  # public ones of Python's Engine: what training needs
@@ -200,6 +202,7 @@ class Checker:
             self.check_links(tree)
         self.check_python()
         self.problems += check_classes(self.root, product)
+        self.problems += check_questions(self.root, [path for path in product if path.suffix != ".py"])
         for path in files(
             *TREES, "include", "cli", "cli_torch", "python", "tests", "bench", "examples", "fuzz", "tools"
         ):

@@ -171,6 +171,11 @@ def test_allowed_includes_are_clean(tmp_path):
         ),
         ({"src/data/a.h": ""}, "src/data/a.h: module 'data' is not in the table of tools/check_layers.py"),
         ({"src/misc/a.h": ""}, "src/misc/a.h: module 'misc' is not in the table of tools/check_layers.py"),
+        (
+            {"src/base/a.h": '#include "in_memory.h"\nTier tier = Tier::kHost;  // or Tier::kFile\n'},
+            "src/base asks 1 times where something lies, and the limit is 0 (tools/tier_questions.py): "
+            "let an Array, a placement or a rule answer",
+        ),
         ({"bench/a.py": "x = 1\n" * 601}, "bench/a.py: 601 lines, the limit is 600: split it"),
         (
             {"python/zeroshard/a.py": "def f(run):\n    return run.config.stage == 3\n"},
