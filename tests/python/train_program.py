@@ -19,6 +19,16 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 MODELS = {
     "llama": (transformers.LlamaConfig, {"num_key_value_heads": 2}),
     "gpt2": (transformers.GPT2Config, {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64} | NO_DROPOUT),
+    "mistral": (transformers.MistralConfig, {"num_key_value_heads": 2, "sliding_window": 7}),
+    "qwen2": (
+        transformers.Qwen2Config,
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3": (transformers.Qwen3Config, {"num_key_value_heads": 2, "head_dim": 20, "tie_word_embeddings": True}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        {"num_key_value_heads": 2, "head_dim": 14, "sliding_window": 6, "query_pre_attn_scalar": 30},
+    ),
     "mixtral": (
         transformers.MixtralConfig,
         {"num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2},

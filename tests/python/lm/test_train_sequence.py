@@ -52,6 +52,11 @@ def losses_of(folder, train, ranks, size, **more):
         ("llama", 1, 4, 4, False, {}),  # more ranks than key-value heads
         ("gpt2", 2, 4, 2, True, {}),
         ("mixtral", 3, 2, 2, False, {}),
+        ("mistral", 2, 2, 2, True, {}),
+        ("qwen2", 0, 2, 2, False, {}),
+        ("qwen3", 3, 4, 4, True, {}),
+        ("gemma2", 1, 2, 2, True, {"activation_checkpointing": "full"}),
+        ("gemma2", 3, 4, 2, False, {}),
     ],
 )
 def test_losses_are_those_of_whole_rows(tmp_path, tokens, kind, stage, ranks, size, packed, more):
