@@ -88,7 +88,7 @@ def configuration(stage, size, groups, accumulation=1, **changes):
         **changes,
     )
     config.pop("train_micro_batch_size_per_gpu", None)
-    return config | {"sequence_parallel_size": size, "train_batch_size": 4}
+    return {"train_batch_size": 4} | config | {"sequence_parallel_size": size}
 
 
 def train(
@@ -103,15 +103,18 @@ def train(
     load="",
     save="",
     wrap=None,
+    shard=None,
+    rows_a_step=4,
     **changes,
 ):
-    """On a rank: losses of each step, which are means over 4 rows, and the digest of the parameters.
+    """On a rank: losses of each step, which are means over a rank's rows, and the digest of the parameters.
 
     From a checkpoint in the folder `load`, and to one in `save`, where these are given. `wrap` changes the model.
     """
     ranks = models.world.size()
     accumulation = groups if ranks == 1 else 1
-    settings = configuration(stage, size, groups, accumulation, zeroshard={"transport": transport}, **changes)
+    own = {"transport": transport, "mesh": {"shard": shard}}
+    settings = configuration(stage, size, groups, accumulation, zeroshard=own, **changes)
     model = FAMILIES[family]()
     engine, *_ = zeroshard.initialize(model=WRAPS[wrap](model) if wrap else model, config=settings)
     if load:
@@ -121,13 +124,13 @@ def train(
     if size > 1:
         # Each rank has every S-th batch of its group.
         mine = range(first + place, first + steps, size)
-        mine = [part_of(rows(kind, step, 4, length), group, groups) for step in mine]
+        mine = [part_of(rows(kind, step, rows_a_step, length), group, groups) for step in mine]
         batches = list(zeroshard.sequence_parallel(engine, mine))
         assert len(batches) == steps
     else:
         parts = range(groups) if ranks == 1 else [group]
         each = [(step, part) for step in range(first, first + steps) for part in parts]
-        batches = [part_of(rows(kind, step, 4, length), part, groups) for step, part in each]
+        batches = [part_of(rows(kind, step, rows_a_step, length), part, groups) for step, part in each]
     losses = []
     for batch in batches:
         loss = engine(**batch).loss

@@ -71,6 +71,19 @@ def test_losses_are_those_of_whole_rows(tmp_path, tokens, kind, stage, ranks, si
     assert shared_validation == pytest.approx(whole_validation, rel=NEAR)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_replicas_change_nothing(tmp_path, tokens, stage):
+    """Ranks 0 and 1 share rows, and so do 2 and 3; each two hold a replica of all states."""
+    _, train = make(tmp_path, tokens)
+    keys = {"zero_optimization": {"stage": stage}}
+    expected, validation, _ = losses_of(tmp_path, train, 4, 2, **keys)
+    (tmp_path / "replicas").mkdir()
+    mesh = keys | {"zeroshard": {"mesh": {"shard": 2}}}
+    found, found_validation, result = losses_of(tmp_path / "replicas", train, 4, 2, **mesh)
+    assert "2 replicas of all states" in result.stderr
+    assert (found, found_validation) == (expected, validation)
+
+
 def test_a_run_goes_on_with_whole_rows(tmp_path, tokens):
     """A checkpoint of ranks that share rows is gone on with by one that does not, with the rows that come next."""
     _, train = make(tmp_path, tokens)

@@ -12,9 +12,9 @@ from errors import message_of
 VICTIM = 3  # the second rank of the second group
 
 
-def failing(where, transport):
+def failing(where, transport, shard=None):
     """The error of rank 2, which shares rows with the rank that fails; the process of that rank."""
-    config = sequences.configuration(0, 2, 2, zeroshard={"transport": transport})
+    config = sequences.configuration(0, 2, 2, zeroshard={"transport": transport, "mesh": {"shard": shard}})
     engine, *_ = zeroshard.initialize(model=sequences.llama(), config=config)
     rank = world.rank()
     (batch, _) = zeroshard.sequence_parallel(engine, [sequences.rows("plain", 0, 2)])
@@ -42,16 +42,18 @@ def failing(where, transport):
 
 @pytest.mark.parametrize("transport", ["shm", "process_group"])
 @pytest.mark.parametrize("where", ["forward", "loader"])
-def test_a_rank_that_dies(where, transport):
-    ranks = world.run_ranks(4, failing, where=where, transport=transport)
+@pytest.mark.parametrize("shard", [None, 2])
+def test_a_rank_that_dies(where, transport, shard):
+    ranks = world.run_ranks(4, failing, where=where, transport=transport, shard=shard)
     assert ranks[VICTIM].exit_code == -signal.SIGKILL
     assert f"rank 3 (pid {ranks[VICTIM].pid}) died" in ranks[2].value
     assert ranks[2].value.startswith("CommError")
 
 
-def test_a_rank_that_fails():
+@pytest.mark.parametrize("shard", [None, 1])
+def test_a_rank_that_fails(shard):
     told = "the forward failed on rank 3: OSError: the disk is gone [reported by rank 3]"
-    ranks = world.run_ranks(4, failing, where="error", transport="shm")
+    ranks = world.run_ranks(4, failing, where="error", transport="shm", shard=shard)
     assert ranks[2].value == f"CommError: {told}"
 
 

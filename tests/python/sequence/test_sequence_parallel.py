@@ -66,29 +66,25 @@ def test_losses_are_those_of_whole_rows(alone, ranks, size):
 
 
 @pytest.mark.parametrize("ranks,size", [(2, 2), (4, 4), (4, 2)])
-def test_one_digest_at_every_stage_and_over_every_transport(ranks, size):
-    groups = ranks // size
-    cases = [
-        {
-            "family": "llama",
-            "kind": "packed",
-            "steps": 4,
-            "size": size,
-            "groups": groups,
-            "stage": stage,
-            "transport": to,
-        }
-        for stage, to in [
-            (0, "auto"),
-            (1, "auto"),
-            (2, "auto"),
-            (3, "auto"),
-            (3, "process_group"),
-            (1, "process_group"),
-        ]
-    ]
-    for results in world.run(ranks, trained, cases=cases, timeout_s=120):
+def test_one_digest_at_every_stage_over_every_transport_and_in_replicas(ranks, size):
+    case = {"family": "llama", "kind": "packed", "steps": 4, "size": size, "groups": ranks // size}
+    changes = [{"stage": stage, "shard": shard} for stage in range(4) for shard in (None, ranks // 2)]
+    changes += [{"stage": stage, "transport": "process_group"} for stage in (1, 3)]
+    changes += [{"stage": 3, "transport": "process_group", "shard": ranks // 2}]
+    for results in world.run(ranks, trained, cases=[case | each for each in changes], timeout_s=120):
         assert len({digest for _, digest in results}) == 1
+
+
+@pytest.mark.idle_ranks("a replica has 3 ranks, and what it is compared with 6")
+def test_groups_that_share_rows_of_two_replicas():
+    """3 ranks hold a replica, so the second of three groups has ranks of both."""
+    case = {"family": "llama", "kind": "packed", "steps": 4, "size": 2, "groups": 3, "rows_a_step": 6}
+    case |= {"train_batch_size": 6}
+    changes = [{}, *({"stage": stage, "shard": 3} for stage in range(4))]
+    for (whole, _), *others in world.run(6, trained, cases=[case | each for each in changes], timeout_s=120):
+        assert len({digest for _, digest in others}) == 1
+        for losses, _ in others:
+            assert losses == pytest.approx(whole, rel=1e-6, abs=0)
 
 
 @pytest.mark.parametrize("length", [17, 18, 19])
@@ -117,7 +113,7 @@ def test_a_checkpoint_is_continued_with_another_size(alone, tmp_path):
         (2, {"size": 2, "stage": 3, "save": first}),
         (4, {"size": 4, "stage": 2, "load": first, "save": second}),
         (1, {"size": 1, "stage": 0, "load": second, "save": third}),
-        (4, {"size": 2, "stage": 3, "groups": 2, "load": third}),
+        (4, {"size": 2, "stage": 3, "groups": 2, "load": third, "shard": 2}),
     ]:
         per_rank = world.run(ranks, trained, cases=[case | changes])
         losses += mean_by_step([losses for ((losses, _),) in per_rank])
