@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .sequence_model import cut_of
 from .units import Unit
 
 
@@ -16,9 +17,14 @@ def compile_units(units: Sequence[Unit], backend: str | Callable, options: dict[
     """Compiles the forward of each module whose unit contains no other unit. ``options`` are for ``torch.compile``.
 
     Hooks stay outside of the compiled graphs, because they gather and free parameters. Blocks of one class share the
-    compiled code.
+    compiled code. Raises ``ValueError`` for whole graphs of layers in which ranks exchange heads.
     """
     modules = {id(module): module for unit in units for module in unit.modules}
+    if options.get("fullgraph") and any(cut_of(module) is not None for module in modules.values()):
+        raise ValueError(
+            "compile: fullgraph=True does not go with sequence_parallel_size > 1, because the ranks of a sequence "
+            "group exchange heads between the graphs of a layer: leave fullgraph out of compile_kwargs"
+        )
     for module in modules.values():
         if not any(id(inner) in modules for inner in module.modules() if inner is not module):
             module.forward = _CompiledForward(module.forward, torch.compile(module.forward, backend=backend, **options))

@@ -24,6 +24,7 @@ from .sequence_checks import check_attention_name, check_model, has_longrope, te
 from .sequence_groups import SequenceGroup
 from .sequence_rows import PIECE_WITHOUT_LABELS
 
+_NO_GRAPH = "sequence parallelism exchanges pieces of rows here, between graphs: compile without fullgraph=True"
 _PER_HEAD = ("position_bias", "s_aux", "alibi", "head_mask")  # arguments of attention that this module does not cut
 
 # The cut of each module of a model.
@@ -76,7 +77,7 @@ class Cut:
             cut = mine()
             return step(cut, model, *arguments) if cut is not None and _cuts.get(model) is cut else None
 
-        return torch.compiler.disable(hook)  # compiled models run the hook between their graphs
+        return torch.compiler.disable(hook, reason=_NO_GRAPH)  # compiled models run the hook between graphs
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -278,7 +279,7 @@ def replace_attention(name: str) -> None:
         raise ValueError(f"sequence parallelism: '{name}' is no attention of transformers, which has {known}")
     _replaced[name] = attention = ALL_ATTENTION_FUNCTIONS[name]
 
-    @torch.compiler.disable
+    @functools.partial(torch.compiler.disable, reason=_NO_GRAPH)
     def attend_with_pieces(cut: Cut, *arguments: Any, **options: Any) -> Any:
         if not cut.is_on:
             return attention(*arguments, **options)

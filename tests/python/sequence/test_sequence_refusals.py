@@ -176,6 +176,21 @@ def test_calls():
         assert "mpu and mesh_param are not supported" in mesh
 
 
+def refused_graphs():
+    """The errors of whole graphs: of the engine's, and of a part that the caller has compiled."""
+    engine, *_ = zeroshard.initialize(model=sequences.llama(), config=sequences.configuration(3, 2, 1))
+    by_engine = message_of(lambda: engine.compile(backend="eager", compile_kwargs={"fullgraph": True}))
+    engine.module.model.layers[1].self_attn.compile(backend="eager", fullgraph=True)
+    (batch, _) = zeroshard.sequence_parallel(engine, [sequences.rows("plain", 0, 4)])
+    return by_engine, message_of(lambda: engine(**batch))
+
+
+def test_whole_graphs():
+    for by_engine, by_caller in world.run(2, refused_graphs):
+        assert "fullgraph=True does not go with sequence_parallel_size > 1" in by_engine
+        assert "compile without fullgraph=True" in by_caller
+
+
 def other_model():
     """Its attention stays what it is: nothing is exchanged for a model that is not cut."""
     torch.manual_seed(models.world.rank())
