@@ -1,5 +1,8 @@
 """Tiny models of several families, and rows for them, for tests of sequence parallelism."""
 
+import math
+from collections import defaultdict
+
 import models
 import torch
 import zeroshard
@@ -182,3 +185,14 @@ WRAPS = {
 
 def part_of(batch, part, parts):
     return {key: value.chunk(parts)[part].clone() for key, value in batch.items()}
+
+
+def collectives(run):
+    """The bytes of each call of a process group of Gloo while `run` runs: what this rank gives, by kind of call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        run()
+    found = defaultdict(list)
+    for event in profile.events():
+        if event.name.startswith("gloo:"):
+            found[event.name].append(sum(math.prod(shape) for shape in event.input_shapes))
+    return {kind: sorted(sizes) for kind, sizes in found.items()}
