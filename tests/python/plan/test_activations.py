@@ -1,5 +1,6 @@
 """The bytes of activations that `zeroshard plan` tells are those that autograd keeps for transformers' models."""
 
+import copy
 import itertools
 import json
 import subprocess
@@ -45,8 +46,12 @@ def _kept(config, dtype, batch, length, checkpointing, tiles=None):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if tiles:
         zeroshard.tile(model, loss=None, mlp=tiles)
-    tokens = torch.zeros(batch, length, dtype=torch.long)
-    return forward_and_kept(model, {"input_ids": tokens, "labels": tokens})[1]
+    return forward_and_kept(model, zeros(batch, length))[1]
+
+
+def zeros(rows, length):
+    ids = torch.zeros(rows, length, dtype=torch.long)
+    return {"input_ids": ids, "labels": ids}
 
 
 def forward_and_kept(model, batch):
@@ -109,13 +114,13 @@ def test_planned_activations_of_tiles_are_what_autograd_keeps(kind, dtype, tmp_p
     assert kept == pytest.approx(found, rel=0.01)
 
 
-def _peak(model, tokens, trace):
+def peak_of(model, trace, batch):
     """The most bytes that a step allocates and has not yet freed; gradients of parameters are freed at once."""
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
 
     def step():
-        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        model(**batch, use_cache=False).loss.backward()
 
     step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -139,7 +144,7 @@ def test_the_planned_total_is_the_peak_of_a_step(checkpointing, tmp_path):
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    peak = _peak(model, torch.zeros(batch, length, dtype=torch.long), tmp_path / "trace.json")
+    peak = peak_of(model, tmp_path / "trace.json", zeros(batch, length))
     assert planned == pytest.approx(peak, rel=0.05)
 
 
@@ -156,8 +161,26 @@ def test_the_planned_total_of_tiles_is_the_peak_of_a_step(checkpointing, tmp_pat
     zeroshard.tile(model)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    peak = _peak(model, torch.zeros(1, length, dtype=torch.long), tmp_path / "trace.json")
+    peak = peak_of(model, tmp_path / "trace.json", zeros(1, length))
     assert planned == pytest.approx(peak, rel=0.1)
+
+
+def test_a_loss_in_8_tiles_takes_a_fifth_of_the_memory(tmp_path):
+    """4 k tokens over 32 k words; a narrow model, so that its loss is nearly all of its step."""
+    sizes = {"vocab_size": 32768, "hidden_size": 16, "head_dim": 4, "intermediate_size": 16, "num_hidden_layers": 1}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**{**_SIZES, **sizes})).train()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 32768, (1, 4096), generator=generator)
+    batch, gradients, peaks = {"input_ids": ids, "labels": ids}, [], []
+    for tiles in (None, 8):
+        zeroshard.tile(model, loss=tiles, mlp=None)
+        model(**batch, use_cache=False).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        model.zero_grad()
+        peaks.append(peak_of(copy.deepcopy(model), tmp_path / "trace.json", batch))
+    for whole, tiled in zip(*gradients, strict=True):
+        torch.testing.assert_close(tiled, whole, rtol=0, atol=1e-6)
+    assert peaks[1] <= 0.2 * peaks[0], peaks
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import transformers
 import world
 import zeroshard
 from built import ZEROSHARD, needs
-from test_activations import forward_and_kept
+from test_activations import forward_and_kept, peak_of
 
 pytestmark = needs(ZEROSHARD)
 LENGTH, BATCH = 128, 2
@@ -54,6 +55,26 @@ def test_planned_and_kept_bytes_of_a_rank(kind, ranks, tmp_path):
         (whole,) = world.run(1, kept, kind=kind)
         # A half, and what attention returns once more: the piece that the next projection takes.
         assert max(found) <= 0.525 * whole
+
+
+def peak(folder):
+    """The most bytes of a step, as of a model whose layers are wider than its heads."""
+    zeroshard.init_distributed("cpu")
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 4}
+    config = transformers.LlamaConfig(num_hidden_layers=2, vocab_size=4096, **sizes)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+    ids = torch.zeros(1, 512, dtype=torch.long)
+    batch = {"input_ids": ids, "labels": ids}
+    if world.size() > 1:
+        batch = next(iter(zeroshard.sequence_parallel(model, [batch], size=world.size())))
+    return peak_of(model, Path(folder) / f"trace{world.rank()}.json", batch)
+
+
+def test_two_ranks_that_share_rows_take_half_of_the_memory(tmp_path):
+    (whole,) = world.run(1, peak, folder=str(tmp_path))
+    shared = world.run(2, peak, folder=str(tmp_path))
+    assert max(shared) <= 0.52 * whole, (shared, whole)
 
 
 def test_sizes_that_do_not_fit_are_refused(tmp_path):
