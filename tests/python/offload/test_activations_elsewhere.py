@@ -10,6 +10,7 @@ import time
 import models
 import numpy
 import pytest
+import sequences
 import simulated
 import strace
 import torch
@@ -96,6 +97,32 @@ def test_inputs_lie_on_the_host_or_in_files_beside_a_device(ranks, stage, reentr
         # All but those in the three blocks on the host; a graph that is dropped is there beside the next one.
         assert (12 - 3) * one <= sum(sizes) <= 2 * 12 * one, sizes
     assert not os.listdir(tmp_path)
+
+
+def train_in_pieces(folder, where, reentrant):
+    """The losses of two ranks that share rows, and the digest; some inputs of layers must leave memory."""
+    model = sequences.WRAPS["recomputed" if reentrant else "checkpointed"](sequences.llama()).to(world.device())
+    config = on_a_device(where, folder, 3) | {"sequence_parallel_size": 2, "train_micro_batch_size_per_gpu": 4}
+    engine, *_ = zeroshard.initialize(model=model, config=config)
+    losses = []
+    with counted() as kept:
+        for batch in zeroshard.sequence_parallel(engine, [sequences.rows("packed", step, 4, 32) for step in range(2)]):
+            loss = engine(**{key: value.to(world.device()) for key, value in batch.items()}).loss
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        assert (kept() > 0) == (where != "none")
+    return losses, engine.parameter_digest()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("where,on", [("nvme", None), simulated.case("cpu", "late"), simulated.case("nvme", "lazy")])
+def test_inputs_of_ranks_that_share_rows(where, on, reentrant, tmp_path):
+    plain, kept = (
+        world.run(2, train_in_pieces, folder=str(tmp_path), where=each, reentrant=reentrant, on=on)
+        for each in ("none", where)
+    )
+    assert plain == kept
 
 
 def several_at_once(folder):
