@@ -82,14 +82,8 @@ def rows(kind, step, count, length=LENGTH):
 
 
 def configuration(stage, size, groups, accumulation=1, **changes):
-    config = models.configuration(
-        stage,
-        "fp32",
-        accumulation=accumulation,
-        threshold=0,
-        optimizer=models.adamw(1e-3, weight_decay=0.01),
-        **changes,
-    )
+    blocks = {"optimizer": models.adamw(1e-3, weight_decay=0.01), **changes}
+    config = models.configuration(stage, "fp32", accumulation=accumulation, threshold=0, **blocks)
     config.pop("train_micro_batch_size_per_gpu", None)
     return {"train_batch_size": 4} | config | {"sequence_parallel_size": size}
 
@@ -108,14 +102,15 @@ def train(
     wrap=None,
     shard=None,
     rows_a_step=4,
+    accumulation=1,
     **changes,
 ):
-    """On a rank: losses of each step, which are means over a rank's rows, and the digest of the parameters.
+    """On a rank: losses of each micro-batch, which are means over a rank's rows, and the digest of the parameters.
 
     From a checkpoint in the folder `load`, and to one in `save`, where these are given. `wrap` changes the model.
     """
     ranks = models.world.size()
-    accumulation = groups if ranks == 1 else 1
+    accumulation *= groups if ranks == 1 else 1
     own = {"transport": transport, "mesh": {"shard": shard}}
     settings = configuration(stage, size, groups, accumulation, zeroshard=own, **changes)
     model = FAMILIES[family]()

@@ -1,5 +1,6 @@
 """Ranks that share rows train as one rank with whole rows does, at every stage and over every transport."""
 
+import models
 import pytest
 import sequences
 import world
@@ -85,6 +86,19 @@ def test_groups_that_share_rows_of_two_replicas():
         assert len({digest for _, digest in others}) == 1
         for losses, _ in others:
             assert losses == pytest.approx(whole, rel=1e-6, abs=0)
+
+
+def test_accumulation_a_schedule_and_clipping():
+    """The norm that is clipped is that of the mean over whole rows."""
+    case = {"family": "qwen2", "kind": "padded", "steps": 8, "accumulation": 2, "train_batch_size": 8}
+    case |= {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 3}}}
+    case |= {"gradient_clipping": 0.3, "optimizer": models.sgd(0.1)}
+    (((expected, _),),) = world.run(1, trained, cases=[case])
+    (((without, _),),) = world.run(1, trained, cases=[case | {"gradient_clipping": 0}])
+    assert without != expected
+    for stage in (0, 3):
+        for ((losses, _),) in world.run(2, trained, cases=[case | {"size": 2, "stage": stage}]):
+            assert losses == pytest.approx(expected, rel=1e-6, abs=0)
 
 
 @pytest.mark.parametrize("length", [17, 18, 19])
