@@ -66,6 +66,9 @@ std::string failure_report(const RankProcess& first, std::optional<int64_t> last
   if (first.exit->signal == SIGKILL) {
     out << "  the launcher did not send it: unless a person did, the kernel did for lack of memory (see dmesg)\n";
   }
+  // The error comes last, as in a traceback, so that it is at the end of the screen.
+  if (!words.before.empty()) out << "  the end of its stderr:\n";
+  for (const std::string& line : words.before) out << "    " << line << "\n";
   std::set<std::string> told;
   for (const std::string& line : words.message) told.insert(without_reporter(line));
   for (const std::string& line : words.message) out << "  " << line << "\n";
@@ -75,8 +78,6 @@ std::string failure_report(const RankProcess& first, std::optional<int64_t> last
       out << ": " << failure.message;
     out << "\n";
   }
-  if (!words.before.empty()) out << "  before that it wrote to stderr:\n";
-  for (const std::string& line : words.before) out << "    " << line << "\n";
   return out.str();
 }
 

@@ -26,8 +26,8 @@ struct LaterFailure {
 };
 
 // Returns a report of several lines. It begins with the first failure and, if there is one, the last step that its rank
-// reported. Then come the error that the rank wrote, the later failures, and the lines that the rank wrote before its
-// error. Nothing is repeated.
+// reported. Then come the lines that the rank wrote to stderr before its error, the error itself, and the later
+// failures. Nothing is repeated.
 std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
                            const std::vector<LaterFailure>& later, const LastWords& words);
 

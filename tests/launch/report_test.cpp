@@ -104,8 +104,8 @@ TEST(Report, NothingIsToldTwice) {
                                            {ended(2, 1), "CommError: rank 1 left"},
                                            {ended(3, 1), "ValueError: bad"}};
   const std::string report = failure_report(ended(1, 7), 5, later, {{"ValueError: bad"}, {"Traceback", "  line 3"}});
-  EXPECT_THAT(report, HasSubstr("after 1.0 s, last step 5\n  ValueError: bad\n  later: rank 0 "));
-  EXPECT_THAT(report, HasSubstr("  before that it wrote to stderr:\n    Traceback\n      line 3\n"));
+  EXPECT_THAT(report, HasSubstr("after 1.0 s, last step 5\n  the end of its stderr:\n    Traceback\n      line 3\n  "
+                                "ValueError: bad\n  later: rank 0 "));
   for (const std::string once : {"ValueError: bad", "CommError: rank 1 left"})
     EXPECT_EQ(report.find(once), report.rfind(once)) << report;
   EXPECT_THAT(failure_report(ended(1, 7), {}, {}, {}), Not(HasSubstr("stderr")));

@@ -71,6 +71,11 @@ LEFT_OUT = {
         "test_two_jobs_at_once": "test_one_command_trains_with_the_bits_of_one_host",
         "test_a_host_by_itself_may_be_another_one": "test_one_command_trains_with_the_bits_of_one_host",
     },
+    "test_clusters.py": {
+        "test_the_launcher_starts_the_ranks_of_an_allocation": "test_hostfile.py::test_other_launchers_start_the_hosts",
+        "test_kubeflow_starts_torchrun": "test_slurm_starts_the_ranks",
+        "test_skypilot_starts_a_launcher_on_each_node": "test_hosts.py::test_hosts_train_with_the_bits_of_one",
+    },
     "test_hosts_again.py": {
         "test_a_job_that_fails_goes_on_from_its_checkpoint_on_all_hosts": "test_a_job_goes_on_with_the_hosts_that_are_left",
         "test_a_job_does_not_start_again_without_a_host_that_it_needs": "test_a_job_goes_on_with_the_hosts_that_are_left",

@@ -151,7 +151,8 @@ def test_exception_is_reported_once_with_its_traceback(script):
     pattern = r"\[zeroshard\] job failed: rank 1 \(pid \d+ on host \S+\) ended with exit code 1 after \d+\.\d s\n"
     assert re.match(pattern, report)
     assert report.count("\n") < 12
-    assert "\n[zeroshard]   ValueError: boom\n[zeroshard]   before that it wrote to stderr:\n" in report
+    assert "\n[zeroshard]   the end of its stderr:\n[zeroshard]     Traceback (most recent call last):\n" in report
+    assert report.endswith("\n[zeroshard]   ValueError: boom\n")
     assert report.count("ValueError: boom") == 1 and report.count("raise ValueError('boom')") == 1
     assert "later" not in report
 
