@@ -21,8 +21,8 @@ void add_tokenize_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 void add_generate_command(CLI::App& app);
 
-// Returns `arguments`, the command line, without a `--` before the script of `run`, because CLI11 would end the
-// subcommand at the `--`.
+// Returns `arguments`, the command line, but without a `--` before the script of `run`. CLI11 would end the subcommand
+// at that `--`.
 std::vector<char*> without_separator(const CLI::App& app, std::vector<char*> arguments);
 
 }  // namespace zeroshard::cli

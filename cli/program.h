@@ -5,7 +5,10 @@ class App;
 }
 
 // Runs a subcommand of the programs in this folder and in cli_torch/. The subcommand's callback reports its end like
-//   this:
+// this:
+//   wrong input:   throw zeroshard::ValueError or ConfigError; the message goes to stderr and the exit code is 2
+//   other errors:  throw; exit code 1
+//   another code:  throw Exit{code}
 // A successful command writes its result to std::cout. If that fails, the command fails with an error, too.
 namespace zeroshard::cli {
 

@@ -23,8 +23,9 @@ class SequenceGroup {
   std::string_view transport() const;
 
   // Splits dimension 1 of each tensor over the S ranks, and joins the pieces of the ranks along dimension 2. All
-  //   tensors of one dtype take one all-to-all: [batch, heads, length / S, width] -> [batch, heads / S, length, width]
-  //   before attention [batch, length, heads / S, width] -> [batch, length / S, heads, width] after it
+  // tensors of one dtype take one all-to-all:
+  //   [batch, heads, length / S, width] -> [batch, heads / S, length, width]  before attention
+  //   [batch, length, heads / S, width] -> [batch, length / S, heads, width]  after it
   // If there are fewer heads than ranks, heads are replicated, and rank r gets head r * heads / S. Differentiable. The
   // backward pass exchanges in the other direction, and sums the gradients of a replicated head in rank order. Throws
   // ValueError if dimension 1 of a tensor is neither a multiple nor a divisor of S.

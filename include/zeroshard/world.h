@@ -81,8 +81,8 @@ class World {
   // Returns the communicator of all ranks.
   Comm& all() { return all_ ? *all_ : reduce(); }
   ReplicaComms replication() { return {all_.get(), replicas_.get()}; }
-  // Returns the communicator of the ranks that share rows with this rank, which are sequence_parallel_size neighbours.
-  // Null if the size is 1, and in a world over the caller's process groups.
+  // Returns the communicator of the ranks that share rows with this rank. They are sequence_parallel_size neighbours.
+  // Returns null if that size is 1, and in a world over the caller's process groups.
   const std::shared_ptr<Comm>& sequence() { return sequence_; }
 
   // Returns the mean of `value` over all ranks, for losses and metrics. It has the same bits on every rank.

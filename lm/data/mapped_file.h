@@ -15,9 +15,8 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::string_view bytes() const { return bytes_; }
-  // Throws IoError if the file has been truncated since it was mapped. Examines the file at the path, because keeping a
-  // descriptor open for each file would take too many. So a file that has been deleted or replaced counts as not
-  // truncated.
+  // Throws IoError if the file has been truncated since it was mapped. Examines the file at the path, because open
+  // descriptors for all files would be too many. So a file that has been deleted or replaced counts as not truncated.
   void check_whole() const;
 
  private:

@@ -57,7 +57,7 @@ def _gathered(
 def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can_drop: bool) -> Iterator[None]:
     """Makes the units of those parameters whole that belong to engines.
 
-    With ``can_drop``, restores the old values after an exception. Without ``modify_rank``, restores them in any case.
+    With ``can_drop``, restores the old values after an exception and, if there is no ``modify_rank``, at the end.
     """
     units: dict[int, tuple[object, set[int]]] = {}
     for tensor in tensors:

@@ -49,7 +49,6 @@ def initialize(
         model: any module. ``engine(...)`` calls it. The module itself does not change.
         optimizer: a ``torch.optim`` optimizer over the model's parameters, or a callable that makes one from them.
             None: the configuration's optimizer. Without either, the engine can only evaluate.
-            None takes the configuration's optimizer. Without either, the engine can only evaluate.
         model_parameters: parameters or param groups for the configuration's optimizer. None: all trainable parameters.
         training_data: a dataset. The returned loader gives each rank its own micro-batches. With an
             ``IterableDataset``, a rank gets the items that the dataset yields on that rank.

@@ -20,7 +20,7 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 
 
 def _walk(value: Any, seen: dict[int, Any]) -> list[torch.Tensor]:
-    """Returns the tensors in ``value``. ``seen`` keeps visited objects alive, so that their ids stay unique.
+    """Returns the tensors in ``value``.
 
     ``seen`` keeps visited objects alive, so that no new object gets the ``id()`` of a visited one.
     """

@@ -158,7 +158,7 @@ def _read_torchao(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> 
 def plain_states(state: dict[str, Any], only_shapes: bool = False) -> dict[str, Any]:
     """Returns the states of one parameter in fp32, with the core's names.
 
-    ``only_shapes`` returns 8-bit ones without values.
+    With ``only_shapes``, 8-bit states have no values.
     """
     plain = {}
     for slot, name in ((1, "exp_avg"), (2, "exp_avg_sq")):

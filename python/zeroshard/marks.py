@@ -85,7 +85,7 @@ def unmark_optimizer(optimizer: torch.optim.Optimizer) -> None:
 def made_with(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
     """Returns the parameters with which an optimizer was made, by param group.
 
-    This also works while it has slices instead.
+    This also works while the optimizer has slices in their place.
     """
     owner = getattr(optimizer, _OWNER, lambda: None)()
     return owner.params_of_groups if owner is not None else [group["params"] for group in optimizer.param_groups]

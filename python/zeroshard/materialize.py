@@ -36,7 +36,6 @@ class Init:
     Args:
         dtype: the dtype of floating-point parameters. None: each parameter keeps its own. The other arguments are
             DeepSpeed's and have no effect, except ``enabled``.
-            DeepSpeed's and have no effect, except ``enabled``.
 
     Raises ``ValueError`` if ``dtype`` is no floating-point type.
 

@@ -239,8 +239,7 @@ def cut_model(
     Args:
         averages_loss: the model returns the mean of the loss over the group.
         in_evaluation: the forward also takes pieces in evaluation, if they have ``shift_labels``.
-        by_engine: an engine's configuration has requested the cut, so the configuration of the next engine decides
-            anew.
+        by_engine: an engine's configuration has requested the cut. The configuration of the next engine decides anew.
     """
     check_model(model, group.size, None)
     uncut_model(model)

@@ -460,7 +460,7 @@ def _check_modify_rank(shard: Shard, modify_rank: int | None) -> None:
 def _world(timeout_s: float | None) -> _C.World:
     """Returns the ranks of the job.
 
-    Connects them at the first call and at a call after a failure, which are collective.
+    Connects them at the first call and at a call after a failure. These calls are collective.
     """
     global _ranks
     init_distributed()

@@ -7,7 +7,7 @@
 #include <vector>
 
 // Reads files of token ids in the formats of zeroshard (docs/token-files.md), llm.c and NumPy, and files of plain
-// uint16. Writes those of zeroshard.
+// uint16. Writes only files in the format of zeroshard.
 namespace zeroshard {
 
 class Io;

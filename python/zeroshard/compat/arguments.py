@@ -1,4 +1,4 @@
-"""Adds the command-line arguments that DeepSpeed adds to a script's parser."""
+"""Adds DeepSpeed's command-line arguments to a script's parser."""
 
 from __future__ import annotations
 

@@ -200,10 +200,7 @@ class DeepSpeedEngine(Engine):
             self.module.load_state_dict(checkpoint["module"], strict=strict)
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
-        """Returns the whole model's ``state_dict`` on rank 0's CPU, and None on other ranks. Gathers unit by unit.
-
-        Collective.
-        """
+        """Returns the whole model's ``state_dict`` on rank 0's CPU, gathered unit by unit, else None. Collective."""
         try:
             return state_dict_of_rank_0(self._run, lambda p: p.requires_grad or not exclude_frozen_parameters)
         except ValueError as error:  # because Trainer takes a ValueError for "gathering is off"

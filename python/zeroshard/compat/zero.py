@@ -39,9 +39,9 @@ class ZeroParamStatus(enum.Enum):
 
 
 def _shard_of(param: nn.Parameter) -> Shard | None:
-    """Returns the parameter's shard, or None if an engine has it at stage 3.
+    """Returns the parameter's shard, or None if an engine has the parameter at stage 3.
 
-    Raises AttributeError if it is not sharded.
+    Raises AttributeError if the parameter is not sharded.
     """
     shard = shard_of(param)
     if shard is None and not _is_of_stage_3(param):

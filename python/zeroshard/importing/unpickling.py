@@ -160,7 +160,7 @@ class Unpickler(pickle._Unpickler):  # pickle's class in Python, because its cla
     def _check_key(self, key: Any) -> None:
         """Raises ``ValueError`` for large keys.
 
-        Hashing or comparing a tuple visits the same part as often as it occurs.
+        Hashing or comparing such a key takes long, because a part is visited as often as it occurs.
         """
         waiting, seen = [key], 0
         while waiting:
