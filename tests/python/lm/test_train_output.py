@@ -45,7 +45,8 @@ def test_a_run_opens_with_what_it_will_do(tmp_path, tokens, ranks):
     assert told["results"].startswith(f"{tmp_path / 'trained'}: ") and "metrics.jsonl" in told["results"]
     assert told["checkpoints"] == f"{tmp_path / 'trained' / 'checkpoints'}: every 5 steps, and at the end"
     assert "starts from the beginning" in done.stdout
-    assert "nothing is loaded" not in done.stderr and "warning" not in done.stderr, done.stderr
+    unexpected = [line for line in done.stderr.splitlines() if "ms for the checkpoint before to be written" not in line]
+    assert not re.search("nothing is loaded|warning", "\n".join(unexpected)), done.stderr
     dry = subprocess.run([*command(config, ranks), "--dry-run"], capture_output=True, text=True, timeout=60)
     assert lines_of(dry.stdout)[:8] == lines[:8], dry
 
