@@ -40,6 +40,10 @@ void check_shared_rows(int ranks, const TrainOptions& options, const CausalLM::S
            " ranks of sequence_parallel_size have equal pieces of a row, so the length must be a multiple of ", ranks,
            ", such as ", (options.rows.length + ranks - 1) / ranks * ranks);
   check_shared_heads("sequence_parallel_size", ranks, sizes.num_heads, sizes.num_kv_heads);
+  ZS_CHECK(ranks == 1 || sizes.attention_dropout == 0, "the model in '", options.model, "' has dropout of ",
+           sizes.attention_dropout, " inside of attention. With sequence_parallel_size ", ranks,
+           " a run would then depend on the number of ranks: set attention_dropout (attn_pdrop for GPT-2) in its "
+           "config.json to 0");
 }
 
 }  // namespace

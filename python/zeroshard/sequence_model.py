@@ -278,7 +278,7 @@ def replace_attention(name: str) -> None:
         raise ValueError(f"sequence parallelism: '{name}' is no attention of transformers, which has {known}")
     _replaced[name] = attention = ALL_ATTENTION_FUNCTIONS[name]
 
-    @functools.partial(torch.compiler.disable, reason=_NO_GRAPH)
+    @torch.compiler.disable(reason=_NO_GRAPH)
     def attend_with_pieces(cut: Cut, *arguments: Any, **options: Any) -> Any:
         if not cut.is_on:
             return attention(*arguments, **options)

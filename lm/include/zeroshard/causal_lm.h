@@ -82,6 +82,7 @@ class CausalLM : public torch::nn::Module {
 
   struct Sizes {
     int64_t vocab_size, max_length, num_heads, num_kv_heads;
+    double attention_dropout = 0;  // in training
   };
   const Sizes& sizes() const { return sizes_; }
   int64_t vocab_size() const { return sizes_.vocab_size; }

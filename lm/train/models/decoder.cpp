@@ -126,7 +126,8 @@ class Trunk final : public torch::nn::Module {
 class Decoder final : public CausalLM {
  public:
   explicit Decoder(DecoderOptions options)
-      : CausalLM({options.vocab_size, options.max_length, options.num_heads, options.num_kv_heads}),
+      : CausalLM({options.vocab_size, options.max_length, options.num_heads, options.num_kv_heads,
+                  options.attention_dropout}),
         options_(std::move(options)) {
     trunk_ = register_module("model", std::make_shared<Trunk>(options_));
     head_ = register_module("lm_head", std::make_shared<Linear>(options_.hidden_size, options_.vocab_size, false));

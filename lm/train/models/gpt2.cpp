@@ -103,7 +103,9 @@ class Gpt2Trunk final : public torch::nn::Module {
 class Gpt2 final : public CausalLM {
  public:
   explicit Gpt2(const Gpt2Options& options)
-      : CausalLM({options.vocab_size, options.max_length, options.num_heads, options.num_heads}), options_(options) {
+      : CausalLM(
+            {options.vocab_size, options.max_length, options.num_heads, options.num_heads, options.attention_dropout}),
+        options_(options) {
     trunk_ = register_module("transformer", std::make_shared<Gpt2Trunk>(options));
     head_ = register_module("lm_head", std::make_shared<Linear>(options.hidden_size, options.vocab_size, false));
     if (options.tied) head_->tie(trunk_->tokens->weight());

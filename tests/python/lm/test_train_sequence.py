@@ -1,6 +1,7 @@
 """`zeroshard train` with `sequence_parallel_size`: ranks share rows, and train as ranks with whole rows do."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -113,6 +114,17 @@ def test_what_cannot_be_shared_is_refused(tmp_path, tokens, size, length, messag
         result = subprocess.run(command_line, capture_output=True, text=True, timeout=60)
         assert result.returncode != 0
         assert message in result.stderr
+
+
+@pytest.mark.parametrize(("kind", "key"), [("gpt2", "attn_pdrop"), ("qwen3", "attention_dropout")])
+def test_dropout_inside_of_attention_is_refused(tmp_path, tokens, kind, key):
+    _, train = make(tmp_path, tokens, kind)
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: 0.1}))
+    for size, message in ((1, ""), (2, "dropout of 0.1 inside of attention. With sequence_parallel_size 2")):
+        config = write(tmp_path, train, sequence_parallel_size=size)
+        result = subprocess.run([*command(config, 2), "--dry-run"], capture_output=True, text=True, timeout=60)
+        assert (result.returncode == 0) == (size == 1) and message in result.stderr, result.stderr
 
 
 @contextlib.contextmanager
