@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <vector>
@@ -18,6 +19,8 @@ class HeldValues {
   // `executor` must outlive it.
   explicit HeldValues(Executor& executor) : executor_(executor) {}
 
+  // Returns the number of entries of the unit.
+  int64_t times(size_t unit) const { return entries_.contains(unit) ? std::ssize(entries_.at(unit)) : 0; }
   // Adds an entry. `unit` must be unsharded.
   void begin(size_t unit, Purpose purpose);
   // Ends the innermost entry of the unit and returns its purpose; nothing if there is no entry.

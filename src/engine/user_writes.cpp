@@ -20,6 +20,11 @@ void UserWrites::gather(const std::vector<size_t>& units, HeldValues::Purpose pu
 }
 
 void UserWrites::release(const std::vector<size_t>& units, int modify_rank) {
+  for (const size_t u : units) {
+    if (held_.times(u) >= std::ranges::count(units, u)) continue;
+    throw StateError(concat("unit '", executor_.unit(u).layout().name,
+                            "' is released more often than it was gathered: call release() once for each gather()"));
+  }
   std::vector<std::string> written;
   const std::string refused = modify_rank >= 0 ? take_moved(units, modify_rank) : "";
   for (const size_t u : units) {

@@ -129,6 +129,23 @@ TEST(UserWrites, RefusesWritesToParametersThatAreReadOrDropped) {
   });
 }
 
+TEST(UserWrites, RefusesAReleaseWithoutItsGather) {
+  run_everywhere<WriteParts>([](WriteParts& parts) {
+    const auto refuses = [&](const std::vector<size_t>& units) {
+      EXPECT_THAT([&] { parts.writes.release(units, Engine::kReadOnly); },
+                  ThrowsMessage<StateError>(HasSubstr("unit 'unit 0' is released more often than it was gathered")));
+    };
+    const double value = parts.first();
+    refuses({0});
+    parts.writes.gather({0, 1}, Purpose::kRead);
+    refuses({1, 0, 0});
+    EXPECT_EQ(parts.param(0, 0).detach().view({-1})[0].item<double>(), value);  // still gathered
+    parts.writes.release({0, 1}, Engine::kReadOnly);
+    refuses({0});
+    EXPECT_EQ(parts.first(), value);
+  });
+}
+
 TEST(UserWrites, RefusesOnceWhatAPendingUpdateWouldOverwrite) {
   run_replicated([](WriteParts& parts) {
     parts.writes.remember_open_parameters();
