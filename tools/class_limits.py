@@ -15,7 +15,6 @@ SETTINGS = ("Options", "Config")
 OVER_THE_LIMIT = {
     "c10d_core.h:C10dCore": "one process group: its operations under way, and how it can end",
     "config.h:Config": "settings, with two questions that need several of them",
-    "executor.h:Executor": "how far each unit is in forward and backward: one order of events changes all of it",
     "file_writer.cpp:FileWriter::Impl": "the buffer being filled, the one being written, and how far both are",
     "grad_bucket.h:GradBucket": "the gradients of one group, and which of them have come",
     "meeting_state.h:Meeting::State": "what is known of one meeting: Meeting's own functions alone see it",

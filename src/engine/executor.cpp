@@ -1,6 +1,5 @@
 #include "engine/executor.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "device/named_range.h"
@@ -21,7 +20,7 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
       around_(units_.size()),
       prefetch_depth_(units_.size(), 0),
       callbacks_(std::move(callbacks)),
-      finished_(units_.size(), 0),
+      forwards_(units_.size()),
       holds_(units_.size(), 0) {
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     if (units_[unit]->placement() != Placement::kReplicated)
@@ -32,7 +31,7 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
 
 void Executor::begin_pass(bool training) {
   if (backward_begun_) end_units_of_backward();  // a loss.backward() that nobody has ended
-  in_forward_.clear();                           // a forward that failed has left its units there
+  forwards_.abandon();                           // a forward that failed has left its units there
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
   order_->begin_pass();
@@ -69,23 +68,15 @@ void Executor::pre_forward(size_t index, bool recomputing) {
     }
     if (!in_backward_.contains(index)) recomputed_.insert(index);
   } else {
-    around_[index].insert(in_forward_.begin(), in_forward_.end());
-    in_forward_.push_back(index);
+    around_[index].insert(forwards_.running().begin(), forwards_.running().end());
+    forwards_.begin(index);
   }
   recomputing ? demand_in_backward(index) : demand(index);
 }
 
 void Executor::post_forward(size_t index, bool recomputing) {
   if (recomputing) return;
-  finished_[index] = ++forwards_;
-  if (order_ == &training_ && (awaited_.empty() || awaited_.back() != index)) {
-    if (awaited_.size() == ExecutionOrder::kMaxLength) awaited_.clear();  // these forwards had no backward
-    awaited_.push_back(index);
-  }
-  // If this forward continued after inner forwards had failed, they are dropped here, too.
-  const auto call = std::find(in_forward_.rbegin(), in_forward_.rend(), index);
-  if (call != in_forward_.rend()) in_forward_.erase(call.base() - 1, in_forward_.end());
-  if (std::find(in_forward_.begin(), in_forward_.end(), index) != in_forward_.end()) return;
+  if (!forwards_.end(index, /*has_backward=*/order_ == &training_)) return;
   if (!order_->is_next(index)) reshard(index);
 }
 
@@ -93,9 +84,7 @@ void Executor::pre_backward(size_t index, int64_t output) {
   if (in_backward_.contains(index)) return;
   finish_others(index, output);
   // This is not done before a recomputation, because it may recompute several units whose backward has not begun.
-  const std::ptrdiff_t forward = last_forward(index);
-  end_whole_units(forward + 1);
-  if (forward < std::ssize(awaited_)) awaited_.pop_back();
+  end_whole_units(forwards_.take(index));
   let_others_pass(index);
   finish_others(index, output);
   in_backward_.emplace(index, output);
@@ -109,7 +98,8 @@ void Executor::finish_others(size_t index, std::optional<int64_t> output) {
     if (contains(other, index) || (output && begun_with == output)) {
       // A unit that returned its input has no gradients here, but may have some on other ranks, which wait for its
       // reduction.
-      const bool is_before = !contains(other, index) && !contains(index, other) && finished_[index] < finished_[other];
+      const bool is_before = !contains(other, index) && !contains(index, other) &&
+                             forwards_.time_of_end(index) < forwards_.time_of_end(other);
       if (is_before) callbacks_.on_unit_done(other);
       ++next;
       continue;
@@ -125,20 +115,10 @@ void Executor::begin_backward() {
   order_->begin_backward();
 }
 
-// Returns the position of the unit's last forward whose backward has not begun, or the end.
-std::ptrdiff_t Executor::last_forward(size_t index) const {
-  const auto found = std::find(awaited_.rbegin(), awaited_.rend(), index);
-  return found == awaited_.rend() ? std::ssize(awaited_) : std::ssize(awaited_) - 1 - (found - awaited_.rbegin());
-}
-
-// Drops forwards from `first` on, because this backward does not need them. Reports those of whole units as done.
-void Executor::end_whole_units(std::ptrdiff_t first) {
-  if (first >= std::ssize(awaited_)) return;
-  const std::vector<size_t> later(awaited_.begin() + first, awaited_.end());
-  awaited_.resize(size_t(first));
-  for (auto unit = later.rbegin(); unit != later.rend(); ++unit)
-    if (units_[*unit]->placement() != Placement::kSharded && !in_backward_.contains(*unit))
-      callbacks_.on_unit_done(*unit);
+// Reports those of `units` that stay whole as done, because the backward does not need their forwards.
+void Executor::end_whole_units(const std::vector<size_t>& units) {
+  for (const size_t unit : units)
+    if (units_[unit]->placement() != Placement::kSharded && !in_backward_.contains(unit)) callbacks_.on_unit_done(unit);
 }
 
 // Before this rank's backward needs `index`, takes part in gathers that other ranks need earlier.
@@ -168,7 +148,8 @@ void Executor::skip(size_t index) {
 // ranks are done. Takes part in the gather if the unit is not `mine`.
 std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   constexpr int64_t kStride = int64_t{1} << 32;
-  const int64_t next = callbacks_.max_over_ranks(mine ? finished_[*mine] * kStride + int64_t(*mine) + 1 : 0);
+  const int64_t next =
+      callbacks_.max_over_ranks(mine ? forwards_.time_of_end(*mine) * kStride + int64_t(*mine) + 1 : 0);
   const std::optional<size_t> agreed = next == 0 ? std::nullopt : std::optional(size_t(next % kStride - 1));
   if (!agreed || agreed == mine) return agreed;
   order_->advance(*agreed);
@@ -180,7 +161,7 @@ std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
 
 void Executor::let_all_others_pass() {
   backward_begun_ = false;
-  end_whole_units(0);
+  end_whole_units(forwards_.take_all());
   if (!callbacks_.max_over_ranks) return;
   if (order_->is_recording()) {
     finish_all();  // other ranks wait for its reduction before they need the next unit
@@ -221,8 +202,7 @@ void Executor::reshard(size_t index) {
 
 // Returns whether a forward or backward of the unit is running. It needs the unit whole, and reshards it at its end.
 bool Executor::is_running(size_t index) const {
-  return in_backward_.contains(index) || recomputed_.contains(index) ||
-         std::find(in_forward_.begin(), in_forward_.end(), index) != in_forward_.end();
+  return in_backward_.contains(index) || recomputed_.contains(index) || forwards_.is_running(index);
 }
 
 void Executor::hold(size_t index) {

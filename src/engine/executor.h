@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/forwards.h"
 #include "schedule/execution_order.h"
 #include "unit/unit.h"
 
@@ -103,8 +104,7 @@ class Executor {
   // See Note [Ranks whose backward passes need other units].
   void demand_in_backward(size_t unit);
   void let_others_pass(size_t unit);
-  std::ptrdiff_t last_forward(size_t unit) const;
-  void end_whole_units(std::ptrdiff_t first);
+  void end_whole_units(const std::vector<size_t>& units);
   void skip(size_t unit);
   std::optional<size_t> agree_on_next(std::optional<size_t> mine);
   void let_all_others_pass();
@@ -117,10 +117,7 @@ class Executor {
   Callbacks callbacks_;
   ExecutionOrder training_, evaluation_;
   ExecutionOrder* order_ = &evaluation_;  // order of the current pass
-  std::vector<size_t> in_forward_;        // units whose forward is running, outermost first
-  std::vector<int64_t> finished_;         // time of the end of each unit's last forward, counted from 1
-  int64_t forwards_ = 0;
-  std::vector<size_t> awaited_;  // units whose backward has not begun, in the order in which their forwards ended
+  Forwards forwards_;
   bool backward_begun_ = false;
   // Units whose backward is running, each with its first output. Without an output, the backward began on another rank.
   std::map<size_t, std::optional<int64_t>> in_backward_;

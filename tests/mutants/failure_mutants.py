@@ -102,8 +102,8 @@ MUTANTS += [
     Mutant(
         "whole-units-are-waited-for",
         "src/engine/executor.cpp",
-        "  end_whole_units(forward + 1);\n",
-        "",
+        "  end_whole_units(forwards_.take(index));\n",
+        "  forwards_.take(index);\n",
         "world",
         "Training.AUseOfAUnitMayEnterTheLossOnSomeRanksAlone",
     ),
