@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) run_checksum(const void* data, int64
 }
 
 // The tables of codes in the device's memory.
-__constant__ DecodeTable device_decode = make_decode_table();
+__constant__ DecodeTable device_decode[2] = {make_decode_table(false), make_decode_table(true)};
 __constant__ EncodeTable device_encode[2] = {make_encode_table(false), make_encode_table(true)};
 
 static_assert(kThreads == kScaledNumel, "a thread of a block has one of its codes");
@@ -223,7 +223,7 @@ static_assert(kThreads == kScaledNumel, "a thread of a block has one of its code
 __global__ void __launch_bounds__(kThreads)
     run_decode(const uint8_t* codes, const float* scales, bool is_signed, int64_t numel, float* to) {
   __shared__ float map[kThreads];
-  map[threadIdx.x] = decode_element(device_decode, threadIdx.x, is_signed);
+  map[threadIdx.x] = decode_element(device_decode[is_signed ? 1 : 0], threadIdx.x, is_signed);
   __syncthreads();
   const int64_t distance = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < numel; i += distance)

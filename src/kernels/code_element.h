@@ -13,18 +13,9 @@ ZS_KERNEL inline float decode_element(const DecodeTable& table, uint32_t code, b
   const uint32_t distance = code - 127u, sign = is_signed ? distance >> 31 : 0u;
   const float x =
       is_signed ? static_cast<float>((((distance ^ (0u - sign)) + sign) << 1) + 1u) : static_cast<float>(code) + 1.5f;
-  const uint32_t bits = bits_of(x), entry = (bits >> 23) - 127u;
-  const float value = fmaf(table.slope[entry], float_of((bits & 0x7fffffu) | 0x3f800000u), table.offset[entry]);
-  return float_of(bits_of(value) | (sign << 31));
-}
-
-// The factors that bring the values of a block to magnitudes up to 1; see encode_block().
-struct BlockFactors {
-  float first, second;
-};
-ZS_KERNEL inline BlockFactors factors_of(float scale) {
-  const float first = scale < 0x1p-60f ? 0x1p90f : scale > 0x1p60f ? 0x1p-40f : 1.0f;
-  return {first, scale > 0 ? 1.0f / (scale * first) : 0.0f};
+  const uint32_t entry = (bits_of(x) >> 23) % kEntries;
+  const float value = fmaf(table.slope[entry], x, table.offset[entry]);
+  return float_of(bits_of(value < 1 ? value : 1.0f) | (sign << 31));
 }
 
 // Returns the scale of a block whose largest magnitude is `most`: a moment that overflowed counts as the largest float.
@@ -35,9 +26,9 @@ ZS_KERNEL inline float scale_of(float most) {
 
 ZS_KERNEL inline uint8_t encode_element(const EncodeTable& table, float value, BlockFactors factors, bool is_signed) {
   const float scaled = fabsf(value * factors.first * factors.second);
-  const float magnitude = scaled > 0x1p-24f ? scaled : 0x1p-24f;
-  uint32_t entry = 0;
-  for (int k = 0; k <= kDecades; ++k) entry += magnitude > table.above[k] ? 1u : 0u;
+  const float magnitude = scaled > kLeast ? scaled : kLeast;
+  const uint32_t group = group_of(bits_of(magnitude)) % kEntries;
+  const uint32_t entry = (group + (magnitude > table.above[group] ? 1u : 0u)) % kEntries;
   const float place = fmaf(magnitude, table.slope[entry], table.offset[entry]), most = table.most[entry];
   uint32_t code = static_cast<uint32_t>(place < most ? place : most);
   if (is_signed) {

@@ -14,7 +14,8 @@
 // are positive. These values lie evenly in 10^(i-6) * [0.1, 1]. Codes number the values in ascending order. Let x = 2 *
 // |code - 127| + 1 for signed codes, or code + 1.5 for unsigned codes, and let m in [1, 2) be the mantissa of x. The
 // exponent of x is 0 for the value 0, i + 1 for decade i, and 8 for the value 1. The value in decade i is 10^(i-6) *
-// (0.9 m - 0.8). So decoding and encoding each need only a lookup in 16 entries and one fma.
+// (0.9 m - 0.8). So decoding and encoding each need only a lookup and one fma. Tables have 8 entries, because a vector
+// of AVX2 has 8 lanes. Entry 0 serves the values 0 and 1: one line goes through both.
 namespace zeroshard::kernels {
 namespace {
 
@@ -22,31 +23,32 @@ struct Code8 {
   uint8_t bits;
 };
 
-constexpr int kDecades = 7, kEntries = 16;  // 9 entries are used
+constexpr int kDecades = 7, kEntries = kDecades + 1;
 
+// The line of each entry, from x to the value. Entries are indexed by the last 3 bits of the exponent of x.
 struct DecodeTable {
   alignas(64) float slope[kEntries] = {}, offset[kEntries] = {};
 };
-constexpr int kOctaves = 32;
-constexpr int kLeastExponent = 127 - 24;  // all maps encode smaller magnitudes as 0
 struct EncodeTable {
   // A magnitude above `above[k]` has at least entry k + 1.
-  float above[kDecades + 1] = {};
-  // Indexed by the last 5 bits of a magnitude's exponent: the border in that octave (there is at most one), and the
-  // entry below the border.
-  alignas(64) float octave_above[kOctaves] = {}, octave_entry[kOctaves] = {};
-  alignas(64) float slope[kEntries] = {}, offset[kEntries] = {}, most[kEntries] = {};
+  alignas(64) float above[kEntries] = {};
+  // The line of each entry, from a magnitude to the code's distance from the code of 0, and the upper bound.
+  float slope[kEntries] = {}, offset[kEntries] = {}, most[kEntries] = {};
 };
 
 constexpr double kDecadeEnds[kDecades] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1};
 
-constexpr DecodeTable make_decode_table() {
+constexpr DecodeTable make_decode_table(bool is_signed) {
+  constexpr uint32_t kBias = 127;  // of exponents
   DecodeTable table;
-  for (int i = 0; i < kDecades; ++i) {
-    table.slope[i + 1] = static_cast<float>(0.9 * kDecadeEnds[i]);
-    table.offset[i + 1] = static_cast<float>(-0.8 * kDecadeEnds[i]);
+  for (uint32_t i = 0; i < kDecades; ++i) {
+    const uint32_t entry = (kBias + i + 1) % kEntries;
+    table.slope[entry] = static_cast<float>(0.9 * kDecadeEnds[i]) / static_cast<float>(2u << i);
+    table.offset[entry] = static_cast<float>(-0.8 * kDecadeEnds[i]);
   }
-  table.offset[kDecades + 1] = 1;
+  // From x = 1 and 257 to 0 and 1; or from x = 1.5 to 0, and from 256.5 to more than 1.
+  table.slope[kBias % kEntries] = is_signed ? 0x1p-8f : 1;
+  table.offset[kBias % kEntries] = is_signed ? -0x1p-8f : -1.5f;
   return table;
 }
 
@@ -63,26 +65,30 @@ constexpr EncodeTable make_encode_table(bool is_signed) {
     table.offset[i + 1] = static_cast<float>(0.8 * n / 0.9 - shift);
     table.most[i + 1] = static_cast<float>(2 * n - shift - 0.5);
   }
-  const double last = is_signed ? 128 : 255;
-  table.offset[0] = 0.25f;
-  table.most[0] = 0.5f;
-  table.offset[kDecades + 1] = table.most[kDecades + 1] = static_cast<float>(last + 0.25);
-  for (uint32_t exponent = kLeastExponent; exponent <= 127; ++exponent) {
-    const float low = std::bit_cast<float>(exponent << 23);
-    uint32_t entry = 0;
-    float border = std::numeric_limits<float>::infinity();
-    for (const float above : table.above) {
-      if (above < low) ++entry;
-      if (above >= low && above < 2 * low) border = above;
-    }
-    table.octave_above[exponent % kOctaves] = border;
-    table.octave_entry[exponent % kOctaves] = std::bit_cast<float>(entry);
-  }
+  table.slope[0] = is_signed ? 128 : 255;
+  table.offset[0] = 0.5f;
+  table.most[0] = table.slope[0] + table.offset[0];
   return table;
 }
 
-constexpr DecodeTable kDecodeTable = make_decode_table();
+// Magnitudes below kLeast get the code of 0. Those from kLeast to 2 lie in 8 groups, and group k has the border
+// above[k]: the bits of a float grow by 2^23 an octave, and a group has 3.2 octaves. The last 3 bits are the group.
+constexpr float kLeast = 0x1p-24f;
+constexpr uint32_t kGroupFactor = 160;
+ZS_KERNEL constexpr uint32_t group_of(uint32_t bits) {
+  return ((bits >> 16) * kGroupFactor) >> 16;
+}
+constexpr bool has_border_in_each_group(const EncodeTable& table) {
+  for (uint32_t k = 0; k < kEntries; ++k)
+    if (group_of(std::bit_cast<uint32_t>(table.above[k])) != group_of(std::bit_cast<uint32_t>(kLeast)) + k)
+      return false;
+  return group_of(std::bit_cast<uint32_t>(kLeast)) % kEntries == 0 &&
+         group_of(std::bit_cast<uint32_t>(1.999f)) == group_of(std::bit_cast<uint32_t>(kLeast)) + kEntries - 1;
+}
+
+constexpr DecodeTable kSignedDecode = make_decode_table(true), kUnsignedDecode = make_decode_table(false);
 constexpr EncodeTable kSignedEncode = make_encode_table(true), kUnsignedEncode = make_encode_table(false);
+static_assert(has_border_in_each_group(kSignedEncode) && has_border_in_each_group(kUnsignedEncode));
 
 template <class To, class From>
 To same_bits(From from) {
@@ -92,79 +98,74 @@ To same_bits(From from) {
   return to;
 }
 
+// Decodes one vector of codes of a block whose scale is 1.
+template <class V, bool kSigned>
+typename V::F decode_vector(const void* codes) {
+  constexpr const DecodeTable& kTable = kSigned ? kSignedDecode : kUnsignedDecode;
+  typename V::F x, twice;
+  const auto raised = V::load_codes(codes);
+  if constexpr (kSigned) {
+    twice = V::fma(raised, V::set(2), V::set(-2 * (kRaised + 127)));
+    x = V::add(twice, V::flip_by(V::set(1), twice));
+  } else {
+    x = V::sub(raised, V::set(kRaised - 1.5f));
+  }
+  const auto entry = same_bits<typename V::I>(x) >> 23;
+  const auto slope = V::lookup(V::table(kTable.slope), entry);
+  const auto offset = V::lookup(V::table(kTable.offset), entry);
+  if constexpr (kSigned) return V::fma(slope, x, V::flip_by(offset, twice));
+  return V::min(V::fma(slope, x, offset), V::set(1));
+}
+
 // Decodes kScaledNumel codes, and multiplies the values by `scale`.
 template <class V, bool kSigned>
 void decode_block(const void* codes, float scale, float* values) {
-  using I = typename V::I;
-  const auto slope = V::table(kDecodeTable.slope), offset = V::table(kDecodeTable.offset);
   const auto factor = V::set(scale);
-  for (int64_t i = 0; i < kScaledNumel; i += V::kWidth) {
-    const I code = V::load_codes(at(codes, i));
-    I sign{};
-    typename V::F x;
-    if constexpr (kSigned) {
-      const I distance = code - 127u;
-      sign = distance >> 31;
-      x = V::from_integer((((distance ^ (I{} - sign)) + sign) << 1) + 1u);
-    } else {
-      x = V::add(V::from_integer(code), V::set(1.5f));
-    }
-    const I bits = same_bits<I>(x);
-    const I entry = (bits >> 23) - 127u;
-    const auto mantissa = same_bits<typename V::F>((bits & 0x7fffffu) | 0x3f800000u);
-    auto value = V::fma(V::lookup(slope, entry), mantissa, V::lookup(offset, entry));
-    if constexpr (kSigned) value = same_bits<typename V::F>(same_bits<I>(value) | (sign << 31));
-    V::template store<float>(values + i, V::mul(value, factor));
-  }
+  for (int64_t i = 0; i < kScaledNumel; i += V::kWidth)
+    V::template store<float>(values + i, V::mul(decode_vector<V, kSigned>(at(codes, i)), factor));
 }
 
-// Returns how many borders of the table are below the magnitude.
-template <class V>
-typename V::I entry_of(const EncodeTable& table, typename V::F magnitude) {
-  using I = typename V::I;
-  if constexpr (V::kWideTables) {
-    const I octave = (same_bits<I>(magnitude) >> 23) & (kOctaves - 1u);
-    const auto border = V::lookup_wide(table.octave_above, octave);
-    return V::count_above(magnitude, border, same_bits<I>(V::lookup_wide(table.octave_entry, octave)));
-  } else {
-    I entry{};
-    for (const float above : table.above) entry = V::count_above(magnitude, V::set(above), entry);
-    return entry;
-  }
+// The factors that bring the values of a block to magnitudes up to 1. There are two, because the reciprocal of a
+// subnormal would be infinite, and the reciprocal of a large number would be subnormal.
+struct BlockFactors {
+  float first, second;
+};
+ZS_KERNEL inline BlockFactors factors_of(float scale) {
+  const float first = scale < 0x1p-60f ? 0x1p90f : scale > 0x1p60f ? 0x1p-40f : 1.0f;
+  return {first, scale > 0 ? 1.0f / (scale * first) : 0.0f};
 }
 
-// Multiplies kScaledNumel values by `first` and then by `second`, and encodes the products. Their largest magnitude
-// must be 1 or 0.
+// Multiplies kScaledNumel values by both factors, and encodes the products. Their largest magnitude must be 1 or 0.
 template <class V, bool kSigned, bool kHasFirst>
-void encode_values(const float* values, typename V::F first, typename V::F second, void* codes) {
+void encode_values(const float* values, BlockFactors factors, void* codes) {
   using I = typename V::I;
   constexpr const EncodeTable& kTable = kSigned ? kSignedEncode : kUnsignedEncode;
-  const auto slope = V::table(kTable.slope), offset = V::table(kTable.offset), most = V::table(kTable.most);
-  for (int64_t i = 0; i < kScaledNumel; i += V::kWidth) {
-    const auto value = V::template load<float>(values + i);
-    const I bits = same_bits<I>(value);
-    const auto scaled = V::mul(kHasFirst ? V::mul(value, first) : value, second);
-    const auto magnitude = V::max_abs(V::set(0x1p-24f), scaled);
-    const I entry = entry_of<V>(kTable, magnitude);
+  const auto above = V::table(kTable.above), slope = V::table(kTable.slope), offset = V::table(kTable.offset),
+             most = V::table(kTable.most);
+  const auto code_of = [&](auto value) {
+    const auto scaled = V::mul(kHasFirst ? V::mul(value, V::set(factors.first)) : value, V::set(factors.second));
+    const auto magnitude = V::max_abs(V::set(kLeast), scaled);
+    const I group = V::multiply_high(same_bits<I>(magnitude), kGroupFactor);
+    const I entry = V::count_above(magnitude, V::lookup(above, group), group);
     const auto place = V::fma(magnitude, V::lookup(slope, entry), V::lookup(offset, entry));
-    I code = V::truncate(V::min(place, V::lookup(most, entry)));
-    if constexpr (kSigned) {  // -1 is no value of the map, and gets the code of the last value before it
-      const I mask = I{} - (bits >> 31);
-      code = code + 127u + (mask & ((code >> 7) - (code << 1)));
-    }
-    V::store_codes(at(codes, i), code);
+    const auto nearest = V::min(place, V::lookup(most, entry));
+    return kSigned ? V::truncate(V::flip_by(nearest, scaled)) + 127u : V::truncate(nearest);
+  };
+  constexpr int kAtOnce = 4;  // vectors
+  for (int64_t i = 0; i < kScaledNumel; i += kAtOnce * V::kWidth) {
+    I several[kAtOnce];
+    for (int k = 0; k < kAtOnce; ++k) several[k] = code_of(V::template load<float>(values + i + k * V::kWidth));
+    // -1 is no value of the map. Its code, -1, is stored as 0: the last value before it.
+    V::store_codes(at(codes, i), several);
   }
 }
 
 // Encodes a block. `scale` is the largest magnitude of its values.
 template <class V, bool kSigned>
 void encode_block(const float* values, float scale, void* codes) {
-  // The scale is applied in two factors, because the reciprocal of a subnormal would be infinite, and the reciprocal of
-  // a large number would be subnormal.
-  const float nearer = scale < 0x1p-60f ? 0x1p90f : scale > 0x1p60f ? 0x1p-40f : 1.0f;
-  const auto first = V::set(nearer), second = V::set(scale > 0 ? 1.0f / (scale * nearer) : 0.0f);
-  if (nearer == 1) return encode_values<V, kSigned, false>(values, first, second, codes);
-  encode_values<V, kSigned, true>(values, first, second, codes);
+  const BlockFactors factors = factors_of(scale);
+  if (factors.first == 1) return encode_values<V, kSigned, false>(values, factors, codes);
+  encode_values<V, kSigned, true>(values, factors, codes);
 }
 
 template <class V>
@@ -192,14 +193,18 @@ class CodedMoment {
     __builtin_prefetch(at(from, 2 * kScaledNumel));
     decode_block<V, kSigned>(from, scales_[index / kScaledNumel], values_);
   }
-  void encode(int64_t index, int64_t numel) {
+  // Sets the scale of the block for its new values.
+  void set_scale(int64_t index, int64_t numel) {
     if (codes_ == nullptr) return;
     std::fill(values_ + numel, values_ + kScaledNumel, 0.0f);
     // A moment that has overflowed becomes the largest float, because an infinite scale would make the block NaN.
-    const float scale = std::min(max_abs<V, float>(values_, kScaledNumel), std::numeric_limits<float>::max());
-    scales_[index / kScaledNumel] = scale;
+    scales_[index / kScaledNumel] =
+        std::min(max_abs<V, float>(values_, kScaledNumel), std::numeric_limits<float>::max());
+  }
+  void encode(int64_t index, int64_t numel) {
+    if (codes_ == nullptr) return;
     void* const to = at(codes_, index);
-    encode_block<V, kSigned>(values_, scale, numel < kScaledNumel ? last_ : to);
+    encode_block<V, kSigned>(values_, scales_[index / kScaledNumel], numel < kScaledNumel ? last_ : to);
     if (numel < kScaledNumel) std::memcpy(to, last_, static_cast<size_t>(numel));
   }
 
@@ -226,11 +231,10 @@ class CodedBlocks {
   template <class Step>
   void for_each(const Step& step) {
     for (int64_t begin = 0; begin < numel_; begin += kScaledNumel) {
-      const int64_t numel = std::min(kScaledNumel, numel_ - begin), whole = numel - numel % V::kWidth;
+      const int64_t numel = std::min(kScaledNumel, numel_ - begin);
       first_.decode(begin, numel);
       second_.decode(begin, numel);
-      run<Step>(step, begin, begin + whole);
-      if (whole < numel) step(Tail<V>{begin + whole, static_cast<int>(numel - whole)});
+      run<Step>(step, begin, numel);
       first_.encode(begin, numel);
       second_.encode(begin, numel);
     }
@@ -240,14 +244,37 @@ class CodedBlocks {
 
  private:
   template <class Step>
-  void run(const Step& step, int64_t begin, int64_t end) const {
-    if constexpr (V::kStreams && !std::is_void_v<Param>) {
-      if (streams_) {
-        for (int64_t i = begin; i < end; i += V::kWidth) step(StreamingBody<V>{{i}});
-        return;
-      }
+  void run(const Step& step, int64_t begin, int64_t numel) {
+    if constexpr (V::kStreams && !std::is_void_v<Param>)
+      if (streams_) return run_at<Step, StreamingBody<V>>(step, begin, numel);
+    run_at<Step, Body<V>>(step, begin, numel);
+  }
+  // Runs the step, and sets the scales of the block. The two halves of a step have a loop each, because a processor
+  // overlaps more places if the chain of operations at one place is short. The second half hides the time that the
+  // scales take.
+  template <class Step, class Where>
+  void run_at(const Step& step, int64_t begin, int64_t numel) {
+    const int64_t end = begin + numel, whole_end = end - numel % V::kWidth;
+    const Tail<V> tail{whole_end, static_cast<int>(end - whole_end)};
+    const auto set_scales = [&] {
+      first_.set_scale(begin, numel);
+      second_.set_scale(begin, numel);
+    };
+    if constexpr (Step::kHalves) {
+      alignas(64) float between[kScaledNumel];
+      const auto at_place = [&](int64_t i) { return between + (i - begin); };
+      for (int64_t i = begin; i < whole_end; i += V::kWidth)
+        V::template store<float>(at_place(i), step.first_half(Where{i}));
+      if (tail.lanes > 0) V::template store<float>(at_place(whole_end), step.first_half(tail));
+      set_scales();
+      for (int64_t i = begin; i < whole_end; i += V::kWidth)
+        step.second_half(Where{i}, V::template load<float>(at_place(i)));
+      if (tail.lanes > 0) step.second_half(tail, V::template load<float>(at_place(whole_end)));
+    } else {
+      for (int64_t i = begin; i < whole_end; i += V::kWidth) step(Where{i});
+      if (tail.lanes > 0) step(tail);
+      set_scales();
     }
-    for (int64_t i = begin; i < end; i += V::kWidth) step(Body<V>{i});
   }
 
   int64_t numel_;

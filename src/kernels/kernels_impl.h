@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <type_traits>
 
@@ -295,10 +296,12 @@ template <class V, typename T>
 float max_abs(const void* data, int64_t numel) {
   auto most = V::set(0);
   for_each_vector<V>(numel, [&](auto where) { most = V::max_abs(most, where.template load<T>(data)); });
-  float lanes[V::kWidth], result = 0;
+  float lanes[V::kWidth];
   V::template store<float>(lanes, most);
-  for (const float lane : lanes) result = lane > result ? lane : result;
-  return result;
+  for (int half = V::kWidth / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) lanes[lane] = std::max(lanes[lane], lanes[lane + half]);
+  }
+  return lanes[0];
 }
 
 // Returns the maximum over a few elements, sampled from the whole range.

@@ -194,11 +194,30 @@ class AdamStep {
 
   template <class Where>
   ZS_KERNEL void operator()(Where where) const {
-    where.template prefetch<float>(b_.master);
+    const auto weights = load_weights<Param, V>(where, b_);
+    const auto [mean, root] = update_moments(where, weights);
+    update_weights(where, weights, mean, root);
+  }
+
+  // The same in two halves. The first one updates the moments, and returns the root of the second moment.
+  static constexpr bool kHalves = true;
+  template <class Where>
+  typename V::F first_half(Where where) const {
+    return update_moments(where, coupled_ ? load_weights<Param, V>(where, b_) : V::set(0)).root;
+  }
+  template <class Where>
+  void second_half(Where where, typename V::F root) const {
+    update_weights(where, load_weights<Param, V>(where, b_), moments_.load(where, exp_avg_), root);
+  }
+
+ private:
+  struct Updated {
+    typename V::F mean, root;
+  };
+  template <class Where>
+  ZS_KERNEL Updated update_moments(Where where, typename V::F weights) const {
     where.template prefetch<Grad>(b_.grad);
-    auto weights = load_weights<Param, V>(where, b_);
     auto grad = V::mul(where.template load<Grad>(b_.grad), c_.grad_scale);
-    if (decoupled_) weights = V::mul(weights, c_.decay);
     if (coupled_) grad = V::fma(weights, c_.l2, grad);
 
     auto mean = moments_.load(where, exp_avg_);
@@ -208,13 +227,17 @@ class AdamStep {
     const auto draw = moments_.draw(where);
     moments_.store_first(where, exp_avg_, mean, draw);
     moments_.store_second(where, exp_avg_sq_, square, draw);
-
-    const auto denominator = V::add(c_.bias_correction2_sqrt.divide(V::sqrt(square)), c_.eps);
+    return {mean, V::sqrt(square)};
+  }
+  template <class Where>
+  ZS_KERNEL void update_weights(Where where, typename V::F weights, typename V::F mean, typename V::F root) const {
+    where.template prefetch<float>(b_.master);
+    if (decoupled_) weights = V::mul(weights, c_.decay);
+    const auto denominator = V::add(c_.bias_correction2_sqrt.divide(root), c_.eps);
     weights = V::add(weights, V::div(V::mul(c_.negative_step_size, mean), denominator));
     store_weights<Param, V>(where, b_, weights);
   }
 
- private:
   StepBuffers b_;
   void *exp_avg_, *exp_avg_sq_;
   Moments<V, Moment> moments_;
@@ -232,6 +255,7 @@ void adam_kernel(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, co
 template <class V, typename Grad, typename Param, typename Moment>
 class SgdStep {
  public:
+  static constexpr bool kHalves = false;
   SgdStep(const StepBuffers& buffers, void* momentum_buffer, const SgdConstants& c)
       : b_(buffers),
         momentum_buffer_(momentum_buffer),
@@ -281,6 +305,7 @@ void sgd_kernel(const StepBuffers& buffers, void* momentum_buffer, const SgdCons
 template <class V, typename Grad, typename Param, typename Moment>
 class LionStep {
  public:
+  static constexpr bool kHalves = false;
   LionStep(const StepBuffers& buffers, void* exp_avg, const LionConstants& c)
       : b_(buffers),
         exp_avg_(exp_avg),
@@ -322,6 +347,7 @@ void lion_kernel(const StepBuffers& buffers, void* exp_avg, const LionConstants&
 template <class V, typename Grad, typename Param, typename Moment>
 class AdagradStep {
  public:
+  static constexpr bool kHalves = false;
   AdagradStep(const StepBuffers& buffers, void* sum, const AdagradConstants& c)
       : b_(buffers),
         sum_(sum),

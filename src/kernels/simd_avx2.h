@@ -82,30 +82,31 @@ struct Avx2 {
     return _mm256_blendv_ps(b, a, _mm256_cmp_ps(_mm256_sub_ps(a, a), _mm256_setzero_ps(), _CMP_EQ_OQ));
   }
 
-  static I load_codes(const void* from) {
-    return reinterpret_cast<I>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from))));
+  static F load_codes(const void* from) {
+    const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from)));
+    return _mm256_or_ps(_mm256_castsi256_ps(codes), _mm256_set1_ps(kRaised));
   }
-  static void store_codes(void* to, I codes) {
-    const auto wide = reinterpret_cast<__m256i>(codes);
-    const __m128i half = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    _mm_storel_epi64(static_cast<__m128i*>(to), _mm_packus_epi16(half, half));
+  static void store_codes(void* to, const I (&codes)[4]) {
+    const auto words = [&](int i) {
+      return _mm256_packs_epi32(reinterpret_cast<__m256i>(codes[i]), reinterpret_cast<__m256i>(codes[i + 1]));
+    };
+    const __m256i bytes = _mm256_packus_epi16(words(0), words(2));  // four codes of each vector in each 16 bytes
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(static_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(bytes, order));
   }
-  static F from_integer(I value) { return _mm256_cvtepi32_ps(reinterpret_cast<__m256i>(value)); }
   static I truncate(F value) { return reinterpret_cast<I>(_mm256_cvttps_epi32(value)); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static F flip_by(F a, F sign) { return _mm256_xor_ps(a, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f))); }
   static I count_above(F a, F b, I count) {
     return count - reinterpret_cast<I>(_mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
   }
-  struct Table {
-    F low, high;
-  };
-  static constexpr bool kWideTables = false;
-  static Table table(const float* entries) { return {_mm256_load_ps(entries), _mm256_load_ps(entries + 8)}; }
-  static F lookup(const Table& table, I entry) {
-    const auto number = reinterpret_cast<__m256i>(entry);
-    const F low = _mm256_permutevar8x32_ps(table.low, number), high = _mm256_permutevar8x32_ps(table.high, number);
-    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(number, 28)));
+  static I multiply_high(I bits, uint32_t factor) {
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(factor << 16));
+    return reinterpret_cast<I>(_mm256_srli_epi32(_mm256_mulhi_epu16(reinterpret_cast<__m256i>(bits), high), 16));
   }
+  using Table = F;
+  static Table table(const float* entries) { return _mm256_load_ps(entries); }
+  static F lookup(Table table, I number) { return _mm256_permutevar8x32_ps(table, reinterpret_cast<__m256i>(number)); }
 
   static D zero() { return _mm256_setzero_pd(); }
   static void widen(F value, D* parts) {
@@ -113,7 +114,7 @@ struct Avx2 {
     parts[1] = _mm256_cvtps_pd(_mm256_extractf128_ps(value, 1));
   }
   static D square_plus(D a, D b) { return _mm256_fmadd_pd(a, a, b); }
-  static F max_abs(F a, F b) { return _mm256_max_ps(a, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), b)); }
+  static F max_abs(F a, F b) { return _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), b), a); }
   static void store_doubles(double* to, D value) { _mm256_storeu_pd(to, value); }
 
  private:

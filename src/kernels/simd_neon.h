@@ -70,29 +70,34 @@ struct Neon {
   }
   static F finite_or(F a, F b) { return vbslq_f32(vceqq_f32(vsubq_f32(a, a), vdupq_n_f32(0)), a, b); }
 
-  static I load_codes(const void* from) {
+  static F load_codes(const void* from) {
     uint32_t four = 0;
     std::memcpy(&four, from, sizeof four);
-    return vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+    const I codes = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+    return vreinterpretq_f32_u32(vorrq_u32(codes, vreinterpretq_u32_f32(vdupq_n_f32(kRaised))));
   }
-  static void store_codes(void* to, I codes) {
-    const uint16x4_t half = vmovn_u32(codes);
-    const uint32_t four = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(half, half))), 0);
-    std::memcpy(to, &four, sizeof four);
+  static void store_codes(void* to, const I (&codes)[4]) {
+    const auto words = [&](int i) {
+      return vcombine_s16(vqmovn_s32(vreinterpretq_s32_u32(codes[i])), vqmovn_s32(vreinterpretq_s32_u32(codes[i + 1])));
+    };
+    vst1q_u8(static_cast<uint8_t*>(to), vcombine_u8(vqmovun_s16(words(0)), vqmovun_s16(words(2))));
   }
-  static F from_integer(I value) { return vcvtq_f32_u32(value); }
-  static I truncate(F value) { return vcvtq_u32_f32(value); }
+  static I truncate(F value) { return vreinterpretq_u32_s32(vcvtq_s32_f32(value)); }
   static F min(F a, F b) { return vminq_f32(a, b); }
+  static F flip_by(F a, F sign) {
+    const I flip = vandq_u32(vreinterpretq_u32_f32(sign), vdupq_n_u32(0x80000000u));
+    return vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(a), flip));
+  }
   static I count_above(F a, F b, I count) { return vsubq_u32(count, vcgtq_f32(a, b)); }
-  using Table = uint8x16x4_t;
-  static constexpr bool kWideTables = false;
+  static I multiply_high(I bits, uint32_t factor) { return ((bits >> 16) * factor) >> 16; }
+  using Table = uint8x16x2_t;
   static Table table(const float* entries) {
     const auto* const bytes = reinterpret_cast<const uint8_t*>(entries);
-    return {{vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)}};
+    return {{vld1q_u8(bytes), vld1q_u8(bytes + 16)}};
   }
-  static F lookup(const Table& table, I entry) {
-    const I bytes = entry * 0x04040404u + 0x03020100u;
-    return vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(bytes)));
+  static F lookup(const Table& table, I number) {
+    const I bytes = (number & 7u) * 0x04040404u + 0x03020100u;
+    return vreinterpretq_f32_u8(vqtbl2q_u8(table, vreinterpretq_u8_u32(bytes)));
   }
 
   static D zero() { return vdupq_n_f64(0); }

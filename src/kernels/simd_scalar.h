@@ -59,21 +59,25 @@ struct Scalar {
   // Returns a if it is finite, else b.
   static F finite_or(F a, F b) { return std::isfinite(a) ? a : b; }
 
-  // These functions load 8-bit codes as integers, and store integers up to 255 as codes.
-  static I load_codes(const void* from) { return *static_cast<const uint8_t*>(from); }
-  static void store_codes(void* to, I codes) { *static_cast<uint8_t*>(to) = static_cast<uint8_t>(codes); }
-  static F from_integer(I value) { return static_cast<float>(value); }
-  static I truncate(F value) { return static_cast<uint32_t>(value); }  // value is from 0 to 2^31
+  // Loads 8-bit codes as kRaised + code.
+  static F load_codes(const void* from) { return kRaised + static_cast<float>(*static_cast<const uint8_t*>(from)); }
+  // Stores four vectors of integers from -2^15 to 255 as codes; negative ones as 0.
+  static void store_codes(void* to, const I (&codes)[4]) {
+    for (int i = 0; i < 4; ++i)
+      static_cast<uint8_t*>(to)[i] = static_cast<int32_t>(codes[i]) < 0 ? uint8_t{0} : static_cast<uint8_t>(codes[i]);
+  }
+  static I truncate(F value) { return static_cast<uint32_t>(static_cast<int32_t>(value)); }
   static F min(F a, F b) { return a < b ? a : b; }
+  // Returns a, with the other sign where `sign` is negative.
+  static F flip_by(F a, F sign) { return float_of(bits_of(a) ^ (bits_of(sign) & 0x80000000u)); }
   // Returns `count`, plus 1 where a > b.
   static I count_above(F a, F b, I count) { return count + (a > b ? 1u : 0u); }
-  // A table of 16 entries, aligned to 64 bytes, and its lookup by numbers below 16.
+  // Multiplies the high half of the bits by a factor below 2^16, and returns the high half of the product.
+  static I multiply_high(I bits, uint32_t factor) { return ((bits >> 16) * factor) >> 16; }
+  // A table of 8 entries, aligned to 32 bytes, and its lookup by the last 3 bits of a number.
   using Table = const float*;
   static Table table(const float* entries) { return entries; }
-  static F lookup(Table table, I entry) { return table[entry]; }
-  // Whether the type has lookup_wide(), a lookup in 32 entries.
-  static constexpr bool kWideTables = true;
-  static F lookup_wide(const float* entries, I entry) { return entries[entry]; }
+  static F lookup(Table table, I number) { return table[number % 8]; }
 
   static D zero() { return 0; }
   // Converts value to fp64, in kParts vectors.

@@ -78,6 +78,29 @@ TEST_P(Codes, AreThoseOfTheNearestValue) {
   }
 }
 
+// The hashes are of the least magnitude of every code. With other ones a run would not go on with the same bits.
+TEST_P(Codes, BeginAtTheSameMagnitudes) {
+  for (const bool is_signed : {true, false}) {
+    uint32_t low[kScaledNumel], high[kScaledNumel];
+    std::fill_n(low, kScaledNumel, std::bit_cast<uint32_t>(0x1p-32f));
+    std::fill_n(high, kScaledNumel, std::bit_cast<uint32_t>(1.0f));
+    for (int round = 0; round < 32; ++round) {
+      float values[kScaledNumel];
+      uint8_t codes[kScaledNumel];
+      for (size_t i = 0; i < kScaledNumel; ++i) values[i] = std::bit_cast<float>(low[i] + (high[i] - low[i]) / 2);
+      table().encode(values, 1.0f, is_signed, codes);
+      for (size_t i = 0; i < kScaledNumel; ++i) {
+        if (low[i] == high[i]) continue;
+        const uint32_t middle = low[i] + (high[i] - low[i]) / 2;
+        codes[i] >= i ? high[i] = middle : low[i] = middle + 1;
+      }
+    }
+    uint64_t hash = 0;
+    for (const uint32_t bits : low) hash = (hash ^ bits) * 0x100000001b3;
+    EXPECT_EQ(hash, is_signed ? 0xf11f4c57a12c6100U : 0x188c84ab5f9c5904U) << (is_signed ? "signed" : "unsigned");
+  }
+}
+
 std::vector<float> extreme_values(SeededRandom& random, bool is_signed) {
   constexpr float kScales[] = {1, 1e-3f, 3e-20f, 1e-37f, 1e-42f, 1e-45f, 3e30f, 3e38f, 0};
   const auto numel = size_t(1 + random() % 1200);

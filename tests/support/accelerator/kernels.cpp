@@ -200,8 +200,9 @@ void decode(kernels::CodedValues from, int64_t numel, float* to) {
          {read(from.codes, numel), read(from.scales, ceil_div(numel, kScaledNumel) * 4), write(to, numel * 4)},
          [codes = real(static_cast<const uint8_t*>(from.codes)), scales = real(from.scales), is_signed = from.is_signed,
           numel, to = real(to)] {
+           const kernels::DecodeTable& table = is_signed ? kernels::kSignedDecode : kernels::kUnsignedDecode;
            for (int64_t i = 0; i < numel; ++i)
-             to[i] = kernels::decode_element(kernels::kDecodeTable, codes[i], is_signed) * scales[i / kScaledNumel];
+             to[i] = kernels::decode_element(table, codes[i], is_signed) * scales[i / kScaledNumel];
          });
 }
 
