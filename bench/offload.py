@@ -41,6 +41,7 @@ def parse_arguments():
     parser.add_argument("--out", type=Path, help="without suffix (default: bench/results/offload-DATE)")
     parser.add_argument("--train", choices=["none", "nvme"], help=argparse.SUPPRESS)
     parser.add_argument("--dtype", default="bf16", help=argparse.SUPPRESS)
+    parser.add_argument("--moments", default="fp32", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -65,6 +66,7 @@ def train(arguments):
         "gradient_clipping": 0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "zero_optimization": zero,
+        "zeroshard": {"moment_dtype": arguments.moments},
     }
     if arguments.dtype == "bf16":
         config["bf16"] = {"enabled": True}
