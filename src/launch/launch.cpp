@@ -207,7 +207,7 @@ void check_launch_options(const LaunchOptions& options) {
            " hosts: start all hosts by one command with --hostfile, which restarts them, or leave --max-restarts and ",
            "--min-ranks out");
   ZS_CHECK(options.min_ranks >= 0 && options.min_ranks <= options.nproc * options.nnodes, "--min-ranks is ",
-           options.min_ranks, " but the job has ", options.nproc * options.nnodes, " ranks");
+           options.min_ranks, " but the job has ", options.nproc * options.nnodes, " ranks (--nproc)");
   ZS_CHECK(options.min_ranks == 0 || options.max_restarts > 0, "--min-ranks is ", options.min_ranks,
            ": give --max-restarts too, without which nothing is started again");
   ZS_CHECK(options.stall_timeout_s >= 0, "stall timeout is ", options.stall_timeout_s, ", expected seconds >= 0");

@@ -481,7 +481,7 @@ TWO = "one slots=4\ntwo slots=4\n"
         (TWO, ["--launcher_args", "-F 'x"], "--launcher_args is -F 'x, whose quote ' does not end"),
         (TWO, ["--job", "a b"], "--job is a b, expected at most 64 letters, digits"),
         (TWO, ["--min-ranks", "1"], "--min-ranks is 1: give --max-restarts too"),
-        (TWO, ["--max-restarts", "1", "--min-ranks", "9"], "--min-ranks is 9 but the job has 8 ranks"),
+        (TWO, ["--max-restarts", "1", "--min-ranks", "9"], "--min-ranks is 9 but the job has 8 ranks (--nproc)"),
     ],
 )
 def test_wrong_input_starts_nothing(tmp_path, text, options, message):

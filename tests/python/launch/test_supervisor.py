@@ -223,7 +223,7 @@ def test_kill_9_of_the_launcher_is_the_end(script, tmp_path, victim):
         (["--hang-timeout", "x"], "--hang-timeout is 'x', expected seconds >= 0"),
         (["--hang-timeout", "-1"], "--hang-timeout is '-1', expected seconds >= 0"),
         (["--hang-timeout", "inf"], "--hang-timeout is 'inf', expected seconds >= 0"),
-        (["--max-restarts", "1", "--nnodes", "2", "--master_addr", "a"], "--max-restarts is 1 but the job has 2 hosts"),
+        (["--max-restarts", "1", "--nnodes", "2", "--master_addr", "a"], "--max-restarts is 1 but this command starts"),
     ],
 )
 def test_wrong_options(args, message):
