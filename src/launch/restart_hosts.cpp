@@ -1,7 +1,7 @@
 #include "launch/restart_hosts.h"
 
 #include "base/format.h"
-#include "launch/rank_process.h"
+#include "launch/report.h"
 #include "launch/restart.h"
 
 namespace zeroshard {
