@@ -93,7 +93,8 @@ struct Recommendation {
 
 void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
                       const std::optional<Recommendation>& recommended);
-// Prints one JSON object for a single stage. For several stages, prints a list of such objects under "stages".
+// Prints one JSON object. The values of a single stage are in the object itself. Those of several stages are in a list
+// under "stages".
 void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
                      const std::optional<Recommendation>& recommended);
 void print_params(const ModelShapes& model, bool as_json);

@@ -128,8 +128,9 @@ struct PlannedUnit {
 // Returns the units of a model in order. Throws ValueError for the same reasons as plan_model(), and for a rule of
 // options.rules that matches no unit.
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options);
-// Returns kinds of units if there is no model: one kind per rule, the small units, and all other units. Their sizes are
-// unset.
+// Returns kinds of units, for a caller that has no model. Their sizes are unset. If parameters are not sharded, the
+// only kind is "all units". Otherwise there is one kind per rule. After the rules come the small units, if there is a
+// threshold for them, and all other units. A rule for "*" leaves these two out.
 std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
 // Returns the most additional bytes that the initialisation of a model on the host can need, which is the largest unit,
 // whole and in fp32.

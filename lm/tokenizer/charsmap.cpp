@@ -12,8 +12,8 @@ uint32_t little_endian(std::string_view bytes) {
   return value;
 }
 
-// The parts of a unit of the double array: the byte that leads to the unit, whether a text ends at the unit, and the
-// position of the unit's successors.
+// The parts of a unit of the double array: the byte that leads to the unit (with bit 31 set it matches no byte),
+// whether a text ends at the unit, and the offset whose XOR with the unit's position is the position of its successors.
 uint32_t label_of(uint32_t unit) {
   return unit & 0x800000FFU;
 }

@@ -5,8 +5,8 @@
 namespace zeroshard {
 
 // Rewrites a regular expression from the syntax of Oniguruma (Ruby), which tokenizer.json uses, to that of PCRE2 (with
-// UTF and UCP). The result matches the same texts. Throws ValueError for syntax that cannot be rewritten, because only
-// one of the two libraries supports it or because they read it differently.
+// UTF and UCP). The result matches the same texts. Throws ValueError for syntax that this function does not
+// rewrite, such as what the two libraries read differently, and for patterns with an error.
 std::string to_pcre2(std::string_view pattern);
 
 // Returns a pattern that matches only `text`.

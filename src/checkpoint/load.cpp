@@ -207,8 +207,10 @@ class Load {
     return *request_.tag;
   }
 
-  // Returns the next checkpoint of the list. Makes a new list if another job has deleted the last checkpoint while this
-  // job read it, because the other job might have saved newer ones.
+  // Returns the tag of the newest listed checkpoint that this load has not tried yet. Returns "" if there is nothing to
+  // load and the load is not strict. If the checkpoint that was tried last was deleted or replaced while this job read
+  // it, the function lists the checkpoints again, because another job might have saved newer ones. It also lists them
+  // again when every checkpoint of the list has been tried. Throws IoError if no checkpoint is whole.
   std::string choose_newest() {
     if (!failed_.empty() && is_as_it_was(*root_, failed_.back().tag, failed_.back().sequence)) {
       if (request_.strict) throw_damaged();

@@ -91,7 +91,8 @@ struct RankTable {
 };
 std::string to_text(const RankTable& table);
 RankTable parse_rank_table(std::string_view text, const std::string& source);
-// Adds the tables of all ranks, in rank order, to the manifest. Throws ValueError if they do not make whole tensors.
+// Adds the tables of all ranks, in rank order, to the manifest. Throws ValueError if they do not make whole
+// tensors, if they contradict one another, or if a slice lies outside of its file.
 void merge(std::vector<RankTable> tables, Manifest& manifest);
 
 }  // namespace zeroshard

@@ -16,7 +16,8 @@ class Bootstrap {
   virtual std::vector<std::string> all_gather(std::string_view mine) = 0;
 };
 
-// Creates bootstraps for ranks that are threads of this process. Element r belongs to rank r.
+// Creates bootstraps for ranks that are threads of this process. Element r belongs to rank r. A message has at most
+// 1,000 bytes, as below.
 std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world_size, int64_t timeout_ms = 30'000);
 
 // Creates bootstraps for ranks that this process will fork(). Rank r uses element r of its copy. A message has at most

@@ -14,11 +14,11 @@ namespace zeroshard {
 namespace {
 
 constexpr int64_t kPollMs = 100;
-// A rank that waits goes to sleep late. If there is a core for each rank, it first spins kSpins times, and then yields
-// for kSpinTime, because the peer might need this core. The time is long, because waking a sleeper takes longest on the
-// machines on which ranks meet most often. A model of 64 small layers was trained by two ranks, one core each, on a
-// virtual machine whose idle cores halt. A step took 137 to 145 ms with 1 ms, 143 to 167 ms with 0.1 ms, and 231 to 255
-// ms without spinning. One process without zeroshard took 177 ms.
+// If there is a core for each rank, a rank that waits goes to sleep late. It first spins kSpins times. Then it yields
+// for kSpinTime, because the peer might need this core. kSpinTime is long, because waking a sleeper takes long on
+// machines whose idle cores halt. On such a virtual machine, two ranks with one core each trained a model of 64 small
+// layers. A step took 137 to 145 ms with a kSpinTime of 1 ms, 143 to 167 ms with 0.1 ms, and 231 to 255 ms without
+// spinning. One process without zeroshard took 177 ms.
 constexpr int kSpins = 200;
 constexpr std::chrono::microseconds kSpinTime(1000);
 

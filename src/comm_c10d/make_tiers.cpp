@@ -37,7 +37,8 @@ class HostBootstrap final : public Bootstrap {
     for (std::string& text : texts) text.erase(0, 1);
     return texts;
   }
-  // Waits until all hosts are done. Returns the first rank's error, or "" if no rank has one.
+  // Exchanges messages until every rank of every host has called end(). Returns the error of the lowest rank that has
+  // one, or "" if no rank has one.
   std::string end(std::string_view error) {
     while (true) {
       const std::vector<std::string> texts = say(kEnded, error);

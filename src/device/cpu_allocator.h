@@ -17,7 +17,8 @@ namespace zeroshard {
 // repeatedly.
 void use_compact_cpu_allocator();
 
-// Frees kept mappings that the step did not need (BlockCache::end_step()). The engine calls it after a training step.
+// Frees kept mappings that the step did not need (BlockCache::end_step()). The engine calls it after a training step,
+// and before the forward of an evaluation.
 void end_cpu_memory_step() noexcept;
 
 // Returns the bytes of freed mappings that are kept.

@@ -23,20 +23,30 @@ namespace zeroshard {
 // parameters. Counting gradients instead would be too early for frozen parameters. A unit that encloses the other unit
 // is not finished. A unit encloses another if its modules contain the other's modules, or if the other was called in
 // its forward (a tied parameter belongs to one unit, and other units use it). Recomputation (activation checkpointing)
-// calls forward hooks inside backward. A recomputed unit stays unsharded until another unit is recomputed or its own
-// backward has ended.
+// calls forward hooks inside backward. A recomputed unit stays unsharded until its own backward has ended, or until a
+// unit that it does not enclose is recomputed.
 //
 // Note [Ranks whose backward passes need other units]
 // A module may enter the loss on some ranks only, and a backward may fail on one rank. The other ranks continue, and
-// every gather needs all ranks. If the order of a pass is known, each rank goes through the whole order. Before a later
-// unit, a rank takes part in the gathers of units that it does not need itself, and at the end in all remaining
-// gathers. While an order is recorded, ranks agree on the next unit before each gather of a backward, with one small
-// all-reduce per unit. A rank that has taken part reports the unit's end before it waits again, because other ranks may
-// wait for its part in the reduction. At every stage it also reports units that stay whole: when the backward of a unit
-// begins, units with a later forward whose backward has not begun are not needed any more. So a bucket of a unit that
-// some rank needs is launched after the same number of ends at every stage, and sums are rounded alike. For a unit that
-// no rank needs, these ends are only reported if the unit is whole. One case remains: a unit that no rank needed in the
-// recorded pass. The ranks' gathers then differ, which is an error.
+// every gather needs all ranks. So a rank also takes part in gathers of units that it does not need itself.
+//
+// If the order of a pass is known, each rank goes through the whole order. Before its backward gathers a unit, a rank
+// takes part in the gathers of all units that come before this one in the order. At the end of its backward, it takes
+// part in all remaining gathers.
+//
+// While an order is recorded, the ranks agree on the next unit before each gather of a backward, with one small
+// all-reduce per unit. A rank that needs another unit, or none, takes part in the gather of the agreed unit. It then
+// reports that unit's end before it waits again, because other ranks may wait for its part in the reduction.
+//
+// At every ZeRO stage, each rank also reports the ends of units that stay whole. When the backward of a unit begins,
+// the rank looks at the units whose forward ended later. This pass no longer needs those whose backward has not begun,
+// so the rank reports those of them that stay whole. At the end of the backward it reports the remaining ones. So a
+// bucket of a unit that some rank needs is launched after the same number of ends at every ZeRO stage, and sums are
+// rounded alike. While an order is recorded, the end of a unit that no rank needs is reported only if the unit stays
+// whole.
+//
+// One case remains: some ranks, but not all, need a unit that no rank needed in the recorded pass. The gathers of the
+// ranks then differ, which is an error.
 class Executor {
  public:
   struct Callbacks {

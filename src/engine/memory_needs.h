@@ -9,8 +9,8 @@
 
 namespace zeroshard {
 
-// Returns origins as if all tensors of the units were on the engine's device, except tensors whose values are read from
-// elsewhere.
+// Returns the origin of each unit, as if its tensors were on the engine's device. A unit with UnitDefinition::values is
+// different: its origin has no device bytes, and each rank reads the values itself.
 std::vector<UnitOrigin> origins_on_device(const std::vector<UnitDefinition>& units);
 
 // Returns ": each rank needs ... bytes" for an out-of-memory error: the bytes of a model that a rank holds (`planned`)

@@ -101,7 +101,8 @@ class Pass {
   void pre_backward(size_t unit, int64_t output, int64_t publishes_at_forward);
   void before_gradient();
   void add_gradient(size_t unit, size_t param, const at::Tensor& grad);
-  // Throws `error`. If ranks disagree, adds what this rank was `doing` and the likely cause.
+  // Throws `error`. If ranks disagree, first adds to its text what this rank was about to do (`doing`) and the likely
+  // cause.
   [[noreturn]] void explain_backward(const CommError& error, const std::string& doing);
   // Second half of end(): runs after every unit's backward has ended.
   std::string end_reductions(const std::string& failure);

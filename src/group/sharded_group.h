@@ -128,8 +128,8 @@ class ShardedGroup {
 
  private:
   at::Tensor memory(Range positions) const;
-  // Splits a range of the states. The device updates `rest` itself, although it offloads parameters or the host updates
-  // `first`.
+  // Splits a range of the states. The host updates `first`, and the device updates `rest`. If neither
+  // options_.to_host nor options_.to_device is set, `first` is the whole range, whichever of the two updates it.
   struct Split {
     Range first, rest;
   };

@@ -15,7 +15,7 @@
 // |code - 127| + 1 for signed codes, or code + 1.5 for unsigned codes, and let m in [1, 2) be the mantissa of x. The
 // exponent of x is 0 for the value 0, i + 1 for decade i, and 8 for the value 1. The value in decade i is 10^(i-6) *
 // (0.9 m - 0.8). So decoding and encoding each need only a lookup and one fma. Tables have 8 entries, because a vector
-// of AVX2 has 8 lanes. Entry 0 serves the values 0 and 1: one line goes through both.
+// of AVX2 has 8 lanes. One entry serves the values 0 and 1.
 namespace zeroshard::kernels {
 namespace {
 
@@ -32,7 +32,8 @@ struct DecodeTable {
 struct EncodeTable {
   // A magnitude above `above[k]` has at least entry k + 1.
   alignas(64) float above[kEntries] = {};
-  // The line of each entry, from a magnitude to the code's distance from the code of 0, and the upper bound.
+  // Each entry has a line (`slope` and `offset`) and an upper bound (`most`). The line leads from a magnitude to a
+  // number. Limited by `most` and truncated, this number is the distance of the magnitude's code from the code of 0.
   float slope[kEntries] = {}, offset[kEntries] = {}, most[kEntries] = {};
 };
 
@@ -46,7 +47,8 @@ constexpr DecodeTable make_decode_table(bool is_signed) {
     table.slope[entry] = static_cast<float>(0.9 * kDecadeEnds[i]) / static_cast<float>(2u << i);
     table.offset[entry] = static_cast<float>(-0.8 * kDecadeEnds[i]);
   }
-  // From x = 1 and 257 to 0 and 1; or from x = 1.5 to 0, and from 256.5 to more than 1.
+  // This entry serves the values 0 and 1. For signed codes, its line maps x = 1 to 0 and x = 257 to 1. For unsigned
+  // codes, its line maps x = 1.5 to 0, and x = 256.5 to more than 1, which decode_vector() lowers to 1.
   table.slope[kBias % kEntries] = is_signed ? 0x1p-8f : 1;
   table.offset[kBias % kEntries] = is_signed ? -0x1p-8f : -1.5f;
   return table;

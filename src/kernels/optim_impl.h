@@ -44,11 +44,12 @@ inline void update_all(const StepBuffers& buffers, void* first, void* second, co
   }
 }
 
-// Divides by a fixed divisor, using multiplications, and gets the bits of a division. A processor divides 16 elements
-// in the time of some hundred multiplications. The product with the reciprocal is off by at most 1.5 units of the last
-// place. A correction by the remainder, which fma computes without rounding, leaves less than one unit. A second
-// correction, whose remainder is exact, gives the rounded quotient. The reciprocal and the dividend must not lie below
-// 2^-100, because the remainder would lose bits there (0 is allowed). Quotients that are infinite or NaN are kept.
+// Divides by a fixed divisor, using only multiplications, because a processor multiplies many times faster than it
+// divides. The result has the same bits as that of a division. The product with the reciprocal is off by at most 1.5
+// units of the last place. A correction by the remainder, which fma computes without rounding, leaves less than one
+// unit. A second correction, whose remainder is exact, gives the rounded quotient. The magnitudes of the reciprocal and
+// the dividend must not lie below 2^-100, because the remainder would lose bits there. A dividend of 0 is allowed.
+// Quotients that are infinite or NaN are kept.
 // Source: P. Markstein, "IA-64 and Elementary Functions" (2000), chapter 8.
 template <class V>
 class Divisor {

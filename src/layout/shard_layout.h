@@ -32,8 +32,8 @@ inline constexpr int64_t kLeastCodedNumel = 4096;
 class ShardLayout {
  public:
   // Parameters keep the order of `numels`. A numel may be 0. Each parameter begins at a multiple of `alignment`, which
-  // must divide kBlockNumel. Throws ValueError for a negative numel, for a world_size below 1, and for more elements
-  // than an int64 can count.
+  // must divide kBlockNumel. Throws ValueError for a negative numel, for a world_size below 1, and for about 2^62
+  // elements or more.
   ShardLayout(std::span<const int64_t> numels, int world_size, int64_t alignment = 1);
 
   int world_size() const { return world_size_; }

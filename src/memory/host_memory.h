@@ -8,8 +8,8 @@ namespace zeroshard {
 // The memory of this host that this process can use, in bytes.
 struct HostMemory {
   int64_t total = 0, available = 0;  // of the machine; 0: unknown; `available` includes the page cache
-  // The lowest memory limit among this process's control groups. `cgroup_used` is the memory that the group with this
-  // limit uses, without page cache.
+  // The lowest memory limit among this process's control groups, if it is below `total`. `cgroup_used` is the memory
+  // that the group with this limit uses, without page cache.
   std::optional<int64_t> cgroup_limit;
   int64_t cgroup_used = 0;
   uint64_t cgroup = 0;  // identifies that group by the inode of its folder, which is unique on the machine

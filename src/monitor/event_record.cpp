@@ -60,8 +60,8 @@ uint32_t masked_crc(std::string_view data) {
   return std::rotr(crc32c(data), 15) + 0xA282EAD8;
 }
 
-// Converts `value` to float. Limits it to the range of float first, because the conversion of a value outside of it is
-// undefined.
+// Converts `value` to float. A finite value beyond the range of float becomes an infinity of the same sign, because its
+// direct conversion is undefined.
 float to_float(double value) {
   constexpr double kMax = std::numeric_limits<float>::max();
   if (std::isfinite(value) && std::abs(value) > kMax)

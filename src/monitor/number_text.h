@@ -6,8 +6,8 @@
 // Converts numbers to text, in the same way in every locale.
 namespace zeroshard {
 
-// Returns the shortest decimal text that reads back as the same double, which is a JSON number. Returns "NaN",
-// "Infinity" or "-Infinity" if the value is not finite.
+// Returns the shortest decimal text that reads back as the same double. This text is a JSON number. Returns "-0.0" for
+// -0, and "NaN", "Infinity" or "-Infinity" if the value is not finite.
 std::string exact_text(double value);
 // Reads what exact_text() returns, and other decimal numbers. Returns nothing for any other text.
 std::optional<double> parse_number(std::string_view text);

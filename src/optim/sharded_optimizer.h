@@ -54,8 +54,8 @@ class ShardedOptimizer {
     size_t param;  // the first parameter of the run; if whole matrices are updated, the only one
   };
 
-  // Checks the hyper-parameters before an update. Throws ValueError if there are fewer `options` than param groups, or
-  // if some of them do not fit the states of `groups`.
+  // Checks the hyper-parameters before an update. Throws ValueError if there are fewer `options` than param groups of
+  // `groups`, or if some of the options do not fit one another or the states of `groups`.
   void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) const;
   // Returns the ranges of the group's states that update() will borrow.
   static std::vector<Range> updated_ranges(const ShardedGroup& group, const std::vector<bool>& has_grad);

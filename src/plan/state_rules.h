@@ -82,10 +82,12 @@ inline constexpr int64_t kFetchedNumel = 1 << 20;
 // Returns the host buffers for these gradients. One is in use while the next is filled.
 RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table);
 
-// Returns the host bytes of the copy for asynchronous saves. The engine keeps this memory from the first such save on.
-// It has what a rank saves at every stage: the rank's shard of the weights (fp32 if they are trained) and of the
-// optimizer states. Nothing that is in files is copied. If the states are in files, fp32 parameters are copied only if
-// they are kept whole, because users can write to those. Buffers of the model are not counted.
+// Returns the host bytes of the copy that asynchronous saves use. The engine allocates this memory at the first such
+// save, and keeps it. At every ZeRO stage the copy has what one rank saves: this rank's part of the weights (fp32 if
+// they are trained) and of the optimizer states. With replicas, that is one replica's part of the shard. Values in
+// files are not copied, because the save reads them there. If the states are in files, shards of fp32 parameters are
+// not copied either. But fp32 parameters that are kept whole are copied, because users can write to them. Buffers of
+// the model are not counted.
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // Throws ValueError if no run can have these options.

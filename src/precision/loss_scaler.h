@@ -15,10 +15,10 @@ struct LossScalerState {
 };
 
 // Chooses the factor by which an fp16 loss is multiplied so that small gradients do not vanish. Without fp16 the factor
-// is 1. A fixed fp16.loss_scale never changes. A dynamic factor is doubled after every full window of steps without
-// overflow. An overflow halves it if the hysteresis is used up, but never below the minimum. An overflow at the minimum
-// is no error, because the caller limits how many steps in a row may be skipped. All ranks must pass the same
-// `found_inf` to update().
+// is 1. A fixed fp16.loss_scale never changes. A dynamic factor is doubled, up to 2^127, after every full window of
+// steps without overflow. The first such step after an overflow does not count. An overflow halves it if the hysteresis
+// is used up, but never below the minimum. An overflow at the minimum is no error, because the caller limits how many
+// steps in a row may be skipped. All ranks must pass the same `found_inf` to update().
 class LossScaler {
  public:
   // Throws ValueError if the configured scale is not positive and finite.

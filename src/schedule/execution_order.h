@@ -7,7 +7,8 @@ namespace zeroshard {
 
 // Records the order in which a pass needs its units, and predicts later passes from that order. A pass is the forward
 // and backward of one micro-batch, or one evaluation. If a pass deviates from the prediction, the remaining units are
-// gathered on demand, and the order is recorded anew. A deviation never causes an error or a hang.
+// gathered on demand, and the order is recorded anew. A deviation that all ranks share never
+// causes an error or a hang.
 class ExecutionOrder {
  public:
   void begin_pass();

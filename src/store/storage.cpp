@@ -129,8 +129,8 @@ Range FileStorage::values_of(Range range) const {
 }
 
 // Returns whether the fp32 `values` of the files hold only elements of `range`, or padding after the group's last
-// element. If not, lend() must read the first and the last value before the borrower overwrites `range`, because they
-// also hold bytes of other elements.
+// element. If not, lend() must read the first and the last value before the borrower overwrites `range`, because one
+// of them also holds bytes of other elements.
 bool FileStorage::is_whole(Range range, Range values) const {
   if (!options_.packed) return true;
   const int64_t size = element_bytes();

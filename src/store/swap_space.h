@@ -16,7 +16,8 @@ namespace zeroshard {
 // buffers.
 class SwapSpace {
  public:
-  // The object calls it once, before it throws the first error of a read or a write.
+  // The swap space calls this function at most once, just before it throws the first error that makes its store fail: a
+  // failed read or write, or a lack of memory.
   using OnFailure = std::function<void(const std::string& message)>;
 
   // ChunkStore describes the arguments. The ledger counts the buffers on `tier`. `io` and `ledger` must outlive this
