@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -14,7 +13,6 @@
 #include <random>
 #include <sstream>
 #include <string_view>
-#include <thread>
 
 #include "base/check.h"
 #include "base/host_name.h"
@@ -23,7 +21,9 @@
 #include "base/shown_text.h"
 #include "launch/job_hosts.h"
 #include "launch/program.h"
+#include "launch/rank_process.h"
 #include "launch/restart_hosts.h"
+#include "launch/taken_signals.h"
 #include "numbers.h"
 #include "zeroshard/launch.h"
 #include "zeroshard/version.h"
@@ -188,18 +188,24 @@ std::vector<std::string> names_of(const std::vector<JobHost>& hosts) {
   return names;
 }
 
+// What all starts of a job have in common.
+struct Surroundings {
+  std::string folder = std::filesystem::current_path();
+  std::vector<std::string> variables = variables_for_hosts();
+  std::vector<std::string> program{own_path(), "run", "--from-stdin"};
+};
+
 // Returns what starts each host for one start of the job. `options.restarts` is set.
 std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>& hosts, const HostArguments& arguments,
-                                 const LaunchOptions& options) {
+                                 const LaunchOptions& options, const Surroundings& surroundings) {
   const std::string master = address_of(hosts[0], arguments), job = options.job.empty() ? random_name() : options.job;
   const std::vector<std::string> common = common_options(run);
   HostOrder order{.version = kVersion,
                   .nonce = random_name(),
                   .patience_s = patience_s(options),
-                  .folder = std::filesystem::current_path(),
+                  .folder = surroundings.folder,
                   .arguments = {},
-                  .environment = variables_for_hosts()};
-  const std::vector<std::string> program{own_path(), "run", "--from-stdin"};
+                  .environment = surroundings.variables};
   std::vector<HostStart> starts;
   for (size_t node = 0; node < hosts.size(); ++node) {
     order.arguments = common;
@@ -211,16 +217,24 @@ std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>
     if (options.master_port != 0) order.arguments.push_back(concat("--master_port=", options.master_port));
     if (options.max_restarts > 0) order.arguments.push_back(concat("--restarts=", *options.restarts));
     order.arguments.insert(order.arguments.end(), options.argv.begin(), options.argv.end());
+    const bool here = is_here(hosts[node]);
     starts.push_back(
         {hosts[node].name,
-         is_here(hosts[node]) ? program : command_on(hosts[node], arguments.reach, order.patience_s, program), order});
+         here ? surroundings.program : command_on(hosts[node], arguments.reach, order.patience_s, surroundings.program),
+         order, here});
   }
   return starts;
 }
 
-// Waits until ranks that may still run on a lost host have been killed there, because the next start uses that host.
-void await_end_of_lost(const JobEnd& end, const LaunchOptions& options) {
-  if (!end.lost.empty()) std::this_thread::sleep_for(std::chrono::duration<double>(patience_s(options)));
+// Waits until ranks that may still run on a lost host have been killed there, because they might use its GPUs or write
+// to the same files. Returns a signal that asks the job to end; 0 if none has come.
+int await_end_of_lost(const JobEnd& end, const LaunchOptions& options, const TakenSignals& signals) {
+  constexpr double kToEndS = 10;  // from the moment when a host gives up until its ranks have ended
+  const double wait_s = end.can_still_run ? patience_s(options) + kToEndS : 0;
+  if (wait_s > 0) log(LogLevel::kInfo, concat("waiting ", wait_s, " s until what is lost has ended its ranks"));
+  const int signal = await_stop(signals, wait_s);
+  if (signal != 0) log(LogLevel::kInfo, signal_name(signal) + ": not started again");
+  return signal;
 }
 
 }  // namespace
@@ -262,23 +276,27 @@ int run_on_hosts(const CLI::App& run, std::vector<JobHost> hosts, HostArguments 
                  const LaunchOptions& options) {
   LaunchOptions of_all = options;
   of_all.nproc = ranks_per_host(hosts, arguments);
+  of_all.nnodes = static_cast<int>(hosts.size());
   of_all.argv = run.remaining();
   of_all.restarts = 0;
+  check_launch_options(of_all);  // reports an error once, and not once on each host
+  const Surroundings surroundings;
+  const TakenSignals signals;
   std::optional<JobEnd> last;
   for (;;) {
-    of_all.nnodes = static_cast<int>(hosts.size());
-    check_launch_options(of_all);  // reports an error once, and not once on each host
-    const JobEnd end = launch_on_hosts(starts_of(run, hosts, arguments, of_all), options.grace_period_s);
+    const JobEnd end =
+        launch_on_hosts(starts_of(run, hosts, arguments, of_all, surroundings), options.grace_period_s, signals);
     const HostsAttempt attempt{*of_all.restarts, names_of(hosts), of_all.nproc, last};
     const HostsRestart restart = decide_restart(of_all, attempt, end);
     if (!restart.text.empty()) log(LogLevel::kInfo, restart.text);
     if (!restart.begins) return end.code;
-    if (restart.dropped.empty()) await_end_of_lost(end, options);
+    if (const int signal = await_end_of_lost(end, options, signals)) return 128 + signal;
     last = restart.dropped.empty() ? std::optional(end) : std::nullopt;
     // The address that the user gave is that of the first host.
     if (!restart.dropped.empty() && restart.dropped[0] == 0) arguments.master_addr.reset();
     for (auto dropped = restart.dropped.rbegin(); dropped != restart.dropped.rend(); ++dropped)
       hosts.erase(hosts.begin() + static_cast<std::ptrdiff_t>(*dropped));
+    of_all.nnodes = static_cast<int>(hosts.size());
     ++*of_all.restarts;
   }
 }

@@ -17,11 +17,12 @@ using Words = std::vector<std::string>;
 // A program that starts one process on another host and connects its standard input.
 struct Launcher {
   std::string_view name, program;
-  std::array<const char*, 4> options;  // nullptr: no more
+  std::array<const char*, 5> options;  // nullptr: no more
   std::string_view host_option;        // the option before the host's name
 };
 constexpr std::array kLaunchers{
-    Launcher{"slurm", "srun", {"--nodes=1", "--ntasks=1", "--overlap", "--unbuffered"}, "--nodelist"},
+    Launcher{
+        "slurm", "srun", {"--nodes=1", "--ntasks=1", "--overlap", "--unbuffered", "--cpu-bind=none"}, "--nodelist"},
     Launcher{"openmpi", "mpirun", {"--np", "1", "--bind-to", "none"}, "--host"},
     Launcher{"mpich", "mpiexec.hydra", {"-n", "1", "-bind-to", "none"}, "-hosts"},
     Launcher{"impi", "mpiexec.hydra", {"-n", "1"}, "-hosts"},

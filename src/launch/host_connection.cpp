@@ -22,6 +22,14 @@ std::vector<std::string> own_environment() {
   return variables;
 }
 
+// A signal to all processes of a session would end ssh, and with it the connection over which the hosts would be told
+// of the signal. So such commands do not get the signals that end a job.
+sigset_t mask_of(const HostStart& start, sigset_t mask) {
+  if (start.is_here) return mask;
+  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGHUP}) ::sigaddset(&mask, signal);
+  return mask;
+}
+
 }  // namespace
 
 HostConnection::HostConnection(const HostStart& start, const sigset_t& signal_mask)
@@ -30,7 +38,7 @@ HostConnection::HostConnection(const HostStart& start, const sigset_t& signal_ma
   pid_ = spawn({start.reach,
                 own_environment(),
                 {in.read_end.get(), out.write_end.get(), err.write_end.get()},
-                signal_mask,
+                mask_of(start, signal_mask),
                 -1,
                 {}});
   input_ = std::move(in.write_end);
@@ -104,8 +112,10 @@ void HostConnection::look() {
   exited_ = exited_ || ::waitpid(pid_, nullptr, WNOHANG) == pid_;
 }
 
-void HostConnection::kill(int signal) const {
-  if (!exited_) ::kill(pid_, signal);
+void HostConnection::kill() {
+  if (exited_) return;
+  was_killed_ = true;
+  ::kill(pid_, SIGKILL);
 }
 
 std::string HostConnection::last_words() const {

@@ -20,6 +20,7 @@ struct HostStart {
   std::string name;                // as the hostfile has it
   std::vector<std::string> reach;  // ssh and its arguments, or zeroshard if the host is this one; reach[0] is a path
   HostOrder order;
+  bool is_here = false;  // `reach` is zeroshard itself, which handles signals
 };
 
 // The connection to one host of a job, through a child process such as ssh. The launcher that starts the job owns it.
@@ -40,10 +41,11 @@ class HostConnection {
   // Sends what is left of the order, and notes whether the process has ended.
   void look();
   void close_input() { input_.reset(); }  // makes the host's launcher kill its ranks
-  void kill(int signal) const;
+  void kill();
 
   bool has_begun() const { return has_begun_; }  // whether zeroshard runs on the host
   bool is_over() const { return exited_; }
+  bool was_killed() const { return was_killed_; }  // by kill()
   // Returns the exit code of zeroshard on the host. Returns nothing if the connection was lost or never made.
   std::optional<int> code() const { return code_; }
   // Returns the last lines that ssh wrote to stderr.
@@ -62,7 +64,7 @@ class HostConnection {
   std::string pending_;  // bytes that could not be sent yet
   std::array<Stream, 2> streams_;
   Tail tail_;  // the last lines of its stderr
-  bool has_begun_ = false, exited_ = false;
+  bool has_begun_ = false, exited_ = false, was_killed_ = false;
   std::optional<int> code_;
 };
 

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -90,7 +91,22 @@ class Connection {
   RelayClock::time_point heard_ = RelayClock::now();
 };
 
+// Removes the variables by which srun, mpirun and mpiexec tell a process which of their ranks it is. They started this
+// process as their only rank, but the ranks of the job are others.
+void forget_rank() {
+  constexpr std::array kPrefixes{"OMPI_COMM_WORLD_", "PMI_",          "PMIX_",        "MPI_LOCAL",
+                                 "SLURM_PROCID",     "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_"};
+  std::vector<std::string> names;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view name(*entry, std::string_view(*entry).find('='));
+    const auto begins = [&](const char* prefix) { return name.starts_with(prefix); };
+    if (std::any_of(kPrefixes.begin(), kPrefixes.end(), begins)) names.emplace_back(name);
+  }
+  for (const std::string& name : names) ::unsetenv(name.c_str());
+}
+
 void enter(const HostOrder& order) {
+  forget_rank();
   ZS_CHECK(::chdir(order.folder.c_str()) == 0, "the job's folder ", shown_text(order.folder, 400),
            " cannot be entered on this host: ", std::strerror(errno));
   for (const std::string& variable : order.environment) {

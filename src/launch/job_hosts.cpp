@@ -11,7 +11,7 @@
 
 #include "base/format.h"
 #include "launch/hosts_console.h"
-#include "launch/rank_process.h"
+#include "launch/report.h"
 #include "launch/taken_signals.h"
 
 namespace zeroshard {
@@ -47,10 +47,10 @@ struct Failure {
 
 class JobOfHosts {
  public:
-  JobOfHosts(const std::vector<HostStart>& hosts, double grace_period_s)
-      : signals_(::signalfd(-1, &taken_.taken(), SFD_CLOEXEC | SFD_NONBLOCK)), grace_period_s_(grace_period_s) {
+  JobOfHosts(const std::vector<HostStart>& hosts, double grace_period_s, const TakenSignals& signals)
+      : signals_(::signalfd(-1, &signals.taken(), SFD_CLOEXEC | SFD_NONBLOCK)), grace_period_s_(grace_period_s) {
     if (!signals_) throw_errno("signalfd");
-    for (const HostStart& host : hosts) hosts_.emplace_back(host, taken_.old_mask());
+    for (const HostStart& host : hosts) hosts_.emplace_back(host, signals.old_mask());
     console_.emplace(names_of(hosts));
   }
 
@@ -110,7 +110,10 @@ class JobOfHosts {
     if (stop_signal_ != 0) failure.code.reset();
     failure.could_not_start = !hosts_[failure.host].has_begun();
     failure.after_s = s_since_begin(begin_);
-    ends_at_s_ = failure.after_s + kTellS;
+    // Ranks that were asked to stop may still save. A second signal would kill them.
+    const bool is_stopping = stop_signal_ != 0 || was_asked_to_stop(*failure.code);
+    if (!is_stopping) ends_at_s_ = failure.after_s + kTellS;
+    if (!kills_at_s_) kills_at_s_ = failure.after_s + kTellS + grace_period_s_ + kEndS;
     first_ = std::move(failure);
   }
 
@@ -129,7 +132,7 @@ class JobOfHosts {
     stop_signal_ = signal;
     if (!kills_at_s_) kills_at_s_ = s_since_begin(begin_) + grace_period_s_ + kEndS;
     for (HostConnection& host : hosts_)
-      if (!host.has_begun()) host.kill(SIGTERM);
+      if (!host.has_begun()) host.kill();
   }
 
   // Suspends this process, after the signal for the hosts was sent.
@@ -153,13 +156,12 @@ class JobOfHosts {
     }
     if (ends_at_s_ && now >= *ends_at_s_) {
       ends_at_s_.reset();
-      if (!kills_at_s_) kills_at_s_ = now + grace_period_s_ + kEndS;
-      for (HostConnection& host : hosts_) host.has_begun() ? host.send(concat("signal ", SIGTERM)) : host.kill(SIGTERM);
+      for (HostConnection& host : hosts_) host.has_begun() ? host.send(concat("signal ", SIGTERM)) : host.kill();
     }
     if (!kills_at_s_ || now < *kills_at_s_) return;
     for (HostConnection& host : hosts_) host.close_input();
     if (now >= *kills_at_s_ + kCloseS)
-      for (HostConnection& host : hosts_) host.kill(SIGKILL);
+      for (HostConnection& host : hosts_) host.kill();
   }
 
   bool is_over() const {
@@ -186,9 +188,12 @@ class JobOfHosts {
                .could_not_start = first.could_not_start,
                .lost = {},
                .after_s = first.after_s};
-    // A host on which zeroshard had not begun was told to end, unless it is the one that failed.
-    for (size_t host = 0; first_ && host < hosts_.size(); ++host)
-      if (!hosts_[host].code() && (hosts_[host].has_begun() || host == first.host)) end.lost.push_back(host);
+    for (size_t number = 0; first_ && number < hosts_.size(); ++number) {
+      const HostConnection& host = hosts_[number];
+      if (host.code() || (number != first.host && !host.has_begun() && host.was_killed())) continue;
+      end.lost.push_back(number);
+      end.can_still_run = end.can_still_run || host.has_begun();
+    }
     console_->finish(first.host, first.own, end.code);
     return end;
   }
@@ -202,7 +207,6 @@ class JobOfHosts {
                   words.empty() ? "" : concat(": ", words));
   }
 
-  const TakenSignals taken_;
   UniqueFd signals_;
   double grace_period_s_;
   const JobClock::time_point begin_ = JobClock::now();
@@ -216,9 +220,9 @@ class JobOfHosts {
 
 }  // namespace
 
-JobEnd launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s) {
+JobEnd launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s, const TakenSignals& signals) {
   ::signal(SIGPIPE, SIG_IGN);
-  return JobOfHosts(hosts, grace_period_s).run();
+  return JobOfHosts(hosts, grace_period_s, signals).run();
 }
 
 }  // namespace zeroshard

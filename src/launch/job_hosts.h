@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "launch/host_connection.h"
+#include "launch/taken_signals.h"
 
 namespace zeroshard {
 
@@ -12,11 +13,13 @@ struct JobEnd {
   bool has_failed = false;       // false: all ranks ended with 0, or a signal to this process ended the job
   bool could_not_start = false;  // the first failure: zeroshard has not begun to run on a host
   std::vector<size_t> lost;      // hosts that have told no exit code: unreachable, cut off or killed as a whole
+  bool can_still_run = false;    // zeroshard had begun to run on a lost host, which ends its ranks by itself
   double after_s = 0;            // seconds from the start to the first failure
 };
 
 // Starts `zeroshard run` on every host, and returns when the job has ended on all of them; see Note [Started from
-// another host]. After a signal the ranks have `grace_period_s` to end.
-JobEnd launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s);
+// another host]. After a signal the ranks have `grace_period_s` to end. The caller keeps `signals` for all
+// starts of a job, so that a signal between two of them ends the next one.
+JobEnd launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s, const TakenSignals& signals);
 
 }  // namespace zeroshard

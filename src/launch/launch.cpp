@@ -121,16 +121,6 @@ int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreap
   }
 }
 
-// Returns a signal that asks the job to end and was not handled yet. Returns 0 if there is none.
-int pending_stop(const TakenSignals& signals) {
-  const timespec now{};
-  for (;;) {
-    const int signal = ::sigtimedwait(&signals.taken(), nullptr, &now);
-    if (signal < 0 && errno != EINTR) return 0;
-    if (signal > 0 && stops(signal)) return signal;
-  }
-}
-
 struct Ports {
   // If there are several hosts, their launchers meet at the fixed port. Node 0's launcher gives a free port to rank 0's
   // store.
@@ -231,7 +221,7 @@ int launch(const LaunchOptions& options) {
     int stop_signal = 0;
     const Conclusion conclusion = run_attempt(current, attempt, ports, signals, stop_signal);
     if (!conclusion.next) return conclusion.code;
-    if (stop_signal == 0) stop_signal = pending_stop(signals);
+    if (stop_signal == 0) stop_signal = await_stop(signals, 0);
     if (stop_signal != 0) {
       log(LogLevel::kInfo, concat(signal_name(stop_signal), ": not started again"));
       return 128 + stop_signal;

@@ -30,9 +30,12 @@ std::vector<size_t> unwanted(const HostsAttempt& attempt, const JobEnd& end) {
 }  // namespace
 
 HostsRestart decide_restart(const LaunchOptions& options, const HostsAttempt& attempt, const JobEnd& end) {
-  if (options.max_restarts == 0 || !end.has_failed || attempt.hosts.size() == 1) return {};
+  if (options.max_restarts == 0 || !end.has_failed) return {};
   const std::string what = describe(attempt, end);
   const auto stays = [](const std::string& why) { return HostsRestart{false, {}, "not started again: " + why}; };
+  if (attempt.hosts.size() == 1) return end.lost.empty() ? HostsRestart{} : stays(what + ", and there is no other one");
+  if (end.lost.empty() && end.code == 2 && fails_at_once(end.after_s))
+    return stays(what + " at once, as it does for wrong options");
   if (end.lost.empty() && was_asked_to_stop(end.code))
     return stays(what + ", as ranks do that a signal has asked to stop");
   if (attempt.restarts >= options.max_restarts)

@@ -1,6 +1,11 @@
 #pragma once
 #include <signal.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+
 namespace zeroshard {
 
 // Lets the launcher handle signals that would otherwise kill it. The destructor restores the previous handling.
@@ -36,6 +41,20 @@ class TakenSignals {
 // Returns whether `signal` asks a job to end.
 inline bool stops(int signal) {
   return signal == SIGINT || signal == SIGTERM || signal == SIGQUIT || signal == SIGHUP;
+}
+
+// Returns a signal that asks the job to end and that nobody has handled yet, or that comes within `seconds`. Returns 0
+// if there is none.
+inline int await_stop(const TakenSignals& signals, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  for (;;) {
+    const int64_t left = std::max<int64_t>(0, std::chrono::nanoseconds(end - Clock::now()).count());
+    const timespec time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
+    const int signal = ::sigtimedwait(&signals.taken(), nullptr, &time);
+    if (signal < 0 && errno != EINTR) return 0;
+    if (signal > 0 && stops(signal)) return signal;
+  }
 }
 
 }  // namespace zeroshard

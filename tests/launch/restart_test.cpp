@@ -181,6 +181,9 @@ TEST(RestartOfHosts, StaysDownWithAReason) {
     EXPECT_TRUE(decide_restart(of_hosts(9), on_hosts(1, soon), other).begins);
     EXPECT_TRUE(decide_restart(of_hosts(9), on_hosts(1, other), soon).begins);
   }
+  EXPECT_THAT(decide_restart(of_hosts(9, 2), on_hosts(), end_of_job(2, {}, 1)).text, HasSubstr("wrong options"));
+  EXPECT_FALSE(decide_restart(of_hosts(9, 2), on_hosts(), end_of_job(2, {}, 1)).begins);
+  EXPECT_TRUE(decide_restart(of_hosts(9, 2), on_hosts(), end_of_job(2)).begins);
   JobEnd absent = end_of_job(1, {2});
   absent.could_not_start = true;
   EXPECT_THAT(decide_restart(of_hosts(9), on_hosts(), absent).text,
@@ -203,6 +206,9 @@ TEST(RestartOfHosts, OneHostIsLeftToItsLauncher) {
   HostsAttempt alone = on_hosts();
   alone.hosts = {"a"};
   EXPECT_FALSE(decide_restart(of_hosts(9, 1), alone, end_of_job(7)).begins);
+  EXPECT_EQ(decide_restart(of_hosts(9, 1), alone, end_of_job(7)).text, "");
+  EXPECT_EQ(decide_restart(of_hosts(9, 1), alone, end_of_job(1, {0})).text,
+            "not started again: host a is gone, and there is no other one");
   LaunchOptions each = of_hosts(9);
   EXPECT_FALSE(decide_restart(each, first(), exit_of(1, 7)).next);  // and several hosts to the command
   each.nnodes = 1;

@@ -79,7 +79,7 @@ LEFT_OUT = {
     "test_hosts_again.py": {
         "test_a_job_that_fails_goes_on_from_its_checkpoint_on_all_hosts": "test_a_job_goes_on_with_the_hosts_that_are_left",
         "test_a_job_does_not_start_again_without_a_host_that_it_needs": "test_a_job_goes_on_with_the_hosts_that_are_left",
-        "test_a_signal_is_the_end_of_a_job_with_restarts": "test_hostfile.py::test_a_signal_reaches_the_ranks_of_all_hosts",
+        "test_a_signal_is_the_end_of_a_job_with_restarts": "test_a_signal_leaves_every_rank_the_time_to_save",
     },
     "test_compat_pains.py": {
         "test_deepspeed_has_the_names_that_the_guide_says": "test_compat_alias.py::test_every_name_that_the_libraries_use_is_there",

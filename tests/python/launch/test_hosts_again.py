@@ -112,3 +112,34 @@ def test_a_signal_is_the_end_of_a_job_with_restarts(cluster, script):
     os.kill(process(made.hosts[0], COMMAND), signal.SIGTERM)
     assert job.code() == 128 + signal.SIGTERM and "restart" not in job.log(), job.log()
     made.check_nothing_left()
+
+
+SAVES = """
+def save(*_):
+    if rank == 1: sys.exit(143)
+    time.sleep(4)  # longer than the moment after which a failed host ends the others
+    open(f"{sys.argv[1]}/saved.{rank}", "w").close()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+"""
+
+
+@needs_sshd
+@pytest.mark.row("H5")
+@pytest.mark.parametrize("to", ["the command", "the command and what it has started", "each host"])
+def test_a_signal_leaves_every_rank_the_time_to_save(cluster, script, to):
+    """One host ends long before the other."""
+    made = cluster(2)
+    job = made.start(all_of(2), script(SAVES + WAIT), made.folder)
+    job.wait_for(lambda: job.log().count("] here") == 2, "ranks")
+    if to == "each host":
+        pids = [process(host, rf"^{ZEROSHARD} run --from-stdin") for host in made.hosts]
+    else:
+        pids = [process(made.hosts[0], COMMAND)]
+    if to.endswith("started"):
+        pids.append(process(made.hosts[0], r"ssh -F .*-- host1 "))
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    assert job.code() == 128 + signal.SIGTERM, job.log()
+    assert (made.folder / "saved.0").exists() and not job.reports()[1:], job.log()
+    made.check_nothing_left()
