@@ -26,7 +26,7 @@ TEST(Divisor, EveryMantissaHasTheBitsOfADivision) {
     const Divisor<Scalar> divisor(value);
     for (uint32_t mantissa = 0; mantissa < (1u << 23); ++mantissa) {
       const float a = std::bit_cast<float>(0x3f800000u | mantissa);
-      ASSERT_EQ(divisor.divide(a), a / value) << a << " / " << value;
+      if (divisor.divide(a) != a / value) FAIL() << a << " / " << value;  // an assertion for each takes too long
     }
   }
 }

@@ -202,7 +202,7 @@ TEST_P(Moments, DoNotDependOnSplitOrInstructionSet) {
 // 0.2 %.
 TEST_P(Moments, DecayAsFp32Does) {
   const int64_t numel = numel_of(4096);
-  constexpr int64_t kSteps = 2000;
+  constexpr int64_t kSteps = 1000;
   for (const uint64_t seed : seeds(2)) {
     SeededRandom random(seed);
     MomentState state(numel, DType::kFloat32, nullptr, random);
