@@ -101,7 +101,7 @@ void bind_config(py::module_& m) {
       .def_property_readonly(
           "scheduler_name",
           [](const Config& c) { return c.scheduler ? std::string(scheduler_names()[c.scheduler->index()]) : ""; },
-          "The class of its schedule; empty without one.")
+          "The class of the schedule; \"\" without a schedule.")
       .def("optimizer_type", [](const Config& c) { return c.optimizer.value_or(OptimizerConfig{}).type; })
       .def(
           "param_group_options",
@@ -112,7 +112,7 @@ void bind_config(py::module_& m) {
           [](const Config& c, bool of_matrices) {
             return of_matrices ? c.optimizer.value().of_matrices() : c.optimizer.value().of_others();
           },
-          py::arg("of_matrices"), "Those of Muon: of matrices, or of other parameters.")
+          py::arg("of_matrices"), "Hyper-parameters of Muon for matrices, or for the other parameters.")
       .def("lr_schedule",
            [](const Config& c, std::vector<double> lrs) { return LRSchedule(c.scheduler.value(), std::move(lrs)); });
 
@@ -121,7 +121,7 @@ void bind_config(py::module_& m) {
       [](const std::vector<std::string>& names, const std::vector<int64_t>& shape) {
         return is_hidden_matrix(names, shape);
       },
-      py::arg("names"), py::arg("shape"), "Whether Muon of a configuration orthogonalises a parameter.");
+      py::arg("names"), py::arg("shape"), "Whether Muon orthogonalises a parameter with these names and this shape.");
   py::class_<MetricFilesConfig>(m, "MetricFilesConfig", "Where rank 0 writes metrics.")
       .def_readonly("enabled", &MetricFilesConfig::enabled)
       .def_readonly("output_path", &MetricFilesConfig::output_path)

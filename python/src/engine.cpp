@@ -167,21 +167,22 @@ void bind_checkpoints(py::module_& m) {
 
 void bind_progress(py::module_& m) {
   py::class_<BatchSize>(m, "BatchSize", "How many samples a step takes.")
-      .def_readonly("micro", &BatchSize::micro, "Of each rank in each micro-batch.")
-      .def_readonly("accumulation", &BatchSize::accumulation, "Micro-batches in a step.")
+      .def_readonly("micro", &BatchSize::micro, "Samples of one rank in one micro-batch.")
+      .def_readonly("accumulation", &BatchSize::accumulation, "Micro-batches of a step.")
       .def_readonly("world_size", &BatchSize::world_size)
-      .def_property_readonly("train", &BatchSize::train, "Of all ranks in a step.");
-  py::class_<Progress>(m, "Progress", "How far training has come; what is set counts from then on.")
+      .def_property_readonly("train", &BatchSize::train, "Samples of all ranks in a step.");
+  py::class_<Progress>(m, "Progress", "How far training has come. Setting a count makes training go on from it.")
       .def("__copy__", [](const Progress& progress) { return progress; })
       .def_readwrite("global_steps", &Progress::global_steps)
       .def_readwrite("skipped_steps", &Progress::skipped_steps)
       .def_readwrite("micro_steps", &Progress::micro_steps)
       .def_readwrite("global_samples", &Progress::global_samples)
       .def_readonly("batch", &Progress::batch)
-      .def_readwrite("boundary", &Progress::boundary, "As the caller says; None counts micro-batches.")
+      .def_readwrite("boundary", &Progress::boundary,
+                     "Whether the step ends, as the caller says. None: the engine counts micro-batches.")
       .def_property_readonly("is_boundary", &Progress::is_boundary,
                              "Whether the current micro-batch is the last of its step.")
-      .def("counts", &Progress::counts, "By the names that checkpoints give them.");
+      .def("counts", &Progress::counts, "The counts, under the names that they have in checkpoints.");
 }
 
 using Release = py::call_guard<py::gil_scoped_release>;
@@ -191,7 +192,8 @@ void bind_passes(EngineClass& engine) {
   engine.def("begin_forward", &Engine::begin_forward, Release())
       .def("pre_forward", &Engine::pre_forward, Release())
       .def("post_forward", &Engine::post_forward,
-           "Whether an output is memory of the unit, which then is whole until the caller's own forward has ended.",
+           "Returns whether an output is memory of the unit. If so, the unit stays whole until the caller's own "
+           "forward ends.",
            Release())
       .def("is_in_backward", &Engine::is_in_backward)
       .def("scale_loss", py::overload_cast<const at::Tensor&>(&Engine::scale_loss, py::const_), py::arg("loss"))
@@ -214,16 +216,17 @@ void bind_passes(EngineClass& engine) {
       .def("set_updates", &Engine::set_updates)
       .def("set_moment", &Engine::set_moment, py::arg("param"), py::arg("slot"), py::arg("values"), Release())
       .def_property_readonly("has_pending_gradients", &Engine::has_pending_gradients)
-      .def_property_readonly("has_plain_gradients", &Engine::has_plain_gradients,
-                             "Whether some since the last step are of a loss.backward() alone.")
+      .def_property_readonly(
+          "has_plain_gradients", &Engine::has_plain_gradients,
+          "Whether a loss.backward() without engine.backward() has made gradients since the last step.")
       .def("request_stop", &Engine::request_stop)
       .def_property_readonly("loss_scale", &Engine::loss_scale)
       .def_property_readonly("skipped_in_a_row", &Engine::skipped_in_a_row);
 }
 
 void bind_kept_tensors(py::module_& m, EngineClass& engine) {
-  py::class_<KeptTensor, std::shared_ptr<KeptTensor>>(m, "KeptTensor",
-                                                      "A tensor that lies elsewhere until it is needed.")
+  py::class_<KeptTensor, std::shared_ptr<KeptTensor>>(
+      m, "KeptTensor", "A tensor that was moved to the host or to a file until it is needed.")
       .def("bring_back", &KeptTensor::bring_back, Release());
   engine.def("keep", &Engine::keep, Release(), py::arg("tensor"))
       .def_property_readonly("keeps_tensors", &Engine::keeps_tensors);
@@ -258,14 +261,15 @@ void bind_units(EngineClass& engine) {
       .def("release", &Engine::release, Release())
       .def("publish_update", &Engine::publish_update, py::arg("ends") = false, Release())
       .def("return_unit", &Engine::return_unit, Release(),
-           "Makes the unit's parameters ordinary tensors again. Collective at stage 3; no more training afterwards.")
+           "Makes the unit's parameters ordinary tensors again. After that the engine cannot train. Collective at "
+           "stage 3.")
       .def_property_readonly("num_units", &Engine::num_units)
       .def("is_replicated", &Engine::is_replicated, Release(), "Whether every rank keeps all of the unit's parameters.")
       .def("abort", [](Engine& engine, const std::string& reason) { engine.world()->abort(reason); })
       .def_property_readonly("transport", [](Engine& engine) { return std::string(engine.world()->transport()); })
       .def_property_readonly(
           "transports", [](Engine& engine) { return engine.world()->transports(); },
-          "Of gathers, reductions and checkpoints.")
+          "The transports of gathers, reductions and checkpoints.")
       .def(
           "memory",
           [](const Engine& engine) {
@@ -323,9 +327,9 @@ void bind_saving(EngineClass& engine) {
 }  // namespace
 
 void bind_engine(py::module_& m) {
-  m.def("take_interrupt", &take_interrupt,
-        "What interrupted a callback of the core, where that callback had no time to keep it; else None. It is "
-        "forgotten.");
+  m.def(
+      "take_interrupt", &take_interrupt,
+      "Returns the exception that last interrupted a callback, such as KeyboardInterrupt, and forgets it; else None.");
   bind_param_groups(m);
   bind_definitions(m);
   bind_checkpoints(m);

@@ -16,9 +16,9 @@ void bind_launch(py::module_& m) {
   m.def("stack_dump_signal", &stack_dump_signal, "The signal by which `zeroshard run` asks a hung rank for its stack.");
   m.def(
       "rank_environment", [] { return rank_environment(); },
-      "This process's rank, from the variables of torchrun, mpirun or srun; 0 of 1 without any.");
+      "The rank of this process, from the variables of torchrun, mpirun or srun. Rank 0 of 1 without them.");
   m.def("interface_towards", &interface_towards, py::arg("host"), py::call_guard<py::gil_scoped_release>(),
-        "The name of the network interface that leads to `host`; if that is this host, to other hosts.");
+        "The name of the network interface that leads to `host`, or to other hosts if `host` is this one.");
 }
 
 }  // namespace zeroshard

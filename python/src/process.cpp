@@ -58,11 +58,12 @@ void bind_process(py::module_& m) {
   open_standard_streams();  // called before an import, an engine or a thread of this package can open a file
   m.def(
       "keep_forever", [](const py::object& object) { object.inc_ref(); },
-      "The object is never destroyed, not even when the interpreter ends.");
+      "Keeps the object for ever: it is not destroyed even when the interpreter ends.");
   m.def("let_threads_stay", &let_threads_stay,
-        "The interpreter is about to end: a thread that wants its lock afterwards does not abort the process.");
+        "Call it before the interpreter ends. A thread that asks for the interpreter's lock afterwards does not abort "
+        "the process.");
   m.def("end_beside_threads", &end_beside_threads,
-        "The interpreter is about to end, while threads wait inside of other libraries.");
+        "Makes the process end before any static object is destroyed, because threads still run.");
   set_interrupt_check(&run_signal_handlers);
 }
 

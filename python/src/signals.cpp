@@ -68,10 +68,11 @@ void ignore_all_but_parent(const std::vector<int>& numbers) {
 }  // namespace
 
 void bind_signals(py::module_& m) {
-  m.def("ignore_for", &ignore_for, py::arg("number"), py::arg("moment_ms"), py::arg("then_default"),
-        "Ignores a signal for a moment; afterwards it has the effect that it has now, or the system's default one.");
+  m.def(
+      "ignore_for", &ignore_for, py::arg("number"), py::arg("moment_ms"), py::arg("then_default"),
+      "Ignores a signal for a moment. Afterwards the signal has the effect that it has now, or the system's default.");
   m.def("ignore_all_but_parent", &ignore_all_but_parent, py::arg("numbers"),
-        "From now on these signals end the process, with code 0, if its parent sends them, and else do nothing.");
+        "Makes these signals end the process with code 0 if its parent sends them, and do nothing otherwise.");
 }
 
 }  // namespace zeroshard
