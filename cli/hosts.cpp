@@ -19,6 +19,7 @@
 #include "base/interface.h"
 #include "base/log.h"
 #include "base/shown_text.h"
+#include "launch/environment.h"
 #include "launch/job_hosts.h"
 #include "launch/program.h"
 #include "launch/rank_process.h"
@@ -163,10 +164,9 @@ void add_environment_file(std::vector<std::string>& variables) {
 
 std::vector<std::string> variables_for_hosts() {
   std::vector<std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view variable(*entry);
+  for (const std::string& variable : own_environment()) {
     const auto begins = [&](const char* prefix) { return variable.starts_with(prefix); };
-    if (std::any_of(kHandedOver.begin(), kHandedOver.end(), begins)) variables.emplace_back(variable);
+    if (std::any_of(kHandedOver.begin(), kHandedOver.end(), begins)) variables.push_back(variable);
   }
   add_environment_file(variables);
   return variables;
@@ -182,13 +182,7 @@ void check_apart(const std::vector<JobHost>& hosts, const HostArguments& argumen
   }
 }
 
-std::vector<std::string> names_of(const std::vector<JobHost>& hosts) {
-  std::vector<std::string> names;
-  for (const JobHost& host : hosts) names.push_back(host.name);
-  return names;
-}
-
-// What all starts of a job have in common.
+// The surroundings of the command, which all starts of a job share although they may change meanwhile.
 struct Surroundings {
   std::string folder = std::filesystem::current_path();
   std::vector<std::string> variables = variables_for_hosts();

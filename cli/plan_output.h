@@ -93,8 +93,8 @@ struct Recommendation {
 
 void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
                       const std::optional<Recommendation>& recommended);
-// Prints one JSON object. The values of a single stage are in the object itself. Those of several stages are in a list
-// under "stages".
+// Prints one JSON object. The object itself has the values of a single stage. A list under "stages" has the values of
+// several stages.
 void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
                      const std::optional<Recommendation>& recommended);
 void print_params(const ModelShapes& model, bool as_json);

@@ -28,8 +28,8 @@ Json optimizer_of(const std::string& name) {
   return json;
 }
 
-// Makes a configuration for a plan that was made without a configuration file. Its learning rate is "auto", because a
-// plan has none.
+// Makes a configuration for a plan that was made without a configuration file. The file gets the learning
+// rate "auto", because a plan has none.
 Json new_file(const PlanInputs& inputs) {
   const int64_t batch = inputs.activations ? inputs.activations->batch : inputs.micro_batch;
   Json json{{"train_micro_batch_size_per_gpu", batch}, {"gradient_accumulation_steps", 1}};

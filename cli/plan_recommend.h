@@ -13,7 +13,7 @@ namespace zeroshard::cli {
 // planned.
 std::optional<Recommendation> recommend(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
 
-// What write_recommended() needs besides the recommendation.
+// The inputs that write_recommended() needs in addition to the recommendation.
 struct RecommendedFrom {
   const PlanInputs& inputs;
   std::string config_path;  // the configuration file to change; "" for a new one

@@ -79,9 +79,9 @@ std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank
 // gradients.
 void set_buffer(const at::Tensor& buffer, const at::Tensor& values);
 
-// A function that the caller of a load provides. Its argument describes the checkpoint's tensors that the engine does
-// not manage. The function returns memory for those of them that the load is to read. The memory must not be the
-// caller's own state, because a load that fails leaves the memory partly filled. In that case the load calls the
+// A function that the caller of a load provides. The load passes it descriptions of the checkpoint's tensors that the
+// engine does not manage. The function returns memory for those of them that the load is to read. The memory must not
+// be the caller's own state, because a load that fails leaves the memory partly filled. In that case the load calls the
 // function again, for an older checkpoint.
 using ChooseTensors = std::function<std::vector<TensorState>(const std::vector<TensorInfo>&)>;
 

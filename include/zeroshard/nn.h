@@ -29,8 +29,8 @@ struct ParameterValues {
 // A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl). Without unit_classes,
 // each element of a ModuleList, Sequential or ModuleDict is a unit. Any other module with parameters of its own forms a
 // unit together with all modules in it. If those modules contain units, only the module's own parameters form a unit.
-// The same holds for the model itself. A tied parameter (one tensor, or two over the same memory) belongs to the first
-// unit that has it.
+// The model itself forms a unit in the same way. A tied parameter (one tensor, or two over the same memory) belongs to
+// the first unit that has it.
 class ModuleUnits {
  public:
   // Throws ValueError if a class matches no module, if a parameter is on the meta device, or if two different

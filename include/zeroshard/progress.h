@@ -16,7 +16,7 @@ struct BatchSize {
 using NamedCounts = std::vector<std::pair<std::string, int64_t>>;
 
 // The progress of training, including the time before the checkpoint that the run continued from. The engine counts.
-// Its caller may set the counts and decide where steps end, as scripts for DeepSpeed do.
+// The caller of the engine may set the counts and decide where steps end, as scripts for DeepSpeed do.
 struct Progress {
   int64_t global_steps = 0;    // updates, including skipped ones
   int64_t skipped_steps = 0;   // skipped updates, whose gradients were not finite

@@ -3,11 +3,11 @@
 #include <span>
 #include <utility>
 
-// Makes random orders that are the same with every compiler and library. Those of std::shuffle are not, because its
-// algorithm is not specified.
+// Makes random orders that are the same with every compiler and library. Orders of std::shuffle differ between
+// libraries, because the standard does not specify the algorithm.
 namespace zeroshard {
 
-// The SplitMix64 generator. Its n-th number is a hash of the key and n.
+// The SplitMix64 generator. The n-th number is a hash of the key and n.
 class SplitMix64 {
  public:
   explicit SplitMix64(uint64_t key) : state_(key) {}

@@ -2,7 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 // Operations of models, with autograd functions of their own. On the CPU they take one pass over fp32 rows in forward
-// and one in backward. The same computation with PyTorch's own operations takes many passes and keeps intermediate
+// and one in backward. PyTorch's own operations take many passes for the same computation and keep intermediate
 // results.
 namespace zeroshard {
 

@@ -51,6 +51,12 @@ Variables variables_of(const LaunchOptions& options, int local_rank, const Start
 
 }  // namespace
 
+std::vector<std::string> own_environment() {
+  std::vector<std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) variables.emplace_back(*entry);
+  return variables;
+}
+
 int omp_num_threads(const LaunchOptions& options) {
   return std::getenv("OMP_NUM_THREADS") != nullptr ? 0 : cpu_places(options).threads;
 }
@@ -58,12 +64,12 @@ int omp_num_threads(const LaunchOptions& options) {
 std::vector<std::string> environment_of(const LaunchOptions& options, int local_rank, const Start& start) {
   const Variables variables = variables_of(options, local_rank, start);
   std::vector<std::string> result;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view name(*entry, std::string_view(*entry).find('='));
+  for (const std::string& variable : own_environment()) {
+    const std::string_view name = std::string_view(variable).substr(0, variable.find('='));
     // If this launcher was started by another one, some variables of that launcher are not passed on. Rank 0 itself
     // serves the store, and the other launcher's heartbeat memory is not for these ranks.
     const bool foreign = name == "TORCHELASTIC_USE_AGENT_STORE" || name == heartbeat::kVariable;
-    if (!variables.contains(name) && !foreign) result.emplace_back(*entry);
+    if (!variables.contains(name) && !foreign) result.push_back(variable);
   }
   for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
   return result;

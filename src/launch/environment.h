@@ -6,7 +6,10 @@
 
 namespace zeroshard {
 
-// What differs between the starts of one job.
+// Returns the "NAME=value" strings of this process's environment.
+std::vector<std::string> own_environment();
+
+// The values that differ between the starts of one job.
 struct Start {
   int port = 0;  // port of rank 0's store
   int restarts = 0;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "launch/environment.h"
 #include "launch/host_relay_lines.h"
 #include "launch/rank_process.h"
 
@@ -15,12 +16,6 @@ namespace zeroshard {
 namespace {
 
 constexpr int kReadsAtOnce = 4;
-
-std::vector<std::string> own_environment() {
-  std::vector<std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) variables.emplace_back(*entry);
-  return variables;
-}
 
 // A signal to all processes of a session would end ssh, and with it the connection over which the hosts would be told
 // of the signal. So such commands do not get the signals that end a job.

@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/shown_text.h"
 #include "base/unique_fd.h"
+#include "launch/environment.h"
 #include "launch/host_order.h"
 #include "launch/host_relay_lines.h"
 #include "launch/rank_process.h"
@@ -96,13 +97,11 @@ class Connection {
 void forget_rank() {
   constexpr std::array kPrefixes{"OMPI_COMM_WORLD_", "PMI_",          "PMIX_",        "MPI_LOCAL",
                                  "SLURM_PROCID",     "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_"};
-  std::vector<std::string> names;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view name(*entry, std::string_view(*entry).find('='));
+  for (const std::string& variable : own_environment()) {
+    const std::string name = variable.substr(0, variable.find('='));
     const auto begins = [&](const char* prefix) { return name.starts_with(prefix); };
-    if (std::any_of(kPrefixes.begin(), kPrefixes.end(), begins)) names.emplace_back(name);
+    if (std::any_of(kPrefixes.begin(), kPrefixes.end(), begins)) ::unsetenv(name.c_str());
   }
-  for (const std::string& name : names) ::unsetenv(name.c_str());
 }
 
 void enter(const HostOrder& order) {
@@ -115,17 +114,11 @@ void enter(const HostOrder& order) {
   }
 }
 
-std::vector<std::string> environment() {
-  std::vector<std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) variables.emplace_back(*entry);
-  return variables;
-}
-
 pid_t start(const HostOrder& order, const sigset_t& signal_mask) {
   std::vector<std::string> argv{std::filesystem::read_symlink("/proc/self/exe"), "run"};
   argv.insert(argv.end(), order.arguments.begin(), order.arguments.end());
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  return spawn({argv, environment(), {null.get(), STDOUT_FILENO, STDERR_FILENO}, signal_mask, -1, {}});
+  return spawn({argv, own_environment(), {null.get(), STDOUT_FILENO, STDERR_FILENO}, signal_mask, -1, {}});
 }
 
 // Returns the exit code of the launcher, if it has ended. A launcher that got SIGKILL has none, so 1 is returned, which

@@ -15,6 +15,14 @@ struct JobHost {
   std::string host() const { return name.substr(name.find('@') + 1); }  // returns the name without USER
 };
 
+// Returns the names of hosts, each of which has a member `name`.
+template <typename Host>
+std::vector<std::string> names_of(const std::vector<Host>& hosts) {
+  std::vector<std::string> names;
+  for (const Host& host : hosts) names.push_back(host.name);
+  return names;
+}
+
 // Reads the lines "NAME slots=N" of a hostfile. Ignores empty lines, and comments that begin with #. Throws ValueError
 // with file and line for any other line, and for a name that occurs twice or is no host name. Also throws if there are
 // no hosts.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "launch/hostfile.h"
 #include "launch/hosts_console.h"
 #include "launch/report.h"
 #include "launch/taken_signals.h"
@@ -28,12 +29,6 @@ constexpr int kRoundMs = 200;
 
 double s_since_begin(JobClock::time_point begin) {
   return std::chrono::duration<double>(JobClock::now() - begin).count();
-}
-
-std::vector<std::string> names_of(const std::vector<HostStart>& hosts) {
-  std::vector<std::string> names;
-  for (const HostStart& host : hosts) names.push_back(host.name);
-  return names;
 }
 
 // The first failure of the job. Later signals do not change it.

@@ -71,7 +71,7 @@ class PartRunner {
                                const Forward& forward) const;
 };
 
-// A decoder that predicts each next token. Its parameters have the names of the tensors in the model directory's files.
+// A decoder that predicts each next token. The parameters have the names of the tensors in the model directory's files.
 class CausalLM : public torch::nn::Module {
  public:
   // Returns logits [batch, length, vocabulary] in the dtype of the parameters. Values at padding have no meaning. With

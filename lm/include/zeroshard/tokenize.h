@@ -18,8 +18,8 @@ struct TokenizeOptions {
   // kAuto: kJsonl for names that end in .jsonl, .ndjson or .json, else kText. In files whose names end in .parquet
   // every row is a record, so for them kAuto and kText mean kJsonl.
   enum class Format : uint8_t { kAuto, kText, kJsonl, kChat, kInstruct };
-  // Where a document of a text file ends and the next one begins: only at the end of the file, at blank lines, or at a
-  // line that equals `separator`.
+  // A document of a text file ends, and the next one begins, only at the end of the file, at blank lines, or at a line
+  // that equals `separator`.
   enum class Split : uint8_t { kFile, kBlankLines, kLine };
 
   Format format = Format::kAuto;
