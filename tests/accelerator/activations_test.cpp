@@ -12,7 +12,7 @@
 #include <map>
 #include <set>
 
-#include "accelerator/offload_support.h"
+#include "accelerator/placements.h"
 #include "base/align.h"
 #include "engine/host_activations.h"
 #include "file/support.h"
@@ -307,6 +307,7 @@ TEST_P(DeviceActivations, EnginesHoldWhatWasPlanned) {
     for (const MemoryLine& line : expect_bits_of(scenario, in_files).memory)
       if (line.category == "swap" && line.tier == "host") staging = line.measured_peak;
     EXPECT_EQ(staging, kRecordStagingBytes);
+    expect_no_race(scenario);
   }
 }
 

@@ -2,7 +2,7 @@
 // parameters of the step before, and no wait that is missing.
 #include <gmock/gmock.h>
 
-#include "accelerator/offload_support.h"
+#include "accelerator/placements.h"
 #include "file/open_swap_files.h"
 #include "file/support.h"
 #include "reduce/grad_bucket.h"

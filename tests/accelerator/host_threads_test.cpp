@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <sched.h>
 
-#include "accelerator/offload_support.h"
+#include "accelerator/placements.h"
 
 namespace zeroshard::accelerator {
 namespace {

@@ -197,7 +197,33 @@ TEST(CheckOffload, TheDeviceUpdatesTheRestWithWhatLiesThere) {
   }
   Config gradients = config;
   gradients.offload.gradients = OffloadConfig::Gradients::kCpu;
-  EXPECT_THAT(refusal(gradients, device, ""), ::testing::HasSubstr("offload.gradients = \"cpu\": "));
+  EXPECT_THAT(refusal(gradients, device, ""),
+              ::testing::AllOf(::testing::HasSubstr("offload.gradients = \"cpu\": "),
+                               ::testing::HasSubstr("ratio is 0.5, and the device updates the rest")));
+  gradients.offload.gradients = OffloadConfig::Gradients::kNvme;
+  gradients.offload_optimizer.device = OffloadDevice::kNvme;
+  EXPECT_THAT(refusal(gradients, device, ""), ::testing::AllOf(::testing::HasSubstr("offload.gradients = \"nvme\": "),
+                                                               ::testing::HasSubstr("offload_optimizer.ratio is 0.5")));
+  Config codes = config;
+  codes.moment_dtype = kCodes;
+  EXPECT_THAT(refusal(codes, device, ""),
+              ::testing::AllOf(::testing::HasSubstr("offload_optimizer.ratio = 0.5: "),
+                               ::testing::HasSubstr("on one side: set 1 or 0, or keep moments in fp32")));
+}
+
+TEST(CheckOffload, GradientsGoToTheHostWithTheStates) {
+  const c10::Device device(at::kCUDA, 1);
+  Config config;
+  config.stage = 2;
+  config.offload.gradients = OffloadConfig::Gradients::kCpu;
+  EXPECT_THAT(refusal(config, device, ""),
+              ::testing::AllOf(::testing::HasSubstr("offload.gradients = \"cpu\": "),
+                               ::testing::HasSubstr("offload_optimizer.device is \"none\": set that to \"cpu\"")));
+  config.offload_optimizer.device = OffloadDevice::kCpu;
+  config.offload_optimizer.ratio = 0;
+  EXPECT_THAT(refusal(config, device, ""), ::testing::HasSubstr("offload_optimizer.ratio is 0: set that to 1"));
+  config.offload_optimizer.ratio = 1;
+  EXPECT_EQ(refusal(config, device, ""), "");
 }
 
 }  // namespace

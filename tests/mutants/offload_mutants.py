@@ -4,9 +4,9 @@ from mutant import Mutant
 
 _EXIT, _BUCKET = "src/reduce/gradient_exit.cpp", "src/reduce/grad_bucket.cpp"
 _MOVER, _GROUP = "src/device/mover.cpp", "src/group/sharded_group.cpp"
-_BITS, _AGAIN = "*Offload.GivesTheSameBits*", "*Offload.BuffersAreUsedAgain*"
-_GOES = "*Offload.AnEngineMayGo*"
-_GRADIENT_FILES = "*GradientFileOffload.*"
+_BITS, _AGAIN = "*Placements.GiveTheSameBitsInThe*", "*Placements.UseBuffersAgain*"
+_GOES = "*Placements.LetAnEngineGo*"
+_GRADIENT_FILES = "*Placements*GradientsInFiles*"
 
 _LATE, _ENGINE_LATE, _LATE_BITS = (
     "src/optim/delayed_update.cpp",
@@ -79,14 +79,14 @@ _TABLE = [
         _EXIT,
         "    buffer_->uses.take();\n    to.begin_read",
         "    to.begin_read",
-        "*Offload.AccumulatesOnTheHost*",
+        "*Placements.AccumulateGradients*",
     ),
     (
         "sums-do-not-come-back",
         _EXIT,
         "  if (has_values && to",
         "  if (!has_values && to",
-        "*Offload.AccumulatesOnTheHost*",
+        "*Placements.AccumulateGradients*",
     ),
     (
         "sum-waits-for-a-later-copy",
@@ -116,7 +116,7 @@ _TABLE = [
         "src/engine/step.cpp",
         "  if (result.applied) apply();\n",
         "  apply();\n",
-        "*Offload.SkipsSteps*",
+        "*Placements.SkipStepsThatOverflow*",
     ),
     (
         "gather-before-the-parameters",
@@ -138,14 +138,14 @@ _TABLE = [
         _MOVER,
         "    if (piece.arrived) piece.arrived->synchronize();\n",
         "",
-        "*Offload.WritesOfUsersCount*",
+        "*Placements.CountWhatUsersWrite*",
     ),
     (
         "parameters-fetched-though-nobody-wrote",
         _GROUP,
         "  return checksum_->is_of(updated_memory());\n",
         "  return false;\n",
-        "*Offload.ParametersThatNobodyWroteTo*",
+        "*UpdatesByTheHost.*",
     ),
     (
         "checksum-beside-the-copies",
@@ -159,7 +159,7 @@ _TABLE = [
         "src/optim/sharded_optimizer.cpp",
         "  if (!is_open || updates_all(group, has_grad)) group.remember_parameters();\n",
         "  group.remember_parameters();\n",
-        "*Offload.WritesBeforeTheFirstGradientCount*",
+        "*Placements.CountWhatUsersWrite*",
     ),
     ("freed-while-gradients-go", _MOVER, "  try {\n    wait();\n", "  try {\n", _GOES),
     (
@@ -167,56 +167,62 @@ _TABLE = [
         "src/unit/unit.cpp",
         "group.begin_copy_of_shard(place, ",
         "group.begin_copy_of_shard(full.data, ",
-        "*ParamOffload.GivesTheSameBits*",
+        "*Placements.GiveTheSameBitsInThe*AllOnHost*",
     ),
     (
         "shard-copied-without-the-gathers-order",
         "src/store/array.cpp",
         "  const SideStream::Scope scope(stream);\n",
         "  const SideStream other(device);\n  const SideStream::Scope scope(other);\n",
-        "*ParamOffload.GivesTheSameBits*",
+        "*Placements.GiveTheSameBitsInThe*AllOnHost*",
     ),
     (
         "shard-written-while-it-is-copied",
         _GROUP,
         "  reading_->synchronize();\n",
         "",
-        "*ParamOffload.CheckpointsGo*",
+        "*Placements.LoadWhatOthersSave*AllOnHost*",
     ),
     (
         "shard-freed-while-it-is-copied",
         "src/group/groups.cpp",
         "Groups::~Groups() {\n  try {\n    await_copies();\n",
         "Groups::~Groups() {\n  try {\n",
-        "*ParamOffload.AnEngineMayGo*",
+        "*Placements.LetAnEngineGo*AllOnHost*",
     ),
     (
         "fp32-parameters-leave-their-masters",
         "src/placement/placement.cpp",
         "  if (are_masters && device_updates) return Tier::kDevice;\n",
         "",
-        "*ParamOffload.FrozenParametersLeaveAlone*",
+        "*Placements.GiveTheSameBitsInThe*ParametersOnHost*",
     ),
 ]
-_ALONE = "*ParamAloneOffload."
+_ALONE = "*Placements."
 _TABLE += [
     (
         "gather-before-the-device-has-sent",
         _GROUP,
         "    if (writing_) current_stream_waits(*writing_, options_.device);\n",
         "",
-        _ALONE + "GivesTheSameBits*",
+        _ALONE + "GiveTheSameBitsInThe*/Parameters*",
     ),
     (
         "host-reads-before-the-device-has-sent",
         _GROUP,
         "    writing_->synchronize();\n",
         "",
-        _ALONE + "APassHasTheWeights*",
+        _ALONE + "HaveTheWeightsOf*/Parameters*",
     ),
-    ("sent-before-the-update", _MOVER, "    follow();\n", "", _ALONE + "GivesTheSameBits*"),
-    ("updated-over-what-is-sent", _MOVER, "  slot.uses.take();\n", "", _ALONE + "BuffersAreUsedAgain*"),
-    ("buffer-is-nobodys-while-it-is-sent", _MOVER, "    slot.uses.share();\n", "", _ALONE + "BuffersAreUsedAgain*"),
+    ("sent-before-the-update", _MOVER, "    follow();\n", "", _ALONE + "GiveTheSameBitsInThe*/Parameters*"),
+    ("updated-over-what-is-sent", _MOVER, "  slot.uses.take();\n", "", _ALONE + "UseBuffersAgain*/Parameters*"),
+    (
+        "buffer-is-nobodys-while-it-is-sent",
+        _MOVER,
+        "    slot.uses.share();\n",
+        "",
+        _ALONE + "UseBuffersAgain*/Parameters*",
+    ),
 ]
 _TABLE += [
     (
@@ -224,18 +230,18 @@ _TABLE += [
         _GROUP,
         "  if (first.size() == 0) return;\n",
         "  if (first.size() == 0) return;\n  await_copies();\n",
-        "*ParamShareOffload.TheHostUpdatesWhile*",
+        "*LazySharesOnHost.*",
     ),
     (
         "rest-of-a-shard-is-not-sent",
         _GROUP,
         "  if (rest.size() > 0) lend_to_device(rest, access, ways, lend_states, use);\n",
         "",
-        "*ParamShareOffload.CheckpointsGo*",
+        "*Placements.LoadWhatOthersSave*Shared*",
     ),
 ]
 
-_FILES = "*FileOffload.GivesTheSameBits*"
+_FILES = "*Placements.GiveTheSameBitsInThe*InFiles*"
 _TABLE += [
     (
         "masters-stay-where-states-are-in-files",
@@ -273,14 +279,14 @@ _TABLE += [
         "src/group/groups.cpp",
         "parameters.view({first + border, first + all})",
         "parameters.view({first + border, first + all}).clone()",
-        "*ShareOffload.CheckpointsGo*",
+        "*Placements.LoadWhatOthersSave*Shared*",
     ),
     (
         "users-write-while-a-rest-is-saved",
         "src/engine/saves.cpp",
         "are_parameters = state == kMasterWeights &&",
         "are_parameters = state < kMasterWeights &&",
-        "*ShareOffload.SavesHaveWhatTheStateWas*",
+        "*Placements.SaveWhatTheStateWas*Shared*",
     ),
 ]
 _ARRAY, _PLACE = "src/store/array.cpp", "src/placement/placement.cpp"

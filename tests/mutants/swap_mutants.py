@@ -6,7 +6,7 @@ from mutant import Mutant
 
 _STORE, _ARRAY, _STORAGE = "src/file/chunk_store.cpp", "src/store/array.cpp", "src/store/storage.cpp"
 _GROUP, _UNIT, _PLACEMENT = "src/group/sharded_group.cpp", "src/unit/unit.cpp", "src/placement/placement.cpp"
-_STORE_H, _DEVICE = "src/file/chunk_store.h", "*ParamFileOffload.GivesTheSameBits*"
+_STORE_H, _DEVICE = "src/file/chunk_store.h", "*Placements.GiveTheSameBitsInThe*AllInFiles*"
 _LATE, _BITS = "UnitsInFiles.Gather*", "*ParameterFiles.GiveTheSameBits*"
 
 _TABLE = [
@@ -90,7 +90,7 @@ _TABLE = [
         "        buffer->await_readers();\n",
         "",
         "accelerator",
-        "*ParamFileOffload.CheckpointsGo*",
+        "*Placements.LoadWhatOthersSave*AllInFiles*",
     ),
     (
         "freed-while-it-is-copied",
@@ -98,7 +98,7 @@ _TABLE = [
         "      buffer.await_readers();\n    } catch",
         "      buffer.readers.clear();\n    } catch",
         "accelerator",
-        "*ParamFileOffload.AnEngineMayGo*",
+        "*Placements.LetAnEngineGo*AllInFiles*",
     ),
     (
         "read-ahead-waits-for-copies",
