@@ -25,8 +25,9 @@ LEVELS = [
     ["layout", "config", "file", "schedule", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
     ["precision", "offload", "checkpoint", "placement", "store", "group", "plan", "monitor", "data", "parquet_plugin"],
     ["unit", "reduce", "optim"],
-    ["hooks", "ops", "sequence"],
+    ["hooks", "ops", "sequence", "world", "activations"],
     ["engine", "launch"],
+    ["nn"],
     ["train", "cli", "python"],
     ["cli_torch"],
 ]
@@ -34,7 +35,7 @@ LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in mod
 TREES = ("src", "lm")  # the library, and the component that its users need not build
 LM = {"tokenizer", "data", "parquet_plugin", "ops", "train"}  # modules in lm/
 WITHOUT_LM = {"src", "include", "python"}  # folders that include nothing of lm/
-APART = {3, 5, 6}  # modules of these levels never include each other
+APART = {3, 5, 7}  # modules of these levels never include each other
 WITH_TORCH = {
     "comm_c10d",
     "device",
@@ -43,6 +44,7 @@ WITH_TORCH = {
     *LEVELS[3],
     *LEVELS[4],
     "engine",
+    "nn",
     "train",
     "cli_torch",
     "python",
@@ -62,14 +64,16 @@ DECLARES = {
     "checkpoint": {"checkpoint_files"},
     "config": {"config"},
     "data": {"data", "token_file", "tokenize"},
-    "engine": {"engine", "meeting", "nn", "world"},
+    "engine": {"engine"},
     "launch": {"launch", "rank_environment"},
     "monitor": {"metrics"},
+    "nn": {"nn"},
     "optim": {"optimizer"},
     "plan": {"plan"},
     "sequence": {"sequence"},
     "tokenizer": {"tokenizer"},
     "train": {"causal_lm", "generate", "lora", "train"},
+    "world": {"meeting", "world"},
 }
 DECLARED_BY = {f"zeroshard/{header}.h": module for module, headers in DECLARES.items() for header in headers}
 ZS_MODULE = re.compile(r"^\s*zs_module\((\w+)(?:\s+TORCH)?(?:\s+DEPS((?:\s+[a-z_0-9]+)+))?", re.MULTILINE)

@@ -10,6 +10,7 @@
 
 #include "zeroshard/checkpoint.h"
 #include "zeroshard/config.h"
+#include "zeroshard/kept_tensor.h"
 #include "zeroshard/optimizer.h"
 #include "zeroshard/progress.h"
 #include "zeroshard/replica_comms.h"
@@ -98,16 +99,6 @@ struct OptimizerSlice {
 struct MemoryLine {
   std::string category, tier;
   int64_t planned = 0, measured_peak = 0;
-};
-
-// The values of a tensor that has left the device's memory until a backward pass needs it. A KeptTensor stays valid
-// after the engine is destroyed. Any thread may use and destroy it. Destroying it frees its memory or its space in a
-// file.
-class KeptTensor {
- public:
-  virtual ~KeptTensor() = default;
-  // Returns a new tensor with the same values, shape and strides at every call. Throws IoError.
-  virtual at::Tensor bring_back() = 0;
 };
 
 // Trains parameters whose states are sharded across ranks (ZeRO stages 0-3). Every rank calls the same methods in the

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "engine/make_activation_keeper.h"
 #include "engine/swap_files.h"
 #include "schedule/prefetch.h"
 

@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "activations/activation_keeper.h"
 #include "device/flat_buffer.h"
-#include "engine/activation_keeper.h"
 #include "engine/engine_plan.h"
 #include "engine/executor.h"
 #include "group/groups.h"

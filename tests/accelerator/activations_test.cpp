@@ -13,8 +13,8 @@
 #include <set>
 
 #include "accelerator/placements.h"
+#include "activations/host_activations.h"
 #include "base/align.h"
-#include "engine/host_activations.h"
 #include "file/support.h"
 #include "support/accelerator/operators.h"
 #include "zeroshard/error.h"

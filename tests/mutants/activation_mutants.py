@@ -3,8 +3,8 @@
 import tile_mutants
 from mutant import Mutant
 
-_STORE, _SPACE, _HOST = "src/file/record_store.cpp", "src/file/free_space.cpp", "src/engine/host_activations.cpp"
-_KNOWN = "src/engine/kept_tensors.h"
+_STORE, _SPACE, _HOST = "src/file/record_store.cpp", "src/file/free_space.cpp", "src/activations/host_activations.cpp"
+_KNOWN = "src/activations/kept_tensors.h"
 _PYTHON, _RECOMPUTE = "python/zeroshard/activations.py", "lm/ops/recompute.cpp"
 _ORDER, _STEPS = "RecordStore.GivesBackWhatWasPut", "RecordStore.TheFileDoesNotGrowFromStepToStep"
 

@@ -9,7 +9,7 @@ _ENGINE, _SAVES, _EXPORT, _MODULE = (
     "src/engine/engine_checkpoint.cpp",
     "src/engine/saves.cpp",
     "src/engine/engine_export.cpp",
-    "src/engine/module_checkpoint.cpp",
+    "src/nn/module_checkpoint.cpp",
 )
 _READER, _LOAD, _MANIFEST = "src/checkpoint/reader.cpp", "src/checkpoint/load.cpp", "src/checkpoint/manifest.cpp"
 

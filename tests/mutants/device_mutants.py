@@ -188,7 +188,7 @@ _TABLE = [
     ),
     (
         "two-communicators-for-one-queue",
-        "src/engine/world.cpp",
+        "src/world/world.cpp",
         "  if (!has_one_queue(*gather_, device_)) ",
         "  ",
         "OneQueue.AWorldHasOne*",

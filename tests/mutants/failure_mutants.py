@@ -69,7 +69,7 @@ MUTANTS += [
     ),
     Mutant(
         "rank-0-leaves-at-once",
-        "src/engine/meeting.cpp",
+        "src/world/meeting.cpp",
         "    if (state.rank == 0) await_others(state);\n",
         "",
         "engine",
@@ -77,7 +77,7 @@ MUTANTS += [
     ),
     Mutant(
         "rank-0-awaits-the-dead",
-        "src/engine/meeting.cpp",
+        "src/world/meeting.cpp",
         "state_of(process) == ProcessState::kDead",
         "false",
         "engine",
@@ -85,7 +85,7 @@ MUTANTS += [
     ),
     Mutant(
         "too-late-to-know-why",
-        "src/engine/meeting.cpp",
+        "src/world/meeting.cpp",
         "    state.earlier = note_of_over(state);\n",
         "",
         "engine",

@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "modules-known-by-their-address",
-        "src/engine/module_units.cpp",
+        "src/nn/module_units.cpp",
         "Known{std::move(held), path",
         "Known{nullptr, path",
         "engine",

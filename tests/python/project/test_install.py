@@ -18,7 +18,7 @@ pytestmark = needs(*(BUILD / archive for archive in ARCHIVES))
 PROJECTS = REPOSITORY / "tests" / "install"
 HEADERS = {header.stem for header in (REPOSITORY / "include" / "zeroshard").glob("*.h")}
 LM_HEADERS = {header.stem for header in (REPOSITORY / "lm" / "include" / "zeroshard").glob("*.h")}
-WITH_TORCH = {"causal_lm", "checkpoint", "engine", "nn", "sequence", "world", "zeroshard"}
+WITH_TORCH = {"causal_lm", "checkpoint", "engine", "kept_tensor", "nn", "sequence", "world", "zeroshard"}
 FIRST = {"own_model": "nn", "language_model": "causal_lm"}  # the header that a program includes before any other
 
 

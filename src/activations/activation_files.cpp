@@ -1,4 +1,4 @@
-#include "engine/activation_files.h"
+#include "activations/activation_files.h"
 
 #include <ATen/ops/from_blob.h>
 

@@ -32,7 +32,7 @@ std::string shown_devices() {
   return visible != nullptr ? concat(" (CUDA_VISIBLE_DEVICES='", visible, "')") : "";
 }
 
-// The device name of one call. Its errors say where the name was given.
+// Resolves the device name that was passed to choose_device(). The errors say where the name was given.
 class Choice {
  public:
   Choice(const std::string& name, const std::string& place, const RankEnvironment& ranks)

@@ -3,8 +3,10 @@
 #include "base/check.h"
 #include "comm/comm.h"
 #include "optim/lr_schedule.h"
+#include "zeroshard/engine.h"
 #include "zeroshard/nn.h"
 #include "zeroshard/version.h"
+#include "zeroshard/world.h"
 
 namespace zeroshard {
 namespace {
@@ -82,7 +84,7 @@ ModuleEngine::ModuleEngine(const torch::nn::Module& model, ModuleUnits units, co
       rank_(world.rank()) {
   for (const auto& item : model.named_buffers())
     if (item.value().defined()) buffers_.emplace_back(item.key(), item.value());
-  // Drops the model's references, because the engine owns the tensors now.
+  // Drops the references of the definitions to the model's tensors, because the engine owns the tensors now.
   for (UnitDefinition& unit : units_.definitions()) unit.tensors = nullptr;
   if (parsed.config.scheduler) {
     schedule_ = std::make_unique<LRSchedule>(*parsed.config.scheduler, std::vector<double>{group_.lr});

@@ -24,7 +24,7 @@
 #include "device/cpu_allocator.h"
 #include "device/current_device.h"
 #include "device/dtype.h"
-#include "engine/meeting_state.h"
+#include "world/meeting_state.h"
 #include "zeroshard/rank_observer.h"
 
 namespace zeroshard {

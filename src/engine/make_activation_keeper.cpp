@@ -1,15 +1,15 @@
-#include "engine/activation_keeper.h"
+#include "engine/make_activation_keeper.h"
 
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "activations/activation_files.h"
+#include "activations/host_activations.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/agreement.h"
-#include "engine/activation_files.h"
-#include "engine/host_activations.h"
 #include "engine/swap_files.h"
 #include "zeroshard/error.h"
 

@@ -3,9 +3,7 @@
 
 #include <memory>
 
-#include "comm/comm.h"
-#include "memory/ledger.h"
-#include "zeroshard/engine.h"
+#include "zeroshard/kept_tensor.h"
 
 namespace zeroshard {
 
@@ -31,11 +29,5 @@ inline bool can_leave(const at::Tensor& tensor, c10::Device device) {
          int64_t(tensor.nbytes()) >= kLeastKeptBytes && tensor.is_non_overlapping_and_dense() &&
          reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kKeptAlignment == 0;
 }
-
-// Creates the keeper that zeroshard.offload.activations asks for; null if tensors stay on the device. Collective over
-// `comm`: if a rank cannot create its file, every rank throws ConfigError with rank, directory and reason. The ledger
-// counts the buffers. `on_failure` is called once for a file that fails, before the error is thrown.
-std::unique_ptr<ActivationKeeper> make_activation_keeper(const EngineOptions& options, Comm& comm, Ledger& ledger,
-                                                         std::function<void(const std::string& message)> on_failure);
 
 }  // namespace zeroshard

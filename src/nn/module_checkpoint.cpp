@@ -12,7 +12,8 @@ using Json = nlohmann::json;
 
 constexpr char kBuffer[] = "buffer";
 
-// Returns the kind with which a rank's own values of a buffer are saved if they differ from rank 0's.
+// Returns the kind with which a rank's values of a buffer are saved. Rank 0 saves its values always, and another rank
+// saves its own only if they differ from rank 0's.
 std::string buffer_kind(int rank) {
   return rank == 0 ? kBuffer : concat(kBuffer, "@", rank);
 }

@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "engine/activation_keeper.h"
-#include "engine/counted_records.h"
-#include "engine/kept_tensors.h"
+#include "activations/activation_keeper.h"
+#include "activations/counted_records.h"
+#include "activations/kept_tensors.h"
 
 namespace zeroshard {
 

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/interrupt.h"
-#include "engine/meeting_state.h"
+#include "world/meeting_state.h"
 
 namespace zeroshard {
 namespace {
@@ -74,7 +74,8 @@ bool read_previous_card(Meeting::State& state, size_t rank) {
   return true;
 }
 
-// Reads cards of ranks that have arrived. Rank 0's comes first, because it serves the store and is missed most.
+// Reads cards of ranks that have arrived. Looks for rank 0's card first, because all others need rank 0, which serves
+// the store.
 void look_for_cards(Meeting::State& state) {
   const size_t count = state.hosts.size();
   int asked = 0;

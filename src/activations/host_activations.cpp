@@ -1,4 +1,4 @@
-#include "engine/host_activations.h"
+#include "activations/host_activations.h"
 
 #include <c10/core/Event.h>
 #include <c10/util/Exception.h>
@@ -29,9 +29,9 @@ struct Block {
 
 }  // namespace
 
-// Orders the copies. The stream of copies waits for the work of the current stream, and the current stream waits for
-// the copy of a tensor that it gets. One stream makes all copies, so a block can be reused at once for another copy.
-// The host waits for the last copy before it reads or fills a block itself.
+// Orders the copies. The stream of copies waits for the work of the current stream. If a tensor comes back, the current
+// stream waits for its copy. One stream makes all copies, so another copy can use a block again at once. The host waits
+// for the last copy of a block before it reads or fills the block itself.
 class HostActivations::Copies {
  public:
   using Id = uint64_t;
@@ -133,7 +133,7 @@ class HostActivations::Copies {
 
   static bool is_shorter(const Block& a, const Block& b) { return a.bytes < b.bytes; }
 
-  // Call it if no block is free. Then some record has a block.
+  // Call it only if no block is free, so that some record has a block.
   void move_oldest_to_files() {
     const auto oldest =
         std::find_if(records_.begin(), records_.end(), [](const auto& each) { return each.second.block.has_value(); });
