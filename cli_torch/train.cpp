@@ -191,8 +191,8 @@ void train_rank(const Arguments& arguments) {
   try {
     TrainEnd end;
     without_frames([&] { end = train_with(config, world); });
-    // Throws Exit, so that rank 0's console output is not checked. It is only a log, so a run on a full disk still ends
-    // well.
+    // Leaves by Exit, because after a normal return main() checks that the console output was written. Rank 0's output
+    // is only a log, so a run that could not write it succeeds.
     throw Exit{end == TrainEnd::kInterrupted ? exit_code_of_stop(world) : 0};
   } catch (const std::exception& error) {
     world.abort(error.what());

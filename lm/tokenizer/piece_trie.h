@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// Finds the byte strings of a set with which a text begins. The constructor builds the whole trie, in time linear in
-// the bytes of the strings. The children of a node are adjacent.
+// Holds a set of byte strings and finds those that are prefixes of a text. The constructor builds the whole trie, in
+// time linear in the bytes of the strings. The children of a node are adjacent.
 class PieceTrie {
  public:
   using Entry = std::pair<std::string_view, int32_t>;  // a string and its value, which is not negative

@@ -162,9 +162,9 @@ class Run {
 
   double sum_over_ranks(double value) { return world_.mean(value) * world_.world_size(); }
 
-  // Returns the micro-batches of this rank for the next step, with this rank's piece of each row if ranks share rows.
-  // The rows of a step go to the first micro-batch of all groups in order, then to the second, and so on. So a step has
-  // the same rows for any number of ranks.
+  // Returns the micro-batches of this rank for the next step. The rows of a step go to micro-batch 0 of each row group
+  // in order, then to micro-batch 1 of each row group, and so on. So a step has the same rows for any number of ranks.
+  // Each rank of a row group gets its piece of each row.
   std::vector<TrainBatch> next_batches() {
     std::vector<TrainBatch> batches;
     const int64_t size = config_.micro_batch_size;

@@ -20,8 +20,8 @@ class Bootstrap {
 // 1,000 bytes, as below.
 std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world_size, int64_t timeout_ms = 30'000);
 
-// Creates bootstraps for ranks that this process will fork(). Rank r uses element r of its copy. A message has at most
-// 1,000 bytes.
+// Creates bootstraps for ranks that this process will fork(). Each child has a copy of the vector, of
+// which rank r uses element r. A message has at most 1,000 bytes.
 std::vector<std::unique_ptr<Bootstrap>> make_fork_bootstraps(int world_size, int64_t timeout_ms = 30'000);
 
 }  // namespace zeroshard

@@ -17,8 +17,9 @@ class WaitGraph {
  public:
   void add(const std::shared_ptr<DirectMemory>& memory) { communicators_.push_back(memory); }
 
-  // If `rank` waits for a cycle of ranks that wait for one another, directly or through other ranks, returns what each
-  // rank of the cycle called. Never reports a cycle while one of its ranks can continue.
+  // Looks for ranks that wait for one another in a cycle. Returns what each rank of the cycle called, if `rank` belongs
+  // to the cycle or waits for one of its ranks, directly or through other ranks. Never reports a cycle while one of its
+  // ranks can continue.
   std::optional<std::string> find_cycle(int rank) const;
   // Aborts all communicators on behalf of `rank`, with `reason`.
   void abort(int rank, std::string_view reason) const noexcept;

@@ -119,7 +119,7 @@ std::unique_ptr<Comm> try_tiers(C10dBootstrap& bootstrap, const std::vector<Rank
                                 const CommOptions& options, const std::shared_ptr<Divergence>& divergence) {
   const int ranks = ranks_per_host(cards);
   if (options.transport != CommOptions::Transport::kAuto || ranks == 1) return nullptr;
-  // The ranks of a caller's group might have met by other means than MASTER_ADDR.
+  // If ranks of a caller's group met without MASTER_ADDR, a rank may know no address of its own that other hosts reach.
   for (const RankCard& card : cards)
     if (card.reaches_other_hosts == 0) return nullptr;
   const c10::intrusive_ptr<c10d::Store> store = group->getStore();

@@ -201,8 +201,8 @@ class RingQueue final : public BlockQueue {
     return entry;
   }
 
-  // Gives the requests behind `first` to the kernel. A request that the kernel does not take ends with the kernel's
-  // error.
+  // Submits `requests`, whose entries are in the ring from index `first` on. A request that the kernel does not take
+  // ends with the kernel's error.
   void submit(std::span<const BlockRequest> requests, unsigned first) {
     size_t taken = 0;
     while (taken < requests.size()) {

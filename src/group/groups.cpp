@@ -41,8 +41,8 @@ struct Groups::StateMemory {
   Carver masters;
   std::vector<Carver> moments;  // by slot
 
-  // Cuts the states of a group that are on the device. `master` are the parameters, if they are their own master
-  // weights although other elements' master weights are on the host.
+  // Cuts the memory of the states that a group has on the device. `master` is set if the host has the master weights of
+  // the group's first elements, and the parameters of the other elements are their own master weights.
   StateTensors cut(const ShardLayout& layout, const GroupPlacement& place, const at::Tensor& master = {}) {
     StateTensors tensors{master, {}};
     const auto take = [&](Carver& from, const Held& held) {

@@ -348,7 +348,7 @@ void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, co
 void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update& update,
                                       const kernels::RandomBits& random) const {
   const bool takes = update.is_open && tensors.master.defined();
-  // Elements are split among threads only between blocks of codes.
+  // Each thread gets whole blocks of codes, because the codes of a block have one scale.
   const int64_t unit = tensors.scales.empty() ? 1 : kScaledNumel, numel = tensors.param.numel();
   at::parallel_for(0, ceil_div(numel, unit), kGrain / unit, [&](int64_t first, int64_t last) {
     const int64_t begin = first * unit, end = std::min(last * unit, numel);

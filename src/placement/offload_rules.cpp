@@ -85,8 +85,8 @@ std::string problem_of_moments(const Offload& offload) {
                 why_states_stay(offload), ", or zeroshard.moment_dtype to \"fp32\" or \"int8\"");
 }
 
-// A delayed update needs states and gradients that nothing but a thread of the host uses. Meanwhile the device must
-// have whole parameters of its own.
+// A thread of the host makes a delayed update while the device computes the next step. So only this thread may use the
+// states and gradients, and the device must have a copy of all parameters.
 std::string problem_of_late_updates(const Offload& offload) {
   const Config& config = offload.config;
   if (!config.offload.delayed_update) return "";

@@ -30,8 +30,8 @@ std::string_view value_of(OffloadConfig::Gradients gradients) {
                                          : "\"device\"";
 }
 
-// Returns the keys whose values differ between the two plans, with the values of `to`. They are in the order in which
-// people read them.
+// Returns the keys whose values differ between the two plans, with the values of `to`. The stage comes
+// first, then the places, then smaller settings.
 std::vector<KeyValue> keys_between(const PlanOptions& from, const PlanOptions& to) {
   std::vector<KeyValue> keys;
   const auto add = [&](const char* path, std::string value) { keys.push_back({path, std::move(value)}); };

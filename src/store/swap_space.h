@@ -29,8 +29,8 @@ class SwapSpace {
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   const ChunkStore& store() const { return store_; }
-  // Returns 0, then 1, 2 and so on, which is the number of the next group for code that makes groups in the order of
-  // `groups`.
+  // Returns the number of the next group: 0 at the first call, 1 at the second, and so on. It is for code that makes
+  // its groups in the order of the constructor's `groups`.
   size_t next_group() { return next_group_++; }
   void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
             std::optional<int> slot = std::nullopt);

@@ -20,8 +20,8 @@ namespace zeroshard {
 
 // The tensors and the values of a unit's parameters.
 struct UnitSource {
-  // For each parameter of the layout: all tensors that refer to it (several if it is tied). The unit makes them its
-  // views, in the layout's dtype.
+  // For each parameter of the layout: all tensors that refer to it (several if it is tied). The unit turns
+  // these tensors into views of its own memory, in the layout's dtype.
   std::vector<std::vector<at::Tensor>> params;
   // Reads elements of parameter `index` of the layout, like zeroshard::ParameterReader. Null means that `params` have
   // the values.
@@ -92,8 +92,9 @@ class Unit {
   // begin_hold() and end_hold() bound the time in which users hold the unit gathered; see Note [Views that users keep].
   // They do nothing for a replicated unit, which shares its memory with such views, as plain tensors do.
   void begin_hold();
-  // If `leaves` is true and users keep views, the memory is left to these views. The unit is sharded afterwards, but
-  // not if it is kPersistent. If `leaves` is false, the unit continues to be used, and reading a kept view throws.
+  // `leaves` says whether the unit goes out of use. If so, the unit becomes sharded, unless it is kPersistent, and
+  // views that users keep take over its memory. If not, the unit stays in use, and reading a view that users keep
+  // throws.
   void end_hold(bool leaves);
 
   // start_refresh() and finish_refresh() must follow a write to shards. If the unit is replicated, start_refresh()

@@ -28,10 +28,10 @@ struct LoraOptions {
 // field that zeroshard does not support is an error, too.
 LoraOptions read_lora_options(const std::string& directory);
 
-// Adds adapters to a model. The parameters of an adapter have no memory yet: MODULE.lora_A.weight, which
-// CausalLM::initialize() draws uniformly from [-1/sqrt(in), 1/sqrt(in)], and MODULE.lora_B.weight, which is zero at
-// first. After that, no other parameter requires a gradient. Returns the options with target_modules spelled out.
-// Throws a ValueError that begins with the option's name if an entry of target_modules selects no linear module.
+// Adds adapters to a model. Each adapter has two parameters, MODULE.lora_A.weight and MODULE.lora_B.weight. They have
+// no memory until CausalLM::initialize(), which draws lora_A uniformly from [-1/sqrt(in), 1/sqrt(in)] and sets lora_B
+// to zero. add_lora() turns off requires_grad of all other parameters. Returns the options with target_modules spelled
+// out. Throws a ValueError that begins with the option's name if an entry of target_modules selects no linear module.
 LoraOptions add_lora(CausalLM& model, LoraOptions options);
 
 // Returns values from `adapters` for the parameters that add_lora() added, and from `base` for all others.
