@@ -7,6 +7,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # whether there is a GPU is a
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: ranks inherit it, and there are more ranks than cores
 
 import pytest
+import warm
 import world
 
 # Rows of the table in docs/reliability.md; those without a test here are tested in C++, or not at all.
@@ -28,6 +29,8 @@ def pytest_addoption(parser, pluginmanager):
 def pytest_configure(config):
     if config.getoption("--release"):
         os.environ.setdefault("ZEROSHARD_FAULT_RUNS", "200")
+    if config.getoption("--sample"):
+        os.environ.setdefault(warm.LEADER, str(os.getpid()))
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so in every rank
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell without job control starts with "&" so
         signal.signal(signal.SIGINT, signal.default_int_handler)

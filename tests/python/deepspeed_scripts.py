@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import warm
 from built import ZEROSHARD
 from launched import environment
 from zeroshard.compat import alias
@@ -21,7 +23,7 @@ def called(*command, path=True, **variables):
     """What the ranks of a command told, sorted."""
     known = os.environ.get("PYTHONPATH", "")
     first = {"PYTHONPATH": f"{alias.PATH}:{known}"} if path else {}
-    env = environment(**first, **variables)
+    env = environment(VIRTUAL_ENV=str(Path(warm.python()).parents[1]), **first, **variables)
     env["PATH"] = f"{alias.BIN}:{ZEROSHARD.parent}:{os.path.dirname(sys.executable)}:{env['PATH']}"
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

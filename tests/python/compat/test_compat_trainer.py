@@ -1,11 +1,10 @@
 """Unmodified scripts for Transformers' Trainer on two and four ranks: the numbers of one process without DeepSpeed."""
 
-import sys
-
 import models
 import pytest
 import torch
 import transformers
+import warm
 from built import TESTS, ZEROSHARD, needs
 from deepspeed_scripts import called, run
 
@@ -32,7 +31,7 @@ def saved(tmp_path_factory):
 def alone(saved):
     """What one process without DeepSpeed tells of every case."""
     cases = ["mixture", "lora_bf16", "best", "whole_batches", "adalora"]
-    return dict(called(sys.executable, SCRIPT, saved, "-1", *cases, path=False))
+    return dict(called(warm.python(), SCRIPT, saved, "-1", *cases, path=False))
 
 
 def check_near(steps, expected, loss_within=1e-4, norm_within=1e-3):

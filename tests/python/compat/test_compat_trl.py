@@ -1,9 +1,8 @@
 """Unmodified scripts for TRL: supervised tuning, preferences and reinforcement, with and without LoRA, on two ranks."""
 
-import sys
-
 import models
 import pytest
+import warm
 from built import TESTS, ZEROSHARD, needs
 from deepspeed_scripts import called, run
 from test_compat_transformers import check_near
@@ -23,7 +22,7 @@ def folder(tmp_path):
 
 def test_trainers_of_trl(folder):
     """The losses and norms of one process; those of GRPO, whose ranks draw their own numbers, at both stages."""
-    expected = dict(called(sys.executable, SCRIPT, folder, *ALONE, path=False))
+    expected = dict(called(warm.python(), SCRIPT, folder, *ALONE, path=False))
     told = dict(run("--num_gpus", "2", SCRIPT, folder, *STAGE_3, *STAGE_2))
     assert sorted(told) == sorted(STAGE_3 + STAGE_2)
     for case, steps in told.items():

@@ -7,6 +7,7 @@ import pytest
 import sequences
 import torch
 import transformers
+import warm
 import world
 from built import TESTS, ZEROSHARD, needs
 from deepspeed_scripts import (
@@ -30,7 +31,7 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(saved):
     """What one process without DeepSpeed tells of every case."""
-    return dict(called(sys.executable, SCRIPT, saved, "0", "0", *CASES, "two_groups", path=False))
+    return dict(called(warm.python(), SCRIPT, saved, "0", "0", *CASES, "two_groups", path=False))
 
 
 def check_near(steps, expected):

@@ -1,0 +1,207 @@
+"""A `python` for scripts of tests: forks of one process that has torch, Transformers, PEFT and TRL loaded.
+
+An interpreter takes up to ten seconds of processor time to import these, a fork none. The fork has the script's
+arguments, environment, folder, open files, process group and processors. Whoever started it reaches it by signals and
+sees its exit code. `make test` starts the scripts of deepspeed_scripts.py so; without --sample, interpreters run them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import gc
+import importlib
+import json
+import os
+import random
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+LEADER = "ZEROSHARD_TESTS_LEADER"  # the process of pytest that started all others; the server ends with it
+LOADED = ("peft", "transformers.trainer", "transformers.models.llama", "trl.trainer.sft_trainer", "zeroshard")
+MOST_BYTES = 1 << 20  # of a request
+MOST_FILES = 64
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1
+
+
+def python() -> str:
+    """The program, or the interpreter of the tests where no server is wanted."""
+    return _program() if LEADER in os.environ else sys.executable
+
+
+@functools.cache
+def _program() -> str:
+    """VENV/bin/python, so that `zeroshard run` takes it by VIRTUAL_ENV."""
+    from waiting import wait_for
+    from zeroshard.compat import alias
+
+    environment = {**os.environ, "PYTHONPATH": alias.PATH, "OMP_NUM_THREADS": "1"}
+    subprocess.Popen([sys.executable, "-u", __file__, "serve"], env=environment, stdin=subprocess.DEVNULL)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        wait_for(lambda: probe.connect_ex(_address()) == 0, "the server of scripts")
+    return str(_folder() / "bin" / "python")
+
+
+def _folder() -> Path:
+    """The VENV, while the server runs."""
+    return Path(tempfile.gettempdir(), f"zeroshard-warm-{os.environ[LEADER]}")
+
+
+def _address() -> str:
+    return f"\0zeroshard-tests-warm-{os.environ[LEADER]}"
+
+
+def _ask(arguments: list[str]) -> None:
+    """Is for its parent what the server's fork is: `python [-u] SCRIPT ARGUMENTS`. Other uses start an interpreter."""
+    script = arguments[1:] if arguments[:1] == ["-u"] else arguments
+    if not script or not script[0].endswith(".py"):
+        os.execv(sys.executable, [sys.executable, *arguments])
+    request = {
+        "argv": script,
+        "environment": {**os.environ, "VIRTUAL_ENV": os.path.dirname(os.path.dirname(sys.executable))},
+        "folder": os.getcwd(),
+        "files": [number for number in range(MOST_FILES) if _is_inherited(number)],
+        "group": os.getpgrp(),
+        "processors": list(os.sched_getaffinity(0)),
+    }
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.connect(_address())
+    socket.send_fds(server, [json.dumps(request).encode()], request["files"])
+    pid = int(server.recv(MOST_BYTES) or sys.exit("the server of scripts has ended"))
+    for number in FORWARDED:
+        signal.signal(number, lambda number, _: os.kill(pid, number))
+    code = os.waitstatus_to_exitcode(int(server.recv(MOST_BYTES) or 256))
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _is_inherited(number: int) -> bool:
+    try:
+        return os.get_inheritable(number)
+    except OSError:
+        return False
+
+
+def _serve() -> list[str] | None:
+    """Forks for each request until the tests end. Returns in the fork, with the argv of its script."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(_address())
+    except OSError:  # another worker has started a server
+        return None
+    program = _folder() / "bin" / "python"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -SE "{__file__}" run "$@"\n')
+    program.chmod(0o755)
+    listener.listen(MOST_FILES)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in LOADED:
+        importlib.import_module(name)
+    names = {Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
+    assert len(names - {"jemalloc_bg_thd"}) == 1, f"a fork would lack a thread, other than jemalloc's: {names}"
+    gc.collect()
+    gc.freeze()  # the garbage collector of a fork need not look at, and so copy, any of this
+    with selectors.SelectSelector() as ready:  # which has no descriptor of its own
+        leader = os.pidfd_open(int(os.environ[LEADER]))
+        ready.register(leader, selectors.EVENT_READ)
+        ready.register(listener, selectors.EVENT_READ, listener)
+        while True:
+            for key, _ in ready.select():
+                if key.fd == leader:
+                    shutil.rmtree(_folder())
+                    return None
+                if key.data is listener:
+                    if (argv := _fork(ready, listener)) is not None:
+                        return argv
+                elif key.fd in ready.get_map():
+                    _end(ready, *key.data)
+
+
+def _fork(ready: selectors.SelectSelector, listener: socket.socket) -> list[str] | None:
+    connection = listener.accept()[0]
+    message, files, _, _ = socket.recv_fds(connection, MOST_BYTES, MOST_FILES)
+    if not message:  # the tests asked whether somebody listens
+        connection.close()
+        return None
+    pid = os.fork()
+    if pid == 0:
+        for key in list(ready.get_map().values()):
+            os.close(key.fd)
+        connection.detach()
+        return _become(json.loads(message), files)
+    for number in files:
+        os.close(number)
+    connection.send(str(pid).encode())
+    ended = os.pidfd_open(pid)
+    for descriptor in (ended, connection.fileno()):
+        ready.register(descriptor, selectors.EVENT_READ, (pid, ended, connection))
+    return None
+
+
+def _end(ready: selectors.SelectSelector, pid: int, ended: int, connection: socket.socket) -> None:
+    """The fork has ended, or its parent's child was killed: the fork is killed, too."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(ended, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    with contextlib.suppress(OSError):
+        connection.send(str(status).encode())
+    for descriptor in (ended, connection.fileno()):
+        ready.unregister(descriptor)
+    os.close(ended)
+    connection.close()
+
+
+def _become(request: dict, files: list[int]) -> list[str]:
+    """In the fork: has what the request says. Returns the argv of its script."""
+    import numpy
+    import torch
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with contextlib.suppress(OSError):  # the group is of another session
+        os.setpgid(0, request["group"])
+    os.sched_setaffinity(0, request["processors"])
+    moved = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 2 * MOST_FILES) for number in files]
+    for number in {0, 1, 2, *files}:
+        os.close(number)
+    for number, target in zip(moved, request["files"], strict=True):
+        os.dup2(number, target)
+        os.close(number)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    first = [os.path.dirname(os.path.abspath(request["argv"][0]))]
+    first += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:2] = first  # instead of this file's folder and the server's PYTHONPATH
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    random.seed()
+    numpy.random.seed()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(request["processors"])))
+    return request["argv"]
+
+
+def _run(argv: list[str]) -> None:
+    """As `python ARGV`: the script is the module __main__ until the process has ended."""
+    sys.argv[:] = argv
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = os.path.join(os.getcwd(), argv[0])
+    exec(compile(Path(argv[0]).read_bytes(), main.__file__, "exec"), vars(main))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        _ask(sys.argv[2:])
+    elif (argv := _serve()) is not None:
+        _run(argv)
