@@ -30,7 +30,7 @@ def pytest_configure(config):
     if config.getoption("--release"):
         os.environ.setdefault("ZEROSHARD_FAULT_RUNS", "200")
     if config.getoption("--sample"):
-        os.environ.setdefault(warm.LEADER, str(os.getpid()))
+        warm.lead()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so in every rank
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell without job control starts with "&" so
         signal.signal(signal.SIGINT, signal.default_int_handler)

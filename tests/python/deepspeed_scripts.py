@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import warm
@@ -23,7 +22,7 @@ def called(*command, path=True, **variables):
     """What the ranks of a command told, sorted."""
     known = os.environ.get("PYTHONPATH", "")
     first = {"PYTHONPATH": f"{alias.PATH}:{known}"} if path else {}
-    env = environment(VIRTUAL_ENV=str(Path(warm.python()).parents[1]), **first, **variables)
+    env = environment(VIRTUAL_ENV=warm.environment(), **first, **variables)
     env["PATH"] = f"{alias.BIN}:{ZEROSHARD.parent}:{os.path.dirname(sys.executable)}:{env['PATH']}"
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

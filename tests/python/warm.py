@@ -2,7 +2,7 @@
 
 An interpreter takes up to ten seconds of processor time to import these, a fork none. The fork has the script's
 arguments, environment, folder, open files, process group and processors. Whoever started it reaches it by signals and
-sees its exit code. `make test` starts the scripts of deepspeed_scripts.py so; without --sample, interpreters run them.
+sees its exit code. `make test` starts the scripts of deepspeed_scripts.py and test_hosts.py so; without --sample, interpreters run them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import selectors
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import time
 import types
 from pathlib import Path
 
@@ -31,7 +33,13 @@ LOADED = ("peft", "transformers.trainer", "transformers.models.llama", "trl.trai
 MOST_BYTES = 1 << 20  # of a request
 MOST_FILES = 64
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x4000000, 0x20000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
+
+
+def lead() -> None:
+    """This process of pytest, and those that it starts, shall have one server, which ends with it."""
+    os.environ.setdefault(LEADER, f"{os.getpid()}-{time.time_ns()}")
 
 
 def python() -> str:
@@ -39,29 +47,29 @@ def python() -> str:
     return _program() if LEADER in os.environ else sys.executable
 
 
+def environment() -> str:
+    """What VIRTUAL_ENV is, so that `zeroshard run` takes python()."""
+    return str(Path(python()).parents[1])
+
+
 @functools.cache
 def _program() -> str:
-    """VENV/bin/python, so that `zeroshard run` takes it by VIRTUAL_ENV."""
     from waiting import wait_for
     from zeroshard.compat import alias
 
-    environment = {**os.environ, "PYTHONPATH": alias.PATH, "OMP_NUM_THREADS": "1"}
-    subprocess.Popen([sys.executable, "-u", __file__, "serve"], env=environment, stdin=subprocess.DEVNULL)
+    own = {**os.environ, "PYTHONPATH": alias.PATH, "OMP_NUM_THREADS": "1"}
+    subprocess.Popen([sys.executable, "-u", __file__, "serve"], env=own, stdin=subprocess.DEVNULL)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        wait_for(lambda: probe.connect_ex(_address()) == 0, "the server of scripts")
+        wait_for(lambda: probe.connect_ex(str(_folder() / "socket")) == 0, "the server of scripts")
     return str(_folder() / "bin" / "python")
 
 
 def _folder() -> Path:
-    """The VENV, while the server runs."""
+    """It exists while the server runs."""
     return Path(tempfile.gettempdir(), f"zeroshard-warm-{os.environ[LEADER]}")
 
 
-def _address() -> str:
-    return f"\0zeroshard-tests-warm-{os.environ[LEADER]}"
-
-
-def _ask(arguments: list[str]) -> None:
+def _ask(address: str, arguments: list[str]) -> None:
     """Is for its parent what the server's fork is: `python [-u] SCRIPT ARGUMENTS`. Other uses start an interpreter."""
     script = arguments[1:] if arguments[:1] == ["-u"] else arguments
     if not script or not script[0].endswith(".py"):
@@ -75,12 +83,20 @@ def _ask(arguments: list[str]) -> None:
         "processors": list(os.sched_getaffinity(0)),
     }
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.connect(_address())
+    server.connect(address)
     socket.send_fds(server, [json.dumps(request).encode()], request["files"])
-    pid = int(server.recv(MOST_BYTES) or sys.exit("the server of scripts has ended"))
-    for number in FORWARDED:
-        signal.signal(number, lambda number, _: os.kill(pid, number))
-    code = os.waitstatus_to_exitcode(int(server.recv(MOST_BYTES) or 256))
+    while message := server.recv(MOST_BYTES):
+        kind, number = message.split()
+        if kind == b"status":
+            _end_with(int(number))
+        for signal_number in FORWARDED:
+            signal.signal(signal_number, lambda which, _, pid=int(number): os.kill(pid, which))
+    sys.exit("the server of scripts has ended")
+
+
+def _end_with(status: int) -> None:
+    """As the process whose status it is."""
+    code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
@@ -99,13 +115,14 @@ def _serve() -> list[str] | None:
     """Forks for each request until the tests end. Returns in the fork, with the argv of its script."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        listener.bind(_address())
-    except OSError:  # another worker has started a server
+        _folder().mkdir()
+    except FileExistsError:  # another worker has started a server
         return None
-    program = _folder() / "bin" / "python"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -SE "{__file__}" run "$@"\n')
+    program, address = _folder() / "bin" / "python", _folder() / "socket"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -SE "{__file__}" run "{address}" "$@"\n')
     program.chmod(0o755)
+    listener.bind(str(address))
     listener.listen(MOST_FILES)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in LOADED:
@@ -115,7 +132,7 @@ def _serve() -> list[str] | None:
     gc.collect()
     gc.freeze()  # the garbage collector of a fork need not look at, and so copy, any of this
     with selectors.SelectSelector() as ready:  # which has no descriptor of its own
-        leader = os.pidfd_open(int(os.environ[LEADER]))
+        leader = os.pidfd_open(int(os.environ[LEADER].partition("-")[0]))
         ready.register(leader, selectors.EVENT_READ)
         ready.register(listener, selectors.EVENT_READ, listener)
         while True:
@@ -140,11 +157,12 @@ def _fork(ready: selectors.SelectSelector, listener: socket.socket) -> list[str]
     if pid == 0:
         for key in list(ready.get_map().values()):
             os.close(key.fd)
-        connection.detach()
+        _enter_namespaces(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+        connection.send(f"pid {os.getpid()}".encode())
+        connection.close()
         return _become(json.loads(message), files)
     for number in files:
         os.close(number)
-    connection.send(str(pid).encode())
     ended = os.pidfd_open(pid)
     for descriptor in (ended, connection.fileno()):
         ready.register(descriptor, selectors.EVENT_READ, (pid, ended, connection))
@@ -157,11 +175,25 @@ def _end(ready: selectors.SelectSelector, pid: int, ended: int, connection: sock
         signal.pidfd_send_signal(ended, signal.SIGKILL)
     status = os.waitpid(pid, 0)[1]
     with contextlib.suppress(OSError):
-        connection.send(str(status).encode())
+        connection.send(f"status {status}".encode())
     for descriptor in (ended, connection.fileno()):
         ready.unregister(descriptor)
     os.close(ended)
     connection.close()
+
+
+def _enter_namespaces(pid: int) -> None:
+    """Those of a process on a host of hosts.py. Not who enters a namespace of pids is in it, but its children are."""
+    kinds = {"net": CLONE_NEWNET, "uts": CLONE_NEWUTS, "mnt": CLONE_NEWNS, "pid": CLONE_NEWPID}
+    others = [kind for kind in kinds if os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")]
+    if not others:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(os.pidfd_open(pid), sum(kinds[kind] for kind in others)) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot enter the namespaces {others} of process {pid}")
+    if child := os.fork():
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _end_with(os.waitpid(child, 0)[1])
 
 
 def _become(request: dict, files: list[int]) -> list[str]:
@@ -202,6 +234,6 @@ def _run(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "run":
-        _ask(sys.argv[2:])
+        _ask(sys.argv[2], sys.argv[3:])
     elif (argv := _serve()) is not None:
         _run(argv)

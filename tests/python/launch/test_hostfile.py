@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+import warm
 from built import REPOSITORY, ZEROSHARD, needs
 from hosts import lan  # noqa: F401 - a fixture
 from launched import (
@@ -55,7 +56,12 @@ class Cluster:
         hostfile.write_text("".join(f"{line}\n" for line in lines))
         program, reach = other.get("program", (ZEROSHARD, "run")), other.get("reach", ("--launcher_args", self.ssh))
         words = ["env", "-C", where or self.folder, *program, "--hostfile", hostfile, *reach]
-        return Job(self, self.folder / f"{name}.log", [*words, *options, *command], environment(**variables or {}))
+        return Job(
+            self,
+            self.folder / f"{name}.log",
+            [*words, *options, *command],
+            environment(VIRTUAL_ENV=warm.environment(), **variables or {}),
+        )
 
     def check_nothing_left(self, within_s=NAMED_WITHIN_S, hosts=None, but_sessions=False):
         """But for the servers that wait for connections, and for sessions of sshd whose client has vanished."""

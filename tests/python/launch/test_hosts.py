@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import warm
 import world
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from hosts import lan  # noqa: F401 - a fixture
@@ -58,10 +59,11 @@ class Job:
         """`command(node)` is that of one host and its variables."""
         self.logs = [folder / f"{host.name}.log" for host in hosts]
         self.processes = []
+        own = {"VIRTUAL_ENV": warm.environment()}
         for node, (host, log) in enumerate(zip(hosts, self.logs, strict=True)):
             words, variables = command(node)
             with log.open("w") as out:
-                self.processes.append(host.start(*words, stdout=out, env=environment(**variables)))
+                self.processes.append(host.start(*words, stdout=out, env=environment(**own, **variables)))
 
     def log(self, node):
         return self.logs[node].read_text()

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import warm
+from hosts import lan  # noqa: F401 - a fixture
 from launched import alive, environment
 from waiting import wait_for
 
@@ -36,9 +37,9 @@ sys.exit(code)
 
 @pytest.fixture
 def python(monkeypatch):
-    """The program. Without --sample this process has a server of its own."""
+    """The program, also without --sample."""
     if warm.LEADER not in os.environ:
-        monkeypatch.setenv(warm.LEADER, str(os.getpid()))
+        monkeypatch.setenv(warm.LEADER, f"{os.getpid()}-one-test")
     return warm.python()
 
 
@@ -87,6 +88,21 @@ def test_a_signal_reaches_the_fork(python, tmp_path, number, code):
     process.communicate(timeout=60)
     assert process.returncode == code and pid != process.pid
     wait_for(lambda: not alive(pid), "the end of the fork")
+
+
+IS_ON = """
+import os
+print([os.uname().nodename, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "uts", "mnt", "pid"))])
+print(sorted(os.listdir("/proc/sys/net/ipv4/conf")), os.listdir("/dev/shm"), os.path.exists(f"/proc/{os.getpid()}"))
+"""
+
+
+def test_a_fork_is_on_the_host_of_its_parent(python, lan, tmp_path):
+    (tmp_path / "script.py").write_text(IS_ON)
+    (host,) = lan(1)
+    told = [host.start(each, "-u", tmp_path / "script.py").communicate(timeout=60) for each in (sys.executable, python)]
+    assert told[1] == told[0] and host.name in told[0][0]
+    assert not host.processes()
 
 
 def test_other_uses_start_an_interpreter(python):
