@@ -1,8 +1,8 @@
 """A `python` for scripts of tests: forks of one process that has torch, Transformers, PEFT and TRL loaded.
 
 An interpreter takes up to ten seconds of processor time to import these, a fork none. The fork has the script's
-arguments, environment, folder, open files, process group and processors. Whoever started it reaches it by signals and
-sees its exit code. `make test` starts the scripts of deepspeed_scripts.py and test_hosts.py so; without --sample, interpreters run them.
+arguments, environment, folder, open files, process group, processors and host. Whoever started it reaches it by signals
+and sees its exit code. `make test` starts the scripts of some tests so; without --sample interpreters run them.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import re
 import subprocess
 
+import warm
 from built import REPOSITORY, ZEROSHARD, needs
 from launched import environment
 
@@ -13,7 +14,8 @@ def test_the_first_script(tmp_path):
     (tmp_path / "train.py").write_text(script)
     done = subprocess.run(
         [ZEROSHARD, "run", "--nproc", "2", "train.py"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False,
+        cwd=tmp_path, env=environment(VIRTUAL_ENV=warm.environment()),
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(loss) for loss in re.findall(r"\bloss=([\d.]+)", done.stdout + done.stderr)]

@@ -1,6 +1,7 @@
 """What `make test` leaves to `make test-all`."""
 
 import ast
+import functools
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from built import TESTS
 FILES = {path.name: path for path in TESTS.rglob("test_*.py")}
 
 
+@functools.cache
 def functions_of(name):
     assert name in FILES, f"{name} does not exist"
     return {node.name for node in ast.parse(FILES[name].read_text()).body if isinstance(node, ast.FunctionDef)}
