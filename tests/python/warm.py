@@ -126,7 +126,8 @@ def _serve() -> list[str] | None:
     listener.listen(MOST_FILES)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in LOADED:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # a script that needs it says so
+            importlib.import_module(name)
     names = {Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
     assert len(names - {"jemalloc_bg_thd"}) == 1, f"a fork would lack a thread, other than jemalloc's: {names}"
     gc.collect()
