@@ -1,10 +1,10 @@
 #include "comm_c10d/tiered_comm.h"
 
-#include <bit>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/host_sums.h"
 #include "comm/arguments.h"
 #include "comm_c10d/c10d_core.h"
 #include "comm_c10d/c10d_work.h"
@@ -48,16 +48,9 @@ TieredComm::~TieredComm() {
   core()->failure().leave(this);
 }
 
-// Returns whether the link sends one fp32 sum for each host instead of the pieces of the host's ranks. The sum must be
-// a node of the canonical tree, so the host must have a power of two of ranks. The sums must also take at most half the
-// bytes of the pieces, because the scratch has to hold the sums that are sent and those that are received.
-bool TieredComm::sums_on_hosts(DType dtype) const {
-  const int ranks = tiers_->ranks_per_host();
-  return std::has_single_bit(unsigned(ranks)) && ranks * element_size(dtype) >= 2 * int64_t{sizeof(float)};
-}
-
 std::unique_ptr<Exchange> TieredComm::exchange(ConstSpan full, Span scratch, std::string_view tag) {
-  if (full.numel == 0 || !sums_on_hosts(full.dtype)) return C10dComm::exchange(full, scratch, tag);
+  if (full.numel == 0 || !sums_on_hosts(tiers_->ranks_per_host(), full.dtype))
+    return C10dComm::exchange(full, scratch, tag);
   check_exchange(full, scratch, exchange_needs_scratch(), world_size(), tag);
   core()->throw_if_failed();
   auto* const sums = static_cast<float*>(scratch.data);

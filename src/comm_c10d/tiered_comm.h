@@ -24,7 +24,6 @@ class TieredComm final : public C10dComm {
  private:
   c10::intrusive_ptr<c10d::Work> start_all_gather(const Span& full, const ConstSpan& shard, const Op& op) override;
   c10::intrusive_ptr<c10d::Work> start_broadcast(const at::Tensor& bytes, const Op& op) override;
-  bool sums_on_hosts(DType dtype) const;
 
   std::unique_ptr<Tiers> tiers_;
   std::string transport_;

@@ -95,6 +95,22 @@ TEST(TieredComm, SumsOnHostsOnlyWhereThatSendsLess) {
   }
 }
 
+// Bytes are codes, which nobody adds, even where one sum would be as small as eight of them.
+TEST(TieredComm, CodesAreNotSummedOnHosts) {
+  expect_none(run_hosts({2, 8}, [](TieredComm& comm) {
+    const int64_t numel = 64 * comm.world_size();
+    std::vector<uint8_t> full(size_t(numel), uint8_t(comm.rank())), scratch(full);
+    const auto exchange =
+        comm.exchange({full.data(), numel, DType::kOther1}, {scratch.data(), numel, DType::kOther1}, "codes");
+    exchange->wait();
+    require(exchange->pieces().size() == 16, exchange->pieces().size());
+    for (size_t rank = 0; rank < 16; ++rank)
+      require(static_cast<const uint8_t*>(exchange->pieces()[rank])[63] == rank, "the codes of rank ", rank);
+    exchange->release();
+    exchange->drain();
+  }));
+}
+
 // A rank may wait for something else before it waits for a gather that others need now.
 TEST(TieredComm, ARankNeedsNoOtherToWait) {
   std::promise<void> gathered;
