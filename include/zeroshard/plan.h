@@ -22,6 +22,9 @@ struct PlanOptions : PlacementOptions {
   bool quantized_gradients = false;     // true: replicas send each other sums of gradients as 8-bit numbers
   bool replicas_need_scratch = false;   // true: the transport between replicas copies the pieces of a sum
   bool exchange_needs_scratch = false;  // true: the transport cannot sum directly from the memory of peers
+  int ranks_per_host = 0;               // 0: all ranks are on one host
+  bool in_two_levels = true;            // CPU ranks of several hosts: bytes cross the network once for each host
+  bool sums_natively = false;           // true: the backend's own reduce-scatter adds gradients
   int swap_buffers = 4;                 // if states lie in files: the number of chunks in memory at one time
   // If parameters lie in files: the number of shards in memory at one time, and the largest number of elements of each.
   int parameter_buffers = 5;

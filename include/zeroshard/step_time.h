@@ -6,10 +6,11 @@
 #include <vector>
 
 #include "zeroshard/activations.h"
+#include "zeroshard/network.h"
 #include "zeroshard/plan.h"
 
 // Estimates the time of a step from the shapes of a model and the rates of a machine. The estimate leaves out the
-// communication between ranks, operators that are not matrix products, and the first step.
+// communication between ranks of one host, operators that are not matrix products, and the first step.
 namespace zeroshard {
 
 // The rates of one rank per second, as measured on the machine. An unset rate is not known.
@@ -18,6 +19,16 @@ struct MachineRates {
   std::optional<double> host;  // bytes that the CPU reads from and writes to memory, added
   std::optional<double> link;  // bytes copied between device and host, in each direction
   std::optional<double> disk;  // bytes that are read from and written to swap files at the same time, added
+  std::optional<double> network = std::nullopt;  // bytes between a host and the others, in each direction
+};
+
+// The seconds for which the network between hosts is busy in a step.
+struct NetworkTime {
+  double forward = 0, backward = 0;  // while these compute
+  double update = 0;                 // while parameters are updated
+  double alone = 0;                  // while nothing else goes on
+
+  double total() const { return forward + backward + update + alone; }
 };
 
 // The seconds of one step of a rank: all its micro-batches and the update.
@@ -29,10 +40,14 @@ struct PlannedStep {
   double disk = 0;       // swap file transfers; they overlap the update
   double tokens = 0;     // tokens of a step on this rank
   bool is_late = false;  // true: the update and the swap file transfers overlap the passes of the next step
+  NetworkTime network;
 
-  double passes() const { return std::max({forward + backward, link, reads}); }
-  double after() const { return std::max(update, disk); }
-  double total() const { return is_late ? std::max(passes(), after()) : passes() + after(); }
+  double passes() const {
+    return std::max(
+        {std::max(forward, network.forward) + std::max(backward, network.backward) + network.alone, link, reads});
+  }
+  double after() const { return std::max({update, disk, network.update}); }
+  double total() const { return is_late ? std::max({passes(), after(), network.total()}) : passes() + after(); }
   // The share of the step in which the device computes. The ZeRO-Infinity paper calls it efficiency.
   double efficiency() const { return (forward + backward) / total(); }
 };

@@ -11,7 +11,8 @@
 // backward pass costs twice as much. The update of an element reads and writes its master weight and moments, reads its
 // gradient, and writes the parameter if that has 16 bits. Copies to and from the device overlap compute. Swap files are
 // read and written during the update, which begins after backward. The first chunks are read earlier, but they are
-// negligible for a model that is worth offloading.
+// negligible for a model that is worth offloading. Gathers overlap the passes if units are prefetched, and sums of
+// gradients overlap backward if they are told to.
 namespace zeroshard {
 namespace {
 
@@ -85,6 +86,16 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
   return bytes;
 }
 
+NetworkTime network_time(const ModelShapes& model, const PlanOptions& options, const MachineRates& rates) {
+  const NetworkBytes bytes = plan_network(model, options);
+  const double second = seconds(bytes.total(), rates.network, "network") / std::max(bytes.total(), 1.);
+  NetworkTime time{.update = bytes.refresh * second, .alone = bytes.whole * second};
+  (options.prefetch ? time.forward : time.alone) += bytes.forward * second;
+  (options.prefetch ? time.backward : time.alone) += bytes.backward * second;
+  (options.overlap ? time.backward : time.alone) += bytes.sums * second;
+  return time;
+}
+
 double tokens_per_second(const PlannedStep& step) {
   return step.tokens / step.total();
 }
@@ -117,6 +128,7 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   step.reads = seconds(2 * batches * (parameters + inputs) + (2 * batches - 1) * gradients, rates.disk, "disk");
   const double states = planned.file.master_weights + planned.file.moments;
   step.disk = seconds(2 * states + gradients + (own_masters ? 2 : 1) * parameters, rates.disk, "disk");
+  step.network = network_time(model, options, rates);
   return step;
 }
 
@@ -130,7 +142,9 @@ std::optional<StepChange> best_change(const ModelShapes& model, const PlanOption
   PlanOptions accumulating = options;
   accumulating.grad_accumulation_steps *= 2;
   add(concat("gradient_accumulation_steps = ", accumulating.grad_accumulation_steps), accumulating, rates);
-  if (options.stage > 0 && 2 * options.world_size <= kMaxPlannedWorldSize) {
+  const int here = options.ranks_per_host;
+  const bool grows_by_hosts = here == 0 || (options.world_size % here == 0 && rates.network);
+  if (options.stage > 0 && grows_by_hosts && 2 * options.world_size <= kMaxPlannedWorldSize) {
     PlanOptions wider = options;
     wider.world_size *= 2;
     add(concat(wider.world_size, " ranks, each with as much of everything"), wider, rates);

@@ -1,0 +1,142 @@
+#include "zeroshard/network.h"
+
+#include "base/check.h"
+#include "base/host_sums.h"
+#include "plan/plan_ledger.h"
+#include "plan/state_rules.h"
+
+namespace zeroshard {
+namespace {
+
+// Ranks that exchange data: how many of them each of how many hosts has, and how many such groups have ranks on a host.
+struct Spread {
+  int hosts = 1, per_host = 1, groups = 1;
+};
+
+// The network that an engine's collectives cross.
+class Network {
+ public:
+  explicit Network(const PlanOptions& options)
+      : two_levels_(options.in_two_levels && !options.on_device),
+        sums_in_ring_(options.sums_natively && options.on_device),
+        steps_(double(options.grad_accumulation_steps)) {
+    const int size = options.world_size, here = options.ranks_per_host;
+    if (here == 0) return;
+    ZS_CHECK(here > 0 && size * options.replicas % here == 0, size * options.replicas,
+             " ranks cannot be dealt to hosts with ", here, " ranks each");
+    ZS_CHECK(size % here == 0 || here % size == 0, "each copy of the states is shared by ", size,
+             " neighbouring ranks (zeroshard.mesh.shard), and hosts have ", here, " ranks each: give a divisor of ",
+             here, ", or a multiple of it");
+    if (size < here) {
+      shards_ = {.hosts = 1, .per_host = size, .groups = here / size};
+      replicas_ = {.hosts = options.replicas * size / here, .per_host = here / size, .groups = size};
+    } else {
+      shards_ = {.hosts = size / here, .per_host = here, .groups = 1};
+      replicas_ = {.hosts = options.replicas, .per_host = 1, .groups = here};
+    }
+  }
+
+  double gather(double bytes) const { return gather(shards_, bytes); }
+  // Returns the bytes of the sums of a group in all micro-batches.
+  double sums(double numel, double shard_numel, const GroupPlacement& place, const PlanOptions& options) const {
+    double bytes = sums_in_ring_ ? gather(numel * double(element_size(place.wire_dtype)))
+                                 : exchange(shards_, numel, place.wire_dtype);
+    if (options.replicas > 1) bytes += sum_of_replicas(shard_numel, options);
+    return steps_ * bytes;
+  }
+
+ private:
+  // The last rank of a host passes everything on to the next host, but what that host's ranks have. Without two levels,
+  // a gather is a ring of all ranks, and only one rank's part is not passed on.
+  double gather(const Spread& ranks, double bytes) const {
+    if (ranks.hosts == 1) return 0;
+    const int parts = two_levels_ ? ranks.hosts : ranks.hosts * ranks.per_host;
+    return ranks.groups * bytes * (parts - 1) / parts;
+  }
+  double exchange(const Spread& ranks, double numel, DType dtype) const {
+    const bool sums = two_levels_ && sums_on_hosts(ranks.per_host, dtype);
+    const int64_t bytes = sums ? element_size(DType::kFloat32) : ranks.per_host * element_size(dtype);
+    return ranks.groups * numel * double(bytes) * (ranks.hosts - 1) / ranks.hosts;
+  }
+  double sum_of_replicas(double shard_numel, const PlanOptions& options) const {
+    const bool is_coded = options.quantized_gradients;
+    const int64_t padded = replica_sum_numel(int64_t(shard_numel), options.replicas, is_coded);
+    const auto bytes = double(replica_sum_bytes(padded, is_coded));
+    const DType dtype = is_coded ? DType::kOther1 : DType::kFloat32;
+    return exchange(replicas_, bytes / double(element_size(dtype)), dtype) + gather(replicas_, bytes);
+  }
+
+  bool two_levels_, sums_in_ring_;
+  double steps_;  // micro-batches of a step
+  Spread shards_, replicas_;
+};
+
+// Adds what `numel` elements of a group cross the network for, apart from the sums of gradients.
+void add_parameters(NetworkBytes& bytes, const Network& network, double numel, Placement placement, DType dtype,
+                    const GroupPlacement& place, const PlanOptions& options) {
+  const double gathered = network.gather(numel * double(element_size(dtype)));
+  const auto passes = double(options.grad_accumulation_steps);
+  if (place.updates_whole()) {
+    bytes.whole += network.gather(numel * double(element_size(place.grad_dtype)));
+  } else if (placement == Placement::kReplicated) {
+    bytes.refresh += gathered;
+  } else if (placement == Placement::kPersistent) {
+    bytes.forward += gathered;  // by the first pass after an update
+  } else {
+    bytes.forward += passes * gathered;
+    bytes.backward += passes * gathered;
+  }
+}
+
+// Adds how a model differs from a chain of units that forward and backward gather once each. The last unit stays
+// gathered for its backward. If that is the head with the embedding's weight, its forward gathers the embedding again.
+void correct_ends(NetworkBytes& bytes, const Network& network, std::span<const UnitLayout> units,
+                  std::span<const UnitPlacement> table, const PlanOptions& options) {
+  const auto passes = double(options.grad_accumulation_steps);
+  const auto is_sharded = [&](size_t unit) { return table[unit].parameters == Placement::kSharded; };
+  const bool is_tied =
+      std::ranges::any_of(units[0].params, [](const ParamSpec& param) { return param.names.size() > 1; });
+  if (is_tied) {
+    if (is_sharded(0)) bytes.forward += passes * network.gather(double(units[0].full_bytes()));
+    return;
+  }
+  for (size_t u = units.size(); u-- > 0;) {
+    if (!is_sharded(u)) continue;
+    bytes.backward -= passes * network.gather(double(units[u].full_bytes()));
+    return;
+  }
+}
+
+}  // namespace
+
+NetworkBytes plan_network(const ModelShapes& model, const PlanOptions& options) {
+  check_plan_options(options);
+  const Network network(options);
+  const std::vector<UnitLayout> units = make_unit_layouts(model, options);
+  const std::vector<UnitPlacement> table = place(units, options);
+  NetworkBytes bytes;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const FlatGroup& group = units[u].groups[g];
+      const GroupPlacement& place = table[u].groups[g];
+      const auto numel = double(group.layout.padded_numel());
+      add_parameters(bytes, network, numel, table[u].parameters, group.dtype, place, options);
+      bytes.sums += network.sums(numel, double(group.layout.shard_numel()), place, options);
+    }
+  }
+  if (!units.empty()) correct_ends(bytes, network, units, table, options);
+  return bytes;
+}
+
+NetworkBytes plan_network(double numel, const PlanOptions& options) {
+  check_plan_options(options);
+  const Network network(options);
+  const Placement placement = shards_parameters(options) ? Placement::kSharded : Placement::kReplicated;
+  const GroupPlacement place = place_group(options.compute_dtype, /*requires_grad=*/true, placement, options);
+  NetworkBytes bytes;
+  add_parameters(bytes, network, numel, placement, options.compute_dtype, place, options);
+  bytes.sums = network.sums(numel, numel / options.world_size, place, options);
+  return bytes;
+}
+
+}  // namespace zeroshard
