@@ -13,6 +13,7 @@
 #include "numbers.h"
 #include "placement/offload_rules.h"
 #include "plan/auto_offload.h"
+#include "plan_cluster.h"
 #include "plan_output.h"
 #include "plan_recommend.h"
 #include "plan_step.h"
@@ -34,6 +35,7 @@ struct BatchArguments {
 struct MemoryArguments {
   std::string device, device_overhead, host;
   bool gpu = false;  // plans for GPUs, even if the configuration puts states in files
+  bool cpu = false;  // plans for ranks on the CPU, even if the configuration puts nothing in files
 };
 
 // The configuration file to read, the file to write, and the directory of swap files for the written one.
@@ -45,7 +47,7 @@ struct PlanArguments {
   std::string params, model, stage, dtype, optimizer;
   ConfigArguments config;
   MemoryArguments memory;
-  std::optional<int> world_size;
+  RankArguments ranks;
   BatchArguments batch;
   bool json = false, list_params = false, placement = false;
 };
@@ -82,7 +84,7 @@ Tier tier_of_checkpoints(const Config& config, bool on_device) {
   return on_device && config.offload.activations == Activations::kCpu ? Tier::kHost : Tier::kDevice;
 }
 
-void note_offload(const Config& config, PlanInputs& inputs) {
+void note_offload(const Config& config, bool for_cpu, PlanInputs& inputs) {
   using Device = OffloadDevice;
   const Device param = config.offload_param.device;
   const OffloadOptimizerConfig& optimizer = config.offload_optimizer;
@@ -90,7 +92,7 @@ void note_offload(const Config& config, PlanInputs& inputs) {
   const bool have_left = param == Device::kCpu || param == Device::kNvme;
   if (inputs.options.on_device && have_left && stay && config.compute_dtype == DType::kFloat32)
     inputs.notes.push_back("fp32 parameters stay on the device with their optimizer states, whose masters they are");
-  if (!inputs.options.on_device)
+  if (!inputs.options.on_device && !for_cpu)
     inputs.notes.push_back(
         std::string(asks_for_files(config) ? "files are asked for" : "ranks on GPUs refuse what is asked for") +
         ": planned for ranks on the CPU, whose memory is the host's; --gpu plans for GPUs");
@@ -98,15 +100,16 @@ void note_offload(const Config& config, PlanInputs& inputs) {
     inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
 }
 
-void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
+void read_config(const PlanArguments& arguments, const PlannedRanks& ranks, PlanInputs& inputs) {
   ConfigContext context;
-  context.world_size = *arguments.world_size;
+  context.world_size = ranks.world_size;
+  context.ranks_per_host = ranks.ranks_per_host;
   // The highest planned stage, because it supports everything that a file can ask for.
   if (!inputs.stages.empty()) context.stage = inputs.stages.back();
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
   const ParsedConfig parsed = load_config(arguments.config.path, context);
   const Config& config = parsed.config;
-  const bool on_device = arguments.memory.gpu || is_for_device(config);
+  const bool on_device = !arguments.memory.cpu && (arguments.memory.gpu || is_for_device(config));
   if (const std::string problem = refused_offload(config, on_device); !problem.empty())
     throw ConfigError(concat(arguments.config.path, ": ", problem));
   inputs.options = plan_options(config, on_device);
@@ -123,7 +126,7 @@ void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   for (const std::string& line : parsed.without_effect)
     if (line.starts_with("zero_optimization.offload_")) inputs.notes.push_back(line);
   if (!parsed.unknown.empty()) inputs.notes.push_back("the config has " + parsed.warning());
-  note_offload(config, inputs);
+  note_offload(config, arguments.memory.cpu, inputs);
 }
 
 // Returns the bytes that `text` names. Throws ValueError for a small number without a unit. It would be in bytes, and
@@ -176,17 +179,21 @@ PlanInputs read_inputs(const PlanArguments& arguments) {
   }
   if (!arguments.params.empty()) inputs.num_params = parse_param_count(arguments.params);
   if (!arguments.model.empty()) inputs.model = load_model_shapes(arguments.model);
-  if (!arguments.world_size && !arguments.list_params) throw ValueError("give --world-size, the number of ranks");
   if (arguments.list_params) {
     if (!inputs.model) throw ValueError("--list-params needs --model");
     return inputs;
   }
+  const PlannedRanks ranks = read_ranks(arguments.ranks);
   inputs.optimizer_name = "adamw";
-  inputs.options.on_device = true;  // read_config() may change it
+  if (arguments.memory.gpu && arguments.memory.cpu) throw ValueError("--gpu and --cpu: give one of both");
+  inputs.options.on_device = !arguments.memory.cpu;  // read_config() may change it
   read_stages(arguments.stage, inputs);
-  if (!arguments.config.path.empty()) read_config(arguments, inputs);
+  if (!arguments.config.path.empty()) read_config(arguments, ranks, inputs);
   if (inputs.stages.empty()) inputs.stages = {0, 1, 2, 3};
-  if (arguments.config.path.empty()) inputs.options.world_size = *arguments.world_size;
+  if (arguments.config.path.empty()) inputs.options.world_size = ranks.world_size;
+  inputs.options.ranks_per_host = ranks.ranks_per_host;
+  inputs.network = ranks.network;
+  check_cluster(inputs);
   if (inputs.options.replicas > 1)
     inputs.notes.push_back(concat("planned for ", inputs.options.replicas,
                                   " replicas of the states, each sharded over ", inputs.options.world_size,
@@ -309,13 +316,14 @@ void add_plan_command(CLI::App& app) {
   CLI::App* plan = app.add_subcommand("plan", "Says how many bytes each rank will hold, before anything is allocated");
   plan->add_option("--params", arguments->params, "Number of parameters: 7.5e9, 7.5B, 350M");
   plan->add_option("--model", arguments->model, "Hugging Face model directory or config.json");
-  add_int(*plan, "--world-size", {.min = 1, .max = kMaxPlannedWorldSize}, arguments->world_size, "Number of ranks");
+  add_rank_options(*plan, arguments->ranks);
   plan->add_option("--stage", arguments->stage, "0, 1, 2, 3 or all (default: that of --config, else all)");
   plan->add_option("--dtype", arguments->dtype, "bf16, fp16 or fp32 (default: that of --config, else bf16)");
   plan->add_option("--optimizer", arguments->optimizer,
                    "adamw, adam, lion, adagrad, muon, sgd-momentum or sgd (default: that of --config, else adamw)");
   plan->add_option("--config", arguments->config.path, "Training config, JSON as DeepSpeed's");
   plan->add_flag("--gpu", arguments->memory.gpu, "Plan for ranks on GPUs, also where --config asks for files");
+  plan->add_flag("--cpu", arguments->memory.cpu, "Plan for ranks on the CPU");
   plan->add_option("--device-memory", arguments->memory.device, "Memory of one device: 24GB, 24e9, 22.5GiB");
   plan->add_option("--host-memory", arguments->memory.host,
                    "Memory of the host for each rank (both: default: what --config says under zeroshard.offload)");

@@ -7,6 +7,7 @@
 
 #include "base/format.h"
 #include "format.h"
+#include "plan_cluster.h"
 #include "plan_step.h"
 
 namespace zeroshard::cli {
@@ -227,6 +228,10 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
                         gigabytes(staging(inputs)).c_str());
   }
   for (const std::string& note : inputs.notes) std::cout << "Note: " << note << ".\n";
+  if (inputs.options.ranks_per_host > 0) {
+    std::cout << "\n";
+    for (const StagePlan& plan : plans) std::cout << describe_network(inputs, inputs.at_stage(plan.stage));
+  }
   if (inputs.rates) {
     std::cout << "\n";
     for (const StagePlan& plan : plans) std::cout << describe_step(inputs, inputs.at_stage(plan.stage));
@@ -277,6 +282,7 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
                    {"smallest_world_size_stage_3", or_null(plan.fit->min_world_size_stage_3)},
                    {"lowest_stage", or_null(plan.fit->lowest_stage)}};
   }
+  if (inputs.options.ranks_per_host > 0) json["network"] = network_as_json(inputs, inputs.at_stage(plan.stage));
   if (inputs.rates) json["step"] = step_as_json(inputs, inputs.at_stage(plan.stage));
   if (inputs.device_bytes || inputs.host_bytes) {
     json["limits"] = {{"fits", plan.passed_limits.empty()}};
@@ -312,6 +318,8 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
     json["model_type"] = inputs.model->model_type;
     json["initialisation_extra_bytes"] = number(init_extra_bytes(*inputs.model, inputs.options));
   }
+  if (const int here = inputs.options.ranks_per_host; here > 0)
+    json["cluster"] = {{"hosts", inputs.ranks() / here}, {"ranks_per_host", here}};
   json["checkpoint_staging_host_bytes"] = number(staging(inputs));
   json["not_counted"] = {"operator temporaries", "LibTorch and driver"};
   if (inputs.activations) {
@@ -336,7 +344,8 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
   } else {
     json["not_counted"].push_back("the device's context and the collectives' own buffers");
   }
-  if (inputs.rates && inputs.options.world_size > 1) json["not_counted"].push_back("communication between ranks");
+  if (const std::string left_out = uncounted_communication(inputs.options); inputs.rates && !left_out.empty())
+    json["not_counted"].push_back(left_out);
   if (!inputs.model) json["not_counted"].insert(json["not_counted"].end(), {"padding", "gather ring", "reduce ring"});
   json["notes"] = inputs.notes;
   if (plans.size() == 1) {

@@ -30,6 +30,7 @@ struct PlanInputs {
   Tier checkpoints = Tier::kDevice;              // tier of activation checkpoints, from the configuration
   std::vector<std::string> notes;
   std::optional<Config> config;
+  std::optional<double> network;      // bytes per second of a host's link to the others, in each direction
   std::optional<MachineRates> rates;  // set if the user asks for the time of a step
 
   // The number of ranks of all replicas together.

@@ -68,19 +68,38 @@ std::optional<MachineRates> read_rates(const RateArguments& arguments, const Pla
   if (!inputs.activations)
     throw ValueError("--flops needs --sequence-length and --model, because the time of a step depends on its tokens");
   rates.flops = rate("--flops", arguments.flops, count_in(arguments.flops));
+  rates.network = inputs.network;
+  const int here = inputs.options.ranks_per_host;
+  if (here > 0 && inputs.ranks() > here && !rates.network)
+    throw ValueError(
+        "the step's time needs --network, the bits per second of a host's link to the others, such as 10Gbit");
   return rates;
+}
+
+std::string uncounted_communication(const PlanOptions& options) {
+  if (options.world_size * options.replicas == 1 || options.ranks_per_host == 1) return "";
+  return options.ranks_per_host == 0 ? "communication between ranks" : "communication within a host";
 }
 
 std::string describe_step(const PlanInputs& inputs, const PlanOptions& at) {
   const PlannedStep step = planned(inputs, at);
   std::string text = format("stage %d: a step takes %.3g s: ", at.stage, step.total());
-  text +=
-      format("max(forward %.3g + backward %.3g, copies %.3g, files %.3g)%s max(update %.3g, disk %.3g)", step.forward,
-             step.backward, step.link, step.reads, step.is_late ? " beside" : " +", step.update, step.disk);
+  const NetworkTime& network = step.network;
+  const bool is_spread = network.total() > 0;
+  std::string passes = format("forward %.3g + backward %.3g", step.forward, step.backward);
+  if (is_spread) {
+    passes = format("max(forward %.3g, network %.3g) + max(backward %.3g, network %.3g)", step.forward, network.forward,
+                    step.backward, network.backward);
+    if (network.alone > 0) passes += format(" + network %.3g", network.alone);
+  }
+  text += format("max(%s, copies %.3g, files %.3g)%s max(update %.3g, disk %.3g", passes.c_str(), step.link, step.reads,
+                 step.is_late ? " beside" : " +", step.update, step.disk);
+  text += is_spread ? format(", network %.3g)", network.update) : ")";
   const double rate = step.tokens / step.total();
-  text += at.world_size == 1
+  const std::string left_out = uncounted_communication(at);
+  text += left_out.empty()
               ? format("; the device computes in %.0f %% of it, %.4g tokens/s\n", 100 * step.efficiency(), rate)
-              : format("; at most %.4g tokens/s a rank: communication between ranks is not counted\n", rate);
+              : format("; at most %.4g tokens/s a rank: %s is not counted\n", rate, left_out.c_str());
   if (const auto change = best_change(*inputs.model, at, *inputs.activations, *inputs.rates))
     text += format("  what would help most: %s: %.4g tokens/s\n", change->change.c_str(),
                    change->step.tokens / change->step.total());
@@ -89,11 +108,17 @@ std::string describe_step(const PlanInputs& inputs, const PlanOptions& at) {
 
 Json step_as_json(const PlanInputs& inputs, const PlanOptions& at) {
   const PlannedStep step = planned(inputs, at);
-  Json json{{"total_s", step.total()},     {"forward_s", step.forward},
-            {"backward_s", step.backward}, {"copies_s", step.link},
-            {"files_s", step.reads},       {"update_s", step.update},
-            {"disk_s", step.disk},         {"efficiency", at.world_size == 1 ? Json(step.efficiency()) : Json()},
-            {"tokens", step.tokens},       {"tokens_per_second", step.tokens / step.total()}};
+  Json json{{"total_s", step.total()},
+            {"forward_s", step.forward},
+            {"backward_s", step.backward},
+            {"copies_s", step.link},
+            {"files_s", step.reads},
+            {"update_s", step.update},
+            {"disk_s", step.disk},
+            {"efficiency", uncounted_communication(at).empty() ? Json(step.efficiency()) : Json()},
+            {"tokens", step.tokens},
+            {"tokens_per_second", step.tokens / step.total()}};
+  if (inputs.rates->network) json["network_s"] = step.network.total();
   if (const auto change = best_change(*inputs.model, at, *inputs.activations, *inputs.rates))
     json["best_change"] = {{"change", change->change},
                            {"tokens_per_second", change->step.tokens / change->step.total()}};

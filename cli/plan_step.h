@@ -23,6 +23,8 @@ void add_rate_options(CLI::App& plan, RateArguments& rates);
 // or if rates are given without the sizes of a micro-batch.
 std::optional<MachineRates> read_rates(const RateArguments& rates, const PlanInputs& inputs);
 
+// Returns the communication that is not in the time of a step, or "" if there is none.
+std::string uncounted_communication(const PlanOptions& options);
 std::string describe_step(const PlanInputs& inputs, const PlanOptions& at);
 nlohmann::ordered_json step_as_json(const PlanInputs& inputs, const PlanOptions& at);
 

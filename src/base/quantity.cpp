@@ -24,6 +24,7 @@ constexpr std::array<Suffix, 10> kBytes{{{"", 1},
                                          {"mib", 1048576.},
                                          {"gib", 1073741824.},
                                          {"tib", 1099511627776.}}};
+constexpr std::array<Suffix, 5> kBits{{{"bit", 1}, {"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}, {"tbit", 1e12}}};
 
 // Reads a decimal number and a suffix. Uses from_chars(), because it does not depend on the locale.
 std::optional<double> scaled(std::string_view text, const auto& suffixes) {
@@ -49,6 +50,11 @@ std::optional<double> scaled(std::string_view text, const auto& suffixes) {
 std::optional<double> bytes_in(std::string_view text) {
   const std::optional<double> bytes = scaled(text, kBytes);
   return bytes && std::isfinite(*bytes) && *bytes >= 1 ? bytes : std::nullopt;
+}
+
+std::optional<double> bits_in(std::string_view text) {
+  if (text.ends_with("/s")) text.remove_suffix(2);
+  return scaled(text, kBits);
 }
 
 std::optional<double> count_in(std::string_view text) {
