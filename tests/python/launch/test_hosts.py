@@ -1,5 +1,6 @@
 """Jobs of several hosts: they start without any variable, and every host that is left names what failed elsewhere."""
 
+import json
 import os
 import re
 import runpy
@@ -200,6 +201,95 @@ def test_only_sums_of_gradients_cross_the_link_between_replicas(tmp_path, script
     for rank in range(4):
         sent = int((tmp_path / f"sent.{rank}").read_text())
         assert sent == pytest.approx(steps * bytes_of_model, rel=0.03), rank
+
+
+PLANNED = """
+import json
+import torch
+import zeroshard
+from torch import nn
+folder = sys.argv[1]
+sizes = json.load(open(f"{folder}/config.json"))
+hidden, wide, words = sizes["hidden_size"], sizes["intermediate_size"], sizes["vocab_size"]
+
+class Layer(nn.Module):
+    # The parameters of Llama's layer.
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList([nn.RMSNorm(hidden), nn.RMSNorm(hidden)])
+        self.square = nn.Sequential(*(nn.Linear(hidden, hidden, bias=False) for _ in range(4)))
+        self.up, self.gate = nn.Linear(hidden, wide, bias=False), nn.Linear(hidden, wide, bias=False)
+        self.down = nn.Linear(wide, hidden, bias=False)
+
+    def forward(self, x):
+        x = x + self.square(self.norms[0](x))
+        y = self.norms[1](x)
+        return x + self.down(self.up(y) * self.gate(y).sigmoid())
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(words, hidden), nn.RMSNorm(hidden)
+        self.layers = nn.ModuleList([Layer() for _ in range(sizes["num_hidden_layers"])])
+        self.head = nn.Linear(hidden, words, bias=False)
+        if sizes["tie_word_embeddings"]:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, rows):
+        x = self.embedding(rows)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x)).square().mean()
+
+def sent():
+    line = next(line for line in open("/proc/net/dev") if line.strip().startswith("eth0:"))
+    return int(line.split(":")[1].split()[8])
+
+torch.set_num_threads(1)
+zeroshard.init_distributed()
+torch.manual_seed(0)
+engine, *_ = zeroshard.initialize(model=Model(), config=json.load(open(f"{folder}/zeroshard.json")))
+rows = torch.ones(1, 4, dtype=torch.long)
+for step in range(6):
+    if step == 2:
+        torch.distributed.barrier()
+        before = sent()
+    for _ in range(engine.gradient_accumulation_steps()):
+        engine.backward(engine(rows))
+        engine.step()
+torch.distributed.barrier()
+with open(f"{folder}/sent.{rank}", "w") as file:
+    file.write(str(sent() - before))
+"""
+
+
+@pytest.mark.row("H1")
+@pytest.mark.parametrize(
+    ("stage", "tied", "own", "more"),
+    [
+        (0, False, {}, {}),
+        (2, False, {}, {"gradient_accumulation_steps": 2}),
+        (3, False, {}, {"gradient_accumulation_steps": 2}),
+        (3, True, {}, {}),
+        (3, False, {"transport": "process_group"}, {}),
+        (3, False, {"mesh": {"shard": "host"}}, {}),
+        (3, False, {"mesh": {"shard": 1}}, {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}),
+    ],
+)
+def test_the_plan_says_what_crosses_the_link(tmp_path, script, lan, stage, tied, own, more):
+    """Persistent units, gathers, sums and refreshes of a model like Llama, beside what host 0 sends."""
+    model = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3}
+    model |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 2048, "tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
+    config |= {"optimizer": {"type": "AdamW"}}
+    (tmp_path / "zeroshard.json").write_text(json.dumps(config | more | {"zeroshard": own}))
+    job = launchers(lan(2), tmp_path, script(PLANNED), tmp_path, nproc=2)
+    assert job.codes() == [0, 0], job.said()
+    words = ["--model", tmp_path, "--config", tmp_path / "zeroshard.json", "--cluster", "2x2", "--cpu", "--json"]
+    said = subprocess.run([ZEROSHARD, "plan", *words], capture_output=True, text=True, check=True).stdout
+    sent = int((tmp_path / "sent.0").read_text())
+    assert sent == pytest.approx(4 * json.loads(said)["network"]["total_bytes"], rel=0.03)
 
 
 @pytest.mark.row("H1")
