@@ -13,6 +13,7 @@
 #include "comm_c10d/c10d_bootstrap.h"
 #include "comm_c10d/c10d_comm.h"
 #include "comm_c10d/divergence.h"
+#include "comm_c10d/gloo_group.h"
 #include "comm_c10d/group_beside.h"
 #include "comm_c10d/make_tiers.h"
 #include "comm_c10d/tiered_comm.h"
