@@ -1,5 +1,7 @@
 #include "zeroshard/network.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/host_sums.h"
 #include "plan/plan_ledger.h"
