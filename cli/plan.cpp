@@ -195,9 +195,9 @@ PlanInputs read_inputs(const PlanArguments& arguments) {
   inputs.network = ranks.network;
   check_cluster(inputs);
   if (inputs.options.replicas > 1)
-    inputs.notes.push_back(concat("planned for ", inputs.options.replicas,
-                                  " replicas of the states, each sharded over ", inputs.options.world_size,
-                                  " rank(s) (zeroshard.mesh.shard)"));
+    inputs.notes.push_back(concat("planned for ", inputs.options.replicas, " replicas of the ",
+                                  inputs.options.parts > 1 ? "parameters" : "states", ", each sharded over ",
+                                  inputs.options.world_size, " rank(s) (zeroshard.mesh.shard)"));
   if (!arguments.dtype.empty()) inputs.options.compute_dtype = choose(kDTypes, arguments.dtype, "--dtype");
   if (!arguments.optimizer.empty()) {
     inputs.options.optimizer_slots = choose(kOptimizerSlots, arguments.optimizer, "--optimizer");

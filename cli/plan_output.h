@@ -64,6 +64,10 @@ struct PlanInputs {
   PlanOptions asked_at_stage(int stage) const {
     PlanOptions at = options;
     at.stage = stage;
+    if (stage == 3) return at;
+    at.world_size *= at.parts;  // below stage 3 all ranks are one group: see Config::shard_ranks()
+    at.replicas /= at.parts;
+    at.parts = 1;
     return at;
   }
   PlanOptions at_stage(int stage) const { return with_effect(asked_at_stage(stage)); }

@@ -236,7 +236,9 @@ struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
   bool managed_accumulation = true;  // false: every step() updates the parameters, after any number of micro-batches
   int world_size = 1;
-  int shard_size = 0;                 // ranks that shard one copy of the states; 0: all
+  int shard_size = 0;  // ranks that shard one copy of the parameters; 0: all
+  // Whether groups of shard_size ranks share one copy of the optimizer states, at stage 3; false: each has a copy.
+  bool groups_share_states = false;
   bool quantized_gradients = false;   // true: replicas of the states send each other sums of gradients as 8-bit numbers
   int sequence_parallel_size = 1;     // ranks that train on the same rows; parameters are still sharded over all ranks
   double gradient_clipping = 1;       // largest gradient norm; 0: no clipping. 1 is DeepSpeed's default since 0.19.3
@@ -286,7 +288,11 @@ struct Config {
   MetricFilesConfig tensorboard, csv_monitor;
   WandbConfig wandb;
 
-  int shard_ranks() const { return shard_size > 0 ? shard_size : world_size; }
+  // Returns the number of ranks that shard one copy of the parameters. Below stage 3 parameters are whole, so groups
+  // that share the states are one group.
+  int shard_ranks() const { return shard_size > 0 && (!groups_share_states || stage == 3) ? shard_size : world_size; }
+  // Returns whether several groups of shard_ranks() ranks share one copy of the optimizer states.
+  bool shares_states() const { return groups_share_states && shard_ranks() < world_size; }
   // Returns the dtype of reduced gradients in a step of `micro_batches` micro-batches, or nothing, which means the
   // communication dtype. Sums over several micro-batches are fp32 unless grad_accum_dtype says otherwise, because 16
   // bits lose small contributions.

@@ -19,7 +19,8 @@ struct PlacementRule {
 };
 
 struct PlacementOptions {
-  int world_size = 1;  // ranks that shard one copy of the states among themselves
+  int world_size = 1;  // ranks that shard one copy of the parameters among themselves
+  int parts = 1;       // groups of that many ranks that share one copy of gradients and optimizer states
   int stage = 0;
   bool shard_one_rank = false;      // true: a single rank gathers and reduces like several ranks do
   std::optional<DType> wire_dtype;  // dtype of gradients on the wire; unset: the dtype of their parameters
@@ -39,5 +40,10 @@ struct PlacementOptions {
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   std::vector<PlacementRule> rules;         // if several rules match a unit, the last one counts
 };
+
+// Returns the number of ranks that shard one copy of the optimizer states.
+inline int state_ranks(const PlacementOptions& options) {
+  return options.world_size * options.parts;
+}
 
 }  // namespace zeroshard

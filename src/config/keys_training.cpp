@@ -206,16 +206,15 @@ std::vector<Key> own_keys() {
            config.placement.push_back({rule["units"].get<std::string>(), rule["parameters"] == "replicated"});
        }},
       {"zeroshard.mesh.shard", RanksOrHost{}, nullptr,
-       "neighbouring ranks that shard one copy of all states among themselves; each group of them holds a replica, and "
-       "groups exchange only gradients. \"host\": the ranks of a host. Unset: all ranks share one copy",
+       "neighbouring ranks that shard one copy of the parameters among themselves; each group of them holds a replica, "
+       "and gathers stay within a group. \"host\": the ranks of a host. Unset: all ranks share one copy",
        Effect::kYes,
        [](Config& config, const Json& value) { config.shard_size = value == "host" ? 0 : value.get<int>(); }},
-      {"zeroshard.mesh.outer",
-       Choice{{"replicate"}, "optimizer states that all groups share are not supported"},
-       "replicate",
-       "what the groups of zeroshard.mesh.shard hold: \"replicate\" means that each has all states",
-       Effect::kYes,
-       {}},
+      {"zeroshard.mesh.outer", Choice{{"replicate", "optimizer"}}, "replicate",
+       "what the groups of zeroshard.mesh.shard hold. \"replicate\": each has all states, and groups exchange only "
+       "gradients. \"optimizer\", at stage 3: all ranks share one copy of reduced gradients and optimizer states, and "
+       "groups send each other the updated parameters once in a step",
+       Effect::kYes, [](Config& config, const Json& value) { config.groups_share_states = value == "optimizer"; }},
       {"zeroshard.shard_one_rank", Bool{}, false,
        "one rank gathers parameters and reduces gradients as several do: to try a stage without other ranks",
        Effect::kYes, set<&Config::shard_one_rank>},

@@ -111,6 +111,9 @@ std::vector<Key> effective() {
            "for "
            "256 elements. Within a group gradients stay as they are",
            set<&Config::quantized_gradients>),
+      zero("zero_hpz_partition_size", Integer{.min = 0, .max = std::numeric_limits<int>::max()}, 1,
+           "hpZ, at stage 3: the same as zeroshard.mesh.shard with \"outer\": \"optimizer\"; 0 or 1: all ranks share "
+           "one copy of the parameters"),
       zero("mics_shard_size", Integer{.min = -1, .max = std::numeric_limits<int>::max()}, -1,
            "MiCS: the same as zeroshard.mesh.shard; -1 or 0: all ranks share one copy"),
   };
@@ -195,9 +198,6 @@ std::vector<Key> not_supported() {
   const std::string kQuantized =
       "quantized gathers are not supported: zeroshard.mesh.shard keeps all gathers in a host";
   return {
-      zero_unsupported(
-          "zero_hpz_partition_size", Integer{.min = 0, .max = 1}, 1,
-          "secondary partitions (hpZ) are not supported: zeroshard.mesh.shard keeps all gathers in a host"),
       zero_unsupported("zero_quantized_weights", Only{false}, false, kQuantized),
       zero_unsupported("zero_quantized_nontrainable_weights", Only{false}, false, kQuantized),
       zero_unsupported("zeropp_loco_param", Only{nullptr}, nullptr, "rounding errors of gradients are not fed back"),

@@ -296,9 +296,9 @@ class Resolver {
   }
 
   void resolve_mesh() {
-    const char *own = "zeroshard.mesh.shard", *mics = "zero_optimization.mics_shard_size";
-    const bool is_host = value_of(own).value == "\"host\"", is_given = is_host || config().shard_size > 0;
-    const int ranks = context_.world_size, size_of_mics = std::stoi(value_of(mics).value);
+    const char *own = "zeroshard.mesh.shard", *outer = "zeroshard.mesh.outer";
+    const bool is_host = value_of(own).value == "\"host\"";
+    const int ranks = context_.world_size;
     if (is_host) {
       if (context_.ranks_per_host == 0)
         fail_value(own, "host",
@@ -306,20 +306,45 @@ class Resolver {
       config().shard_size = context_.ranks_per_host;
       value_of(own).origin += concat(": ", config().shard_size, " ranks");
     }
-    if (size_of_mics > 0) {
-      if (is_given && config().shard_size != size_of_mics)
-        fail_value(mics, size_of_mics, concat("differs from ", config().shard_size, ", which ", own, " says"));
-      config().shard_size = size_of_mics;
-    }
-    if (config().shard_size > 0 && ranks % config().shard_size != 0)
-      fail_size(is_given ? own : mics, config().shard_size);
+    std::string source = own;
+    take_size_of_groups("zero_optimization.mics_shard_size", /*least=*/1, /*share_states=*/false, source);
+    take_size_of_groups("zero_optimization.zero_hpz_partition_size", /*least=*/2, /*share_states=*/true, source);
+    if (config().shard_size > 0 && ranks % config().shard_size != 0) fail_size(source.c_str(), config().shard_size);
+    const auto tell = [&](const auto&... text) { parsed_.without_effect.push_back(concat(text...)); };
     if (config().quantized_gradients && config().shard_ranks() == ranks)
-      parsed_.without_effect.push_back(
+      tell(
           "zero_optimization.zero_quantized_gradients = true: it is for what goes between groups of ranks, and all "
           "ranks are one group (zeroshard.mesh.shard)");
-    if (is_given && config().shard_size == ranks && ranks > 1)
-      parsed_.without_effect.push_back(
-          concat(own, " = ", value_of(own).value, ": all ", ranks, " ranks are one group"));
+    if (config().shard_size == 0 && config().groups_share_states)
+      tell(outer, " = \"optimizer\": it is for groups of ranks, whose size ", own, " says");
+    if (config().shard_size == ranks && ranks > 1)
+      tell(source, " = ", value_of(source).value, ": all ", ranks, " ranks are one group");
+    if (config().shard_size > 0 && config().shard_size < ranks && config().shard_ranks() == ranks)
+      tell(source, " = ", value_of(source).value, ": at stage ", config().stage,
+           " every rank has all parameters, so with ", outer, " = \"optimizer\" all ranks are one group");
+  }
+
+  // Takes the size of groups from a key of DeepSpeed, unless it is below `least`, which means that there are no groups.
+  // `source` is the key that has said the size.
+  void take_size_of_groups(const char* path, int least, bool share_states, std::string& source) {
+    const char* outer = "zeroshard.mesh.outer";
+    const int size = std::stoi(value_of(path).value);
+    if (size < least) return;
+    if (share_states && config().stage != 3)
+      fail_value(path, size,
+                 concat("is for stage 3, which shards parameters, and zero_optimization.stage is ", config().stage,
+                        ": leave the key out, or set the stage to 3"));
+    if (config().shard_size > 0 && config().shard_size != size)
+      fail_value(path, size, concat("differs from ", config().shard_size, ", which ", source, " says"));
+    const bool is_given = document_.find(outer) != nullptr || source != "zeroshard.mesh.shard";
+    if (is_given && config().groups_share_states != share_states)
+      fail_value(path, size,
+                 concat("means ", outer, " = \"", share_states ? "optimizer" : "replicate",
+                        "\", but the configuration says \"", share_states ? "replicate" : "optimizer", "\" (",
+                        document_.find(outer) != nullptr ? outer : source.c_str(), "): leave one of the two out"));
+    if (config().shard_size == 0) source = path;
+    config().shard_size = size;
+    config().groups_share_states = share_states;
   }
 
   // Throws ConfigError, because `size` does not divide the number of ranks.

@@ -24,8 +24,9 @@ int ranks_that_share(const HostMemory& memory, Comm& comm) {
   return mine == 0 ? 1 : int(std::count(machines.begin(), machines.end(), mine));
 }
 
-std::vector<UnitLayout> with_world_size(std::vector<UnitLayout> layouts, int world_size) {
-  for (UnitLayout& unit : layouts) unit = make_unit_layout(unit.name, std::move(unit.params), world_size);
+std::vector<UnitLayout> laid_out_for(const PlanOptions& options, std::vector<UnitLayout> layouts) {
+  for (UnitLayout& unit : layouts)
+    unit = make_unit_layout(unit.name, std::move(unit.params), options.world_size, options.parts);
   return layouts;
 }
 
@@ -34,7 +35,7 @@ std::string refusal(const MemoryPlan& plan, const MemoryLimits& limits, bool may
   const std::string passed = passed_limits(memory_needs(plan.bytes, on_device), limits, on_device);
   if (passed.empty()) return "";
   const auto needs = [&](const PlanOptions& options) {
-    const std::vector<UnitLayout> layouts = with_world_size(plan.layouts, options.world_size);
+    const std::vector<UnitLayout> layouts = laid_out_for(options, plan.layouts);
     return memory_needs(plan_ledger(layouts, options).bytes, on_device);
   };
   return concat("the model does not fit: ", passed, ". ", advice_to_fit({plan.options, limits, needs, may_use_files}),

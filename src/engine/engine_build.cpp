@@ -67,7 +67,7 @@ void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tens
 Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce,
                    Comm* checkpoint, const ReplicaComms& replication)
     : options(completed(std::move(engine_options), units)),
-      ranks(gather, reduce, checkpoint, replication, options.device),
+      ranks(gather, reduce, checkpoint, replication, options.device, options.config.shares_states()),
       plan(units, options, ranks),
       optimizer(options.optimizer, options.device, &plan.ledger) {
   const auto build = [&] {
@@ -109,9 +109,12 @@ std::unique_ptr<Executor> make_executor(const std::vector<UnitDefinition>& defin
         read(plan.layouts[u].params[index].name(), begin, end, out);
       };
     }
+    const Unit::Comms comms{.gather = ranks.gather,
+                            .all = ranks.values(),
+                            .parts = ranks.num_parts() > 1 ? ranks.replicas : nullptr};
     units.push_back(std::make_unique<Unit>(plan.layouts[u], memory.groups->of_unit(u), plan.placements[u].parameters,
-                                           std::move(source), ranks.device, ranks.gather, ranks.values(),
-                                           *memory.gather_ring, memory.gathers));
+                                           std::move(source), ranks.device, comms, *memory.gather_ring,
+                                           memory.gathers));
     parents.push_back(definitions[u].parent);
     freed_bytes += plan.layouts[u].full_bytes();
     if (freed_bytes < kReturnBytes && u + 1 < plan.layouts.size()) continue;
@@ -141,6 +144,7 @@ std::unique_ptr<Reducer> make_reducer(const EngineOptions& options, EnginePlan& 
   reduce.scratch = exchange_scratch(plan.layouts, plan.placements, plan.options);
   reduce.replica_buffers = replica_buffers(plan.layouts, plan.options);
   reduce.quantized = options.config.quantized_gradients;
+  reduce.share_states = ranks.num_parts() > 1;
   if (ranks.replicas != nullptr) reduce.all = &ranks.all;
   reduce.replicas = ranks.replicas;
   reduce.files = memory.gradients_in_files.get();

@@ -25,6 +25,7 @@ PlanOptions plan_options(const Config& config, c10::Device device, const Ranks& 
   const Comm& comm = ranks.reduce;
   PlanOptions plan = zeroshard::plan_options(config, /*on_device=*/!device.is_cpu());
   plan.world_size = comm.world_size();
+  plan.parts = ranks.num_parts();
   plan.replicas = ranks.num_replicas();
   plan.replicas_need_scratch = ranks.replicas != nullptr && ranks.replicas->exchange_needs_scratch();
   plan.optimizer_slots = num_moments;
@@ -52,7 +53,7 @@ bool is_matrix(const ParamDefinition& param, const EngineOptions& options) {
 }
 
 std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, const EngineOptions& options,
-                                     int world_size) {
+                                     const Ranks& ranks) {
   std::vector<UnitLayout> layouts;
   for (const UnitDefinition& unit : units) {
     std::vector<ParamSpec> params;
@@ -64,7 +65,7 @@ std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, c
       params.back().is_coded =
           !param.keeps_fp32_moments && has_coded_moments(params.back().numel(), options.config.moment_dtype);
     }
-    layouts.push_back(make_unit_layout(unit.name, std::move(params), world_size));
+    layouts.push_back(make_unit_layout(unit.name, std::move(params), ranks.gather.world_size(), ranks.num_parts()));
   }
   return layouts;
 }
@@ -109,7 +110,7 @@ EngineOptions completed(EngineOptions options, std::vector<UnitDefinition>& unit
 EnginePlan::EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& engine_options, Ranks& ranks) {
   const Config& config = engine_options.config;
   ZS_CHECK(!units.empty(), "the model has no parameters");
-  layouts = make_layouts(units, engine_options, ranks.gather.world_size());
+  layouts = make_layouts(units, engine_options, ranks);
   for (const auto& [what, values] : engine_options.agreement) check_agreement(ranks.all, what, values);
   check_agreement(ranks.all, "parameters of the model", describe(layouts));
   check_agreement(ranks.all, "buffers of the model", describe(engine_options.buffers));

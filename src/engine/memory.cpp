@@ -15,7 +15,9 @@ Memory::Memory(const std::vector<UnitDefinition>& units, const EngineOptions& op
     : gathers(options.device) {
   // On a device, the shards and states of a unit are allocated when the unit is made, because the tensors of earlier
   // units have been freed by then. On the CPU, zeroed memory takes no space until it is written.
-  Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu(), {}};
+  Groups::Options group_options;
+  group_options.device = options.device;
+  group_options.unit_by_unit = !options.device.is_cpu();
   if (plan.holds_for_some_group(&GroupPlacement::updates_on_host)) {
     const RingClass& slots = plan.parameter_copies;
     group_options.to_host = {.bytes = slots.slot_bytes,
@@ -46,6 +48,7 @@ Memory::Memory(const std::vector<UnitDefinition>& units, const EngineOptions& op
     std::vector<int>& of_unit = group_options.param_groups.emplace_back();
     for (const ParamDefinition& param : unit.params) of_unit.push_back(param.param_group);
   }
+  group_options.rank = ranks.states.rank();
   groups = std::make_unique<Groups>(plan.layouts, plan.placements, std::move(group_options), ranks.gather, plan.ledger);
   gather_ring = std::make_unique<SlotRing>(
       std::map<int64_t, int>{}, [device = options.device, &ledger = plan.ledger, &comm = ranks.gather](int64_t size) {

@@ -34,12 +34,12 @@ std::optional<TrainedParam> find_trained(Groups& groups, size_t unit, size_t par
   return std::nullopt;
 }
 
-// Returns all values of a parameter, as fp32 in its shape. Each rank passes the values of its shard
+// Returns all values of a parameter, as fp32 in its shape. Each rank passes the values of its part
 // (ShardLayout::owned) as `mine`, which is 1-D; nothing stands for zeros. Returns nothing unless some rank `has_some`.
 // Collective; `what` names the values in errors.
 std::optional<at::Tensor> assemble(const Ranks& ranks, const TrainedParam& param, bool has_some,
                                    const std::optional<at::Tensor>& mine, const std::string& what) {
-  Comm& comm = ranks.reduce;
+  Comm& comm = ranks.states;
   const ShardLayout& layout = param.group->layout();
   const std::string tag = concat(what, " of '", param.spec().name(), "'");
   if (ranks.all.world_size() > 1) has_some = all_reduce(ranks.all, {has_some ? 1 : 0}, ReduceOp::kMax, tag)[0] > 0;
@@ -66,8 +66,8 @@ bool has_own_grad(const GradBucket& bucket, size_t index) {
   return !bucket.is_reduced() || bucket.has_grad(index);
 }
 
-Range owned_part(const TrainedParam& param, int rank) {
-  return param.group->layout().owned(param.index, rank);
+Range owned_part(const TrainedParam& param) {
+  return intersect(param.group->layout().param(param.index), param.group->mine());
 }
 
 }  // namespace
@@ -103,8 +103,8 @@ std::optional<at::Tensor> Engine::local_param(size_t unit, size_t param) {
     for (size_t i = 0; i < group.num_params(); ++i) {
       if (group.flat().params[i] != param) continue;
       if (!group.parameters().in_memory()) return std::nullopt;
-      const Range owned = group.layout().owned(i, impl_->ranks.reduce.rank());
-      const int64_t first = group.mine().begin;
+      const Range owned = intersect(group.layout().param(i), group.shard());
+      const int64_t first = group.shard().begin;
       return owned.size() == 0 ? group.my_shard().slice(0, 0, 0)
                                : group.my_shard().slice(0, owned.begin - first, owned.end - first);
     }
@@ -138,7 +138,7 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
     if (!last || !impl.step->has_grad(*found->group, found->index)) return std::nullopt;
     scale = *last;
   }
-  const Range mine = found->group->mine(), owned = owned_part(*found, impl.ranks.reduce.rank());
+  const Range mine = found->group->mine(), owned = owned_part(*found);
   // If the bucket has whole gradients, this rank's shard is a part of them.
   const int64_t first = owned.begin - (found->group->place().updates_whole() ? 0 : mine.begin);
   return bucket.part({first, first + owned.size()})
@@ -177,7 +177,7 @@ std::vector<std::pair<std::string, double>> Engine::grad_norms() {
   if (impl.ranks.all.world_size() > 1 && !names.empty()) {
     constexpr std::string_view kTag = "norms of gradients";
     has_grad = all_reduce(impl.ranks.all, has_grad, ReduceOp::kMax, kTag);
-    impl.ranks.reduce.host()
+    impl.ranks.states.host()
         .all_reduce({squares.data(), std::ssize(squares), DType::kFloat64}, ReduceOp::kSum, kTag)
         ->wait();
   }
@@ -200,7 +200,7 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
                             "' cannot be set now: set it between backward() and the step() that uses it"));
   const int64_t first = found->group->layout().param(found->index).begin + begin;
   const at::Tensor scaled = values.detach().to(impl.options.device, at::kFloat).reshape({-1}).mul(loss_scale());
-  const Range owned = owned_part(*found, impl.ranks.reduce.rank());
+  const Range owned = owned_part(*found);
   const Range both = intersect(owned, {first, first + scaled.numel()});
   ZS_CHECK(both == owned, "values are for elements [", begin, ", ", begin + scaled.numel(), ") of '",
            found->spec().name(), "', but this rank keeps [", owned.begin - first + begin, ", ",

@@ -12,11 +12,12 @@
 namespace zeroshard {
 
 Ranks::Ranks(Comm& gather_comm, Comm& reduce_comm, Comm* checkpoint, const ReplicaComms& replication,
-             c10::Device on_device)
+             c10::Device on_device, bool share_states)
     : gather(gather_comm),
       reduce(reduce_comm),
       checkpoint_or_null(checkpoint),
       all(replication.all != nullptr ? *replication.all : reduce_comm),
+      states(share_states ? all : reduce_comm),
       replicas(replication.replicas),
       device(on_device) {
   ZS_CHECK((replicas == nullptr) == (replication.all == nullptr), "one of the communicators of replicas is null");
@@ -25,7 +26,7 @@ Ranks::Ranks(Comm& gather_comm, Comm& reduce_comm, Comm* checkpoint, const Repli
 }
 
 Range Ranks::saved_part(Range mine) const {
-  if (replicas == nullptr) return mine;
+  if (!has_replicas_of_states()) return mine;
   const int64_t part = ceil_div(mine.size(), replicas->world_size()), begin = mine.begin + part * replicas->rank();
   return {std::min(begin, mine.end), std::min(begin + part, mine.end)};
 }

@@ -13,8 +13,10 @@ namespace zeroshard {
 
 // The communicators of an engine, which outlive it, and the process that may use them.
 struct Ranks {
-  // `replication` is empty if there is one replica. Then `reduce` also serves all ranks.
-  Ranks(Comm& gather, Comm& reduce, Comm* checkpoint, const ReplicaComms& replication, c10::Device device);
+  // `replication` is empty if there is one replica. Then `reduce` also serves all ranks. `share_states` says whether
+  // replicas of the parameters shard one copy of the optimizer states among themselves.
+  Ranks(Comm& gather, Comm& reduce, Comm* checkpoint, const ReplicaComms& replication, c10::Device device,
+        bool share_states = false);
 
   // Throws StateError in a forked child of the rank, and in a signal handler that runs while the engine waits.
   void check_caller() const;
@@ -31,19 +33,23 @@ struct Ranks {
   // Throws StateError if there is no communicator for checkpoints.
   Comm& checkpoint() const;
   int num_replicas() const { return replicas != nullptr ? replicas->world_size() : 1; }
-  // Returns the part of the shard `mine` that this rank saves. The replicas of the shard save the other parts.
+  // Returns into how many parts of states each shard is cut: see ShardLayout.
+  int num_parts() const { return states.world_size() / gather.world_size(); }
+  // Returns the part of the elements `mine` that this rank saves. The replicas of them save the other parts.
   Range saved_part(Range mine) const;
   // Returns whether this rank is in the first replica of the states.
-  bool is_in_first_replica() const { return replicas == nullptr || replicas->rank() == 0; }
+  bool is_in_first_replica() const { return !has_replicas_of_states() || replicas->rank() == 0; }
+  bool has_replicas_of_states() const { return replicas != nullptr && num_parts() == 1; }
 
   // Returns the communicator by which one rank gives its values of parameters to all ranks.
   Comm& values() const { return replicas != nullptr ? all : gather; }
 
-  // The ranks of this replica, which shard one copy of the states among themselves:
+  // The ranks of this replica, which shard one copy of the parameters among themselves:
   Comm& gather;
   Comm& reduce;
   Comm* checkpoint_or_null;  // all ranks
   Comm& all;                 // all ranks
+  Comm& states;              // the ranks that shard one copy of the optimizer states: all, or those of this replica
   Comm* replicas;            // the ranks that hold this rank's shard, one of each replica; null: there is one replica
   c10::Device device;
   ProcessMark process = {};

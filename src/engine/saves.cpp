@@ -226,7 +226,7 @@ std::vector<StateSlice> Saves::own_share(const std::vector<TensorState>& states)
     ZS_CHECK(at != places.end(), "'", state.name, "' (", state.kind, ") is a state of no parameter");
     const auto& [group, index] = at->second;
     slice.trainable = true;
-    if (group->place().updates_whole() || ranks_.replicas != nullptr) {
+    if (group->place().updates_whole() || ranks_.has_replicas_of_states()) {
       const Range owned = intersect(group->layout().param(index), ranks_.saved_part(group->mine()));
       const int64_t start = group->layout().param(index).begin;
       const Range mine = intersect(slice.elements, {owned.begin - start, owned.end - start});

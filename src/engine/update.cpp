@@ -22,9 +22,9 @@ Update::Update(const EngineOptions& options, EnginePlan& plan, const Ranks& rank
     for (ShardedGroup* const group : memory.groups->trained())
       if (group->flat().is_matrix) of_matrices.push_back(group);
     matrices_ = std::make_unique<MatrixUpdate>(
-        matrix_batches(plan.layouts, plan.placements, ranks.reduce.world_size()), std::move(of_matrices), optimizer,
+        matrix_batches(plan.layouts, plan.placements, ranks.states.world_size()), std::move(of_matrices), optimizer,
         MatrixUpdate::Options{options.optimizer, options.device, *plan.options.matrix_dtype, plan.matrix_ring},
-        ranks.reduce, plan.ledger);
+        ranks.states, plan.ledger);
   }
   if (plan.options.delayed_update)
     delayed_ = std::make_unique<DelayedUpdate>(
@@ -112,6 +112,7 @@ void Update::refresh(const UpdateGroup& update) {
   const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
   if (ranks_.device.is_cpu() && std::any_of(plan_.placements.begin(), plan_.placements.end(), is_replicated))
     ranks_.gather.barrier("updated parameters");
+  if (ranks_.device.is_cpu() && ranks_.num_parts() > 1) ranks_.replicas->barrier("updated parameters");
 }
 
 void Update::tell_autograd(const std::vector<std::vector<bool>>* has_grad) {

@@ -74,7 +74,7 @@ Groups::Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement>
 ShardedGroup::Options Groups::options_of(size_t unit, size_t group) {
   const GroupPlacement& place = placements_[unit].groups[group];
   ShardedGroup::Options options;
-  options.rank = comm_.rank();
+  options.rank = rank();
   options.number = trained_.size();
   options.device = options_.device;
   if (place.updates_on_host()) options.to_host = to_host_.get();
@@ -144,12 +144,13 @@ std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupP
           : states_on_host(layout, place, options_.device, options_.pin_states, ledger_);
   Array::Options options{.has_master = place.master_weights.extent != Extent::kNothing};
   options.scales = scales_of(layout, place);
-  const int64_t all = layout.shard_numel();
+  const int64_t all = layout.part_numel();
   const int64_t border = place.states_on(tier, layout);
   if (border < all) {
     at::Tensor master;
     if (!place.master_weights.has_rest) {
-      const int64_t first = place.parameters.extent == Extent::kWhole ? layout.shard(comm_.rank()).begin : 0;
+      const int64_t kept = place.parameters.extent == Extent::kWhole ? 0 : layout.shard(rank()).begin;
+      const int64_t first = layout.part(rank()).begin - kept;
       master = parameters.view({first + border, first + all});
     }
     options.border = border;

@@ -17,6 +17,7 @@ class Groups {
  public:
   struct Options {
     at::Device device = at::kCPU;
+    std::optional<int> rank = std::nullopt;  // among those that shard one copy of the states; unset: rank of `comm`
     // [unit][parameter]: index of its param group, or -1. Empty: all parameters belong to param group 0.
     std::vector<std::vector<int>> param_groups;
     // true: add_unit() allocates groups one unit at a time, so that the user's tensors can be freed while an engine is
@@ -67,6 +68,7 @@ class Groups {
   std::vector<at::Tensor> scales_of(const ShardLayout& layout, const GroupPlacement& place);
   // Adds the next `count` units, in allocations that they share.
   void add(size_t count);
+  int rank() const { return options_.rank.value_or(comm_.rank()); }
   // Returns the options of the group that is created next.
   ShardedGroup::Options options_of(size_t unit, size_t group);
 

@@ -10,6 +10,7 @@ namespace {
 
 Range positions_of(Extent extent, const ShardLayout& layout, int rank) {
   if (extent == Extent::kNothing) return {};
+  if (extent == Extent::kPart) return layout.part(rank);
   return extent == Extent::kWhole ? Range{0, layout.padded_numel()} : layout.shard(rank);
 }
 
@@ -37,7 +38,7 @@ at::Tensor ShardedGroup::kept_parameters() const {
 
 at::Tensor ShardedGroup::my_shard() const {
   await_copies();
-  return memory(mine());
+  return memory(shard());
 }
 
 at::Tensor ShardedGroup::updated_parameters() const {
@@ -68,8 +69,8 @@ void ShardedGroup::begin_copy_of_shard(void* to, const SideStream& stream) {
     const SideStream::Scope scope(stream);
     if (writing_) current_stream_waits(*writing_, options_.device);
   }
-  const int64_t first = mine().begin - kept_.begin;
-  parameters_->begin_read({first, first + mine().size()}, to, options_.device, stream);
+  const int64_t first = shard().begin - kept_.begin;
+  parameters_->begin_read({first, first + shard().size()}, to, options_.device, stream);
   if (parameters_->in_memory()) reading_ = stream.record();
 }
 

@@ -19,14 +19,15 @@ namespace zeroshard {
 // One flat group of a unit on this rank. It owns the parameters that the rank keeps and, if the group is trained, its
 // optimizer states. Gradients belong to the group's GradBucket, which has the same number().
 //
-// Positions are indices into the flat group, including padding. Three ranges of positions matter:
-//   mine()     this rank's shard
-//   kept()     the parameters in this rank's memory: mine(), or all where the unit is replicated
+// Positions are indices into the flat group, including padding. Four ranges of positions matter:
+//   shard()    what this rank gives to a gather
+//   mine()     this rank's part of the optimizer states: shard(), or a part of it if groups of ranks share the states
+//   kept()     the parameters in this rank's memory: shard(), or all where the unit is replicated
 //   updated()  what this rank's optimizer updates: mine() from stage 1 on, all at stage 0
 class ShardedGroup {
  public:
   struct Options {
-    int rank = 0;
+    int rank = 0;                  // among the ranks that shard one copy of the states
     size_t number = 0;             // index among the trained groups of the run; unused for a frozen group
     bool is_open = false;          // users may write to the parameters between steps
     std::vector<int> param_group;  // by parameter: its param group; -1: it is never updated
@@ -52,7 +53,8 @@ class ShardedGroup {
   bool is_open() const { return options_.is_open; }
   size_t number() const { return options_.number; }
 
-  Range mine() const { return layout().shard(options_.rank); }
+  Range shard() const { return layout().shard(options_.rank); }
+  Range mine() const { return layout().part(options_.rank); }
   Range kept() const { return kept_; }
   Range updated() const { return updated_; }
   // Returns the range of parameter `index` in this rank's states; empty if the rank updates no element of it.

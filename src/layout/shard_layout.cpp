@@ -13,10 +13,12 @@ Range intersect(Range a, Range b) {
   return both.size() > 0 ? both : Range{};
 }
 
-ShardLayout::ShardLayout(std::span<const int64_t> numels, int world_size, int64_t alignment) : world_size_(world_size) {
+ShardLayout::ShardLayout(std::span<const int64_t> numels, int world_size, int64_t alignment, int parts)
+    : world_size_(world_size), parts_(parts) {
   ZS_CHECK(world_size > 0, "world_size must be positive, got ", world_size);
+  ZS_CHECK(parts > 0, "parts must be positive, got ", parts);
   ZS_ASSERT(alignment > 0 && kBlockNumel % alignment == 0, "parameters cannot begin at multiples of ", alignment);
-  const int64_t limit = std::numeric_limits<int64_t>::max() / 2 - kBlockNumel * world_size;
+  const int64_t limit = std::numeric_limits<int64_t>::max() / 2 - kBlockNumel * world_size * parts;
   int64_t end = 0;
   params_.reserve(numels.size());
   for (const int64_t numel : numels) {
@@ -26,7 +28,7 @@ ShardLayout::ShardLayout(std::span<const int64_t> numels, int world_size, int64_
     params_.push_back({begin, begin + numel});
     end = begin + numel;
   }
-  shard_numel_ = align_up(ceil_div(end, world_size), kBlockNumel);
+  part_numel_ = align_up(ceil_div(end, int64_t{world_size} * parts), kBlockNumel);
 }
 
 }  // namespace zeroshard

@@ -25,37 +25,49 @@ inline constexpr int64_t kScaledNumel = 256;
 // The fewest elements of a parameter whose moments can be stored in 8 bits. Smaller parameters keep fp32 moments.
 inline constexpr int64_t kLeastCodedNumel = 4096;
 
-// Maps parameters to a flat buffer that is cut into equal shards, one for each rank. There is padding at the end, and
-// between parameters if their alignment needs it. So the flat position of an element does not depend on world_size, and
-// another number of ranks can read a checkpoint. The class is immutable and has no tensors, because the planner, the
-// runtime and the checkpoint reader share it.
+// Maps parameters to a flat buffer that is cut into equal shards, one for each rank of a group. If several groups share
+// the optimizer states of one copy, each shard is cut once more into equal parts, one for each group. There is padding
+// at the end, and between parameters if their alignment needs it. So the flat position of an element does not depend on
+// world_size, and another number of ranks can read a checkpoint. The class is immutable and has no tensors, because the
+// planner, the runtime and the checkpoint reader share it.
 class ShardLayout {
  public:
-  // Parameters keep the order of `numels`. A numel may be 0. Each parameter begins at a multiple of `alignment`, which
-  // must divide kBlockNumel. Throws ValueError for a negative numel, for a world_size below 1, and for about 2^62
-  // elements or more.
-  ShardLayout(std::span<const int64_t> numels, int world_size, int64_t alignment = 1);
+  // `world_size` is the number of shards, and `parts` that of the parts of a shard. Parameters keep the order of
+  // `numels`. A numel may be 0. Each parameter begins at a multiple of `alignment`, which must divide kBlockNumel.
+  // Throws ValueError for a negative numel, for a world_size or parts below 1, and for about 2^62 elements or more.
+  ShardLayout(std::span<const int64_t> numels, int world_size, int64_t alignment = 1, int parts = 1);
 
   int world_size() const { return world_size_; }
+  int parts() const { return parts_; }
   size_t num_params() const { return params_.size(); }
   int64_t numel() const { return params_.empty() ? 0 : params_.back().end; }  // includes the padding between parameters
-  int64_t shard_numel() const { return shard_numel_; }                        // a multiple of kBlockNumel
-  int64_t padded_numel() const { return shard_numel_ * world_size_; }
+  int64_t part_numel() const { return part_numel_; }                          // a multiple of kBlockNumel
+  int64_t shard_numel() const { return part_numel_ * parts_; }
+  int64_t padded_numel() const { return shard_numel() * world_size_; }
 
   const Range& param(size_t index) const { return params_.at(index); }
   // Returns the padding behind parameter `index`, up to the next parameter or to the end of the last shard.
   Range padding_behind(size_t index) const {
     return {param(index).end, index + 1 < params_.size() ? params_[index + 1].begin : padded_numel()};
   }
-  Range shard(int rank) const { return {rank * shard_numel_, (rank + 1) * shard_numel_}; }
+  // Ranks are numbered through all groups that share the states, group after group.
+  Range shard(int rank) const {
+    const int64_t begin = rank % world_size_ * shard_numel();
+    return {begin, begin + shard_numel()};
+  }
+  Range part(int rank) const {
+    const int64_t begin = shard(rank).begin + rank / world_size_ * part_numel_;
+    return {begin, begin + part_numel_};
+  }
 
-  // Returns the elements of parameter `index` that `rank` owns, as flat positions. The range is empty if it owns none.
-  Range owned(size_t index, int rank) const { return intersect(param(index), shard(rank)); }
+  // Returns the elements of parameter `index` in the part of `rank`, as flat positions. The range is empty if there are
+  // none.
+  Range owned(size_t index, int rank) const { return intersect(param(index), part(rank)); }
 
  private:
   std::vector<Range> params_;
-  int world_size_;
-  int64_t shard_numel_ = 0;
+  int world_size_, parts_;
+  int64_t part_numel_ = 0;
 };
 
 }  // namespace zeroshard

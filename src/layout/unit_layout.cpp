@@ -31,7 +31,7 @@ int64_t UnitLayout::shard_bytes() const {
   return sum;
 }
 
-UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size) {
+UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size, int parts) {
   // The key is (frozen, dtype, is_matrix, is_coded). `frozen` comes first, so that trainable groups come first.
   std::map<std::tuple<bool, DType, bool, bool>, std::vector<size_t>> by_kind;
   for (size_t i = 0; i < params.size(); ++i) {
@@ -49,7 +49,7 @@ UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int
     std::vector<int64_t> numels;
     for (const size_t i : indices) numels.push_back(unit.params[i].numel());
     const auto [is_frozen, dtype, is_matrix, is_coded] = kind;
-    const ShardLayout layout(numels, world_size, is_coded ? kScaledNumel : 1);
+    const ShardLayout layout(numels, world_size, is_coded ? kScaledNumel : 1, parts);
     unit.groups.push_back({dtype, !is_frozen, std::move(indices), layout, is_matrix, is_coded});
   }
   return unit;

@@ -48,8 +48,8 @@ struct UnitLayout {
   int64_t shard_bytes() const;  // bytes of one rank's shards, in the dtypes of the parameters
 };
 
-// Groups `params` by (requires_grad, dtype, is_matrix, is_coded). In each group they keep their order. Throws
-// ValueError if the dtype of a trainable parameter is not fp32, bf16 or fp16.
-UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size);
+// Groups `params` by (requires_grad, dtype, is_matrix, is_coded). In each group they keep their order. `world_size` and
+// `parts` are those of ShardLayout. Throws ValueError if the dtype of a trainable parameter is not fp32, bf16 or fp16.
+UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size, int parts = 1);
 
 }  // namespace zeroshard

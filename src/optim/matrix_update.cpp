@@ -177,8 +177,7 @@ std::unique_ptr<Work> MatrixUpdate::transform(size_t index, const Step& step) {
       const int64_t first = batch.groups[batch.matrices[m].group].first;
       pieces.push_back(slot.updates.slice(0, first + range.begin, first + range.end));
     } else {
-      for (size_t i = 0; i < batch.pieces.size(); ++i)
-        if (batch.pieces[i].matrix == m) pieces.push_back(slot.whole[i]);
+      for (const size_t i : batch.pieces_of(m)) pieces.push_back(slot.whole[i]);
     }
     if (!pieces.empty() && batch.matrices[m].shape.numel() > 0) transform(index, m, step, pieces);
   }

@@ -22,6 +22,8 @@ struct Offload {
 
   const OffloadOptimizerConfig& states() const { return config.offload_optimizer; }
   bool is_external() const { return !external_optimizer.empty(); }
+  bool parameters_leave() const { return config.offload_param.device != Device::kNone; }
+  bool parameters_in_files() const { return config.offload_param.device == Device::kNvme; }
   bool states_leave() const { return config.stage > 0 && states().device != Device::kNone && states().ratio > 0; }
 };
 
@@ -100,7 +102,7 @@ std::string problem_of_late_updates(const Offload& offload) {
                   "or use one of zeroshard's optimizers");
   if (!offload.states_leave() || offload.states().ratio != 1)
     return concat(kKey, "the host updates states that have all left the device, and ", why_states_stay(offload), kOr);
-  if (config.offload_param.device != Device::kNone)
+  if (offload.parameters_leave())
     return concat(kKey, "the device computes with parameters of its own, and zero_optimization.offload_param.device ",
                   "is \"", name_of(config.offload_param.device), "\": set that to \"none\"", kOr);
   if (config.offload.gradients == Gradients::kDevice || config.offload.gradients == Gradients::kNvme)
@@ -151,16 +153,26 @@ std::string problem_of_muon(const Offload& offload) {
                   offload.states().ratio == 1 ? "" : concat(" with ratio ", offload.states().ratio),
                   ": Muon updates whole matrices on the device, where it needs all of their momenta: set \"none\", or ",
                   "choose the optimizer AdamW");
-  if (config.stage == 3 && config.offload_param.device == Device::kNvme)
+  if (config.stage == 3 && offload.parameters_in_files())
     return concat("zero_optimization.offload_param.device = \"nvme\": Muon updates whole matrices in memory: set ",
                   "\"cpu\" or \"none\", or choose the optimizer AdamW");
   return "";
 }
 
+// Groups that share the states send each other updated parameters from the memory of the device.
+std::string problem_of_shared_states(const Offload& offload) {
+  const bool leave = offload.on_device ? offload.parameters_leave() : offload.parameters_in_files();
+  if (!leave || !offload.config.shares_states()) return "";
+  return concat("zero_optimization.offload_param.device = \"", name_of(offload.config.offload_param.device),
+                "\": groups of ranks that share the optimizer states (zeroshard.mesh.outer = \"optimizer\", ",
+                "zero_hpz_partition_size) keep their parameters on the device: set \"none\" and offload the states ",
+                "(offload_optimizer), or set outer to \"replicate\"");
+}
+
 std::string problem_of(const Offload& offload) {
   for (const auto problem :
-       {problem_of_ratio, problem_of_muon, problem_of_late_updates, problem_of_moments, problem_of_gradients_in_files,
-        problem_of_gradients_on_host, problem_of_files, problem_of_share})
+       {problem_of_ratio, problem_of_muon, problem_of_shared_states, problem_of_late_updates, problem_of_moments,
+        problem_of_gradients_in_files, problem_of_gradients_on_host, problem_of_files, problem_of_share})
     if (std::string text = problem(offload); !text.empty()) return text;
   return "";
 }

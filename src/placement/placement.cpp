@@ -20,7 +20,7 @@ bool has_shards(const PlacementOptions& options) {
 // Returns whether a rank keeps only shards of the gradients, which is so at stages 2 and 3. Then gradients are packed
 // in the reduce ring.
 bool shards_gradients(const PlacementOptions& options) {
-  return options.stage >= 2 && has_shards(options);
+  return options.stage >= 2 && (has_shards(options) || options.parts > 1);
 }
 
 // Returns the tier of the shards of a unit that is gathered. If a device updates some or all of its fp32 parameters,
@@ -71,6 +71,7 @@ std::string_view name_of(Extent extent) {
   switch (extent) {
     case Extent::kNothing:
       return "nothing";
+    case Extent::kPart:
     case Extent::kShard:
       return "sharded";
     case Extent::kWhole:
@@ -81,6 +82,7 @@ std::string_view name_of(Extent extent) {
 
 int64_t Held::numel(const ShardLayout& layout) const {
   if (extent == Extent::kNothing) return 0;
+  if (extent == Extent::kPart) return layout.part_numel();
   return extent == Extent::kWhole ? layout.padded_numel() : layout.shard_numel();
 }
 
@@ -117,7 +119,7 @@ int64_t GroupPlacement::numel_of_host(const ShardLayout& layout) const {
   if (!host_updates) return 0;
   const Held& states = moments.extent != Extent::kNothing ? moments : master_weights;
   if (states.extent != Extent::kNothing) return states.numel_on(states.tier, layout);
-  return updates_whole() ? layout.padded_numel() : layout.shard_numel();
+  return updates_whole() ? layout.padded_numel() : layout.part_numel();
 }
 
 bool shards_parameters(const PlacementOptions& options) {
@@ -139,7 +141,7 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   if (is_gathered) place.parameters.tier = tier_of_parameters(dtype, requires_grad, device_updates, options);
   if (!requires_grad) return place;
   // Optimizer states are sharded from stage 1 on.
-  place.updated = options.stage >= 1 ? Extent::kShard : Extent::kWhole;
+  place.updated = options.stage >= 1 ? Extent::kPart : Extent::kWhole;
   place.wire_dtype = options.wire_dtype.value_or(dtype);
   const bool accumulates = options.grad_accumulation_steps > 1;
   place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);

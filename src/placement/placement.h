@@ -21,8 +21,9 @@ enum class Placement : uint8_t {
 };
 std::string_view name_of(Placement placement);
 
-// The part of a flat group that one rank holds.
-enum class Extent : uint8_t { kNothing, kShard, kWhole };
+// The elements of a flat group that one rank holds. kPart is the whole shard unless several groups of ranks share the
+// states (see ShardLayout).
+enum class Extent : uint8_t { kNothing, kPart, kShard, kWhole };
 std::string_view name_of(Extent extent);
 
 // The elements of a group that one rank has for one purpose, during the whole run.

@@ -54,6 +54,14 @@ int64_t MatrixBatch::slot_bytes(DType dtype) const {
   return bytes;
 }
 
+std::vector<size_t> MatrixBatch::pieces_of(size_t matrix) const {
+  std::vector<size_t> found;
+  for (size_t i = 0; i < pieces.size(); ++i)
+    if (pieces[i].matrix == matrix) found.push_back(i);
+  std::ranges::sort(found, {}, [&](size_t i) { return pieces[i].positions.begin; });
+  return found;
+}
+
 std::vector<MatrixBatch> matrix_batches(std::span<const UnitLayout> units, PlacementTable table, int world_size,
                                         int64_t batch_numel) {
   std::vector<MatrixBatch> batches;
@@ -61,7 +69,7 @@ std::vector<MatrixBatch> matrix_batches(std::span<const UnitLayout> units, Place
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const FlatGroup& flat = units[u].groups[g];
       if (!flat.is_matrix) continue;
-      const int64_t numel = table[u].groups[g].updates_whole() ? flat.layout.padded_numel() : flat.layout.shard_numel();
+      const int64_t numel = table[u].groups[g].updates_whole() ? flat.layout.padded_numel() : flat.layout.part_numel();
       if (batches.empty() || batches.back().numel + numel > batch_numel) batches.emplace_back();
       MatrixBatch& batch = batches.back();
       for (size_t i = 0; i < flat.params.size(); ++i) {
@@ -78,7 +86,7 @@ std::vector<MatrixBatch> matrix_batches(std::span<const UnitLayout> units, Place
 
 RingClass matrix_ring(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options) {
   if (!options.matrix_dtype) return {};
-  const std::vector<MatrixBatch> batches = matrix_batches(units, table, options.world_size);
+  const std::vector<MatrixBatch> batches = matrix_batches(units, table, state_ranks(options));
   RingClass ring{0, std::min(kMatrixSlots, int(batches.size())), int(batches.size())};
   for (const MatrixBatch& batch : batches)
     ring.slot_bytes = std::max(ring.slot_bytes, batch.slot_bytes(*options.matrix_dtype));

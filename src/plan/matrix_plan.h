@@ -47,6 +47,8 @@ struct MatrixBatch {
   int64_t most_sent = 0, most_got = 0;
 
   int64_t slot_bytes(DType dtype) const;
+  // Returns the indices of a matrix's pieces, in the order of their elements.
+  std::vector<size_t> pieces_of(size_t matrix) const;
 };
 
 // The most elements that a batch has for each rank. Only a batch of a single unit may have more.

@@ -15,9 +15,10 @@ namespace {
 
 // Returns the bytes without padding. It divides only once, at the end, so the result is correctly rounded, and exact if
 // a double can be.
-double ideal_bytes(const Held& held, int64_t numel, int world_size) {
+double ideal_bytes(const Held& held, int64_t numel, const PlanOptions& options) {
   const double whole = double(held.block_bytes()) * double(numel) / double(kScaledNumel);
-  return held.extent == Extent::kShard ? whole / double(world_size) : whole;
+  if (held.extent == Extent::kPart) return whole / double(state_ranks(options));
+  return held.extent == Extent::kShard ? whole / double(options.world_size) : whole;
 }
 
 }  // namespace
@@ -70,6 +71,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.activations_in_files = config.offload.activations == OffloadConfig::Activations::kNvme;
   options.world_size = config.shard_ranks();
   options.replicas = config.world_size / config.shard_ranks();
+  options.parts = config.shares_states() ? options.replicas : 1;
   options.quantized_gradients = config.quantized_gradients;
   options.sums_natively = config.reduction == Config::Reduction::kNative;
   options.in_two_levels = config.transport == Config::Transport::kAuto;
@@ -106,7 +108,7 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   check_plan_options(options);
   ZS_CHECK(num_params >= 1 && num_params <= kMaxParams, "the number of parameters must be 1 to ", kMaxParams, ", got ",
            num_params);
-  const auto bytes = [&](const Held& held) { return ideal_bytes(held, num_params, options.world_size); };
+  const auto bytes = [&](const Held& held) { return ideal_bytes(held, num_params, options); };
   const Placement parameters = shards_parameters(options) ? Placement::kSharded : Placement::kReplicated;
   const GroupPlacement place = place_group(options.compute_dtype, /*requires_grad=*/true, parameters, options);
   PlannedBytes planned;

@@ -42,6 +42,8 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
       const FlatGroup& group = unit.groups[g];
       ZS_CHECK(group.layout.world_size() == options.world_size, "unit '", unit.name, "' is laid out for ",
                group.layout.world_size(), " ranks, the plan is for ", options.world_size);
+      ZS_CHECK(group.layout.parts() == options.parts, "unit '", unit.name, "' is laid out for ", group.layout.parts(),
+               " part(s) of a shard, the plan is for ", options.parts);
       add_group(report.bytes, group, report.placements[u].groups[g]);
     }
     if (report.placements[u].parameters == Placement::kPersistent) report.persistent_bytes += unit.full_bytes();
@@ -86,7 +88,7 @@ std::vector<UnitLayout> make_unit_layouts(const ModelShapes& model, const PlanOp
       params.push_back({param.names, param.shape, options.compute_dtype, /*requires_grad=*/true, is_matrix,
                         has_coded_moments(param.numel(), options.moment_dtype)});
     }
-    layouts.push_back(make_unit_layout(unit.name, std::move(params), options.world_size));
+    layouts.push_back(make_unit_layout(unit.name, std::move(params), options.world_size, options.parts));
   }
   return layouts;
 }

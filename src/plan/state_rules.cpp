@@ -9,6 +9,8 @@
 namespace zeroshard {
 namespace {
 
+constexpr int64_t kPieceAlignment = 64;  // bytes
+
 std::vector<RingClass> ring_of(const std::map<int64_t, int>& units_by_size, const auto& slots_for) {
   std::vector<RingClass> ring;
   for (const auto& [bytes, units] : units_by_size) ring.push_back({bytes, slots_for(units, bytes), units});
@@ -81,14 +83,12 @@ RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable tab
 }
 
 int64_t replica_sum_numel(int64_t numel, int replicas, bool is_coded) {
-  // The pieces and their scales start at multiples of 64 bytes.
-  const int64_t alignment = is_coded ? 16 * kScaledNumel : 16;
-  return align_up(ceil_div(numel, replicas), alignment) * replicas;
+  return align_up(ceil_div(numel, replicas), is_coded ? kScaledNumel : kPieceAlignment / 4) * replicas;
 }
 
-int64_t replica_sum_bytes(int64_t numel, bool is_coded) {
-  const int64_t wide = element_size(DType::kFloat32);
-  return is_coded ? numel + numel / kScaledNumel * wide : numel * wide;
+int64_t replica_sum_bytes(int64_t numel, int replicas, bool is_coded) {
+  const int64_t wide = element_size(DType::kFloat32), piece = numel / replicas;
+  return is_coded ? align_up(piece + piece / kScaledNumel * wide, kPieceAlignment) * replicas : numel * wide;
 }
 
 RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& options) {
@@ -100,8 +100,9 @@ RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& 
       if (group.requires_grad) numel = std::max({numel, group.layout.shard_numel(), int64_t{1}});
   if (numel == 0) return buffers;
   const int64_t padded = replica_sum_numel(numel, options.replicas, options.quantized_gradients);
-  const int64_t sent = replica_sum_bytes(padded, options.quantized_gradients);
-  const int64_t values = options.quantized_gradients ? replica_sum_bytes(padded, /*is_coded=*/false) : 0;
+  const int64_t sent = replica_sum_bytes(padded, options.replicas, options.quantized_gradients);
+  const int64_t values =
+      options.quantized_gradients ? replica_sum_bytes(padded, options.replicas, /*is_coded=*/false) : 0;
   return {values + sent * (options.replicas_need_scratch ? 2 : 1), options.overlap ? 2 : 1};
 }
 
@@ -213,6 +214,8 @@ void check_plan_options(const PlanOptions& options) {
   ZS_CHECK(options.world_size >= 1 && options.world_size <= kMaxPlannedWorldSize, "world_size must be 1 to ",
            kMaxPlannedWorldSize, ", got ", options.world_size);
   ZS_CHECK(options.replicas >= 1, "replicas must be positive, got ", options.replicas);
+  ZS_CHECK(options.parts == 1 || options.parts == options.replicas, "parts must be 1 or the number of replicas, ",
+           options.replicas, ", got ", options.parts);
   ZS_CHECK(options.stage >= 0 && options.stage <= 3, "stage must be 0, 1, 2 or 3, got ", options.stage);
   ZS_CHECK(options.optimizer_slots >= 0, "optimizer_slots must not be negative, got ", options.optimizer_slots);
   ZS_CHECK(options.state_share >= 0 && options.state_share <= 1, "state_share must be 0 to 1, got ",

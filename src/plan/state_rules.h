@@ -52,8 +52,8 @@ RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable tab
 // equal pieces. Pieces of 8-bit codes consist of whole blocks.
 int64_t replica_sum_numel(int64_t numel, int replicas, bool is_coded);
 // Returns the bytes of `numel` elements that replicas exchange: fp32, or codes and one scale for each block of
-// kScaledNumel.
-int64_t replica_sum_bytes(int64_t numel, bool is_coded);
+// kScaledNumel. Each replica's piece begins at a multiple of 64 bytes.
+int64_t replica_sum_bytes(int64_t numel, int replicas, bool is_coded);
 // Returns the memory in which the replicas of a shard add their gradients. It has the largest shard of a group in fp32
 // and, if that group is coded, its codes. If the transport copies pieces, it also has what is sent, once more. If
 // reductions overlap, it has all of this twice. It is empty if there is one replica.

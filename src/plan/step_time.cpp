@@ -107,7 +107,7 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   ZS_CHECK(rates.flops > 0, "operations per second must be above 0, got ", rates.flops);
   const PlannedBytes planned = plan_model(model, options);
   const double batches = double(options.grad_accumulation_steps);
-  const double updated = double(model.numel()) / (options.stage == 0 ? 1 : options.world_size);
+  const double updated = double(model.numel()) / (options.stage == 0 ? 1 : state_ranks(options));
   const UpdateBytes bytes = update_bytes(updated, options);
   PlannedStep step;
   step.is_late = options.delayed_update;

@@ -165,7 +165,7 @@ at::Tensor GradBucket::grads() const {
 }
 
 Range GradBucket::shard_range() const {
-  return place_.updates_whole() ? group_.layout.shard(comm_.rank()) : Range{0, group_.layout.shard_numel()};
+  return place_.updates_whole() ? mine() : Range{0, group_.layout.part_numel()};
 }
 
 at::Tensor GradBucket::shard() const {
@@ -314,7 +314,7 @@ std::unique_ptr<Work> GradBucket::gather_reduced() {
 
 void GradBucket::replace(size_t index, const at::Tensor& values) {
   ZS_ASSERT(reduced_ && !is_in_flight() && !is_filling(), "unit ", unit_.name);
-  const Range mine = group_.layout.shard(comm_.rank()), owned = group_.layout.owned(index, comm_.rank());
+  const Range mine = this->mine(), owned = this->owned(index);
   const Range here = owned.size() > 0 ? Range{owned.begin - mine.begin, owned.end - mine.begin} : Range{};
   has_grad_[index] = true;
   if (options_.exit) {
@@ -341,11 +341,11 @@ void GradBucket::drop(size_t index) {
           "a gradient of unit '", unit_.name,
           "' was dropped (param.grad = None) after a torch.autograd.grad() or a forward of another loss had begun "
           "to use the unit. Call engine.zero_grad() instead"));
-    const Range mine = group_.layout.shard(comm_.rank()), owned = group_.layout.owned(index, comm_.rank());
+    const Range mine = this->mine(), owned = this->owned(index);
     const at::Tensor sum = kept_.defined() ? kept_ : shard();
     if (owned.size() > 0) sum.slice(0, owned.begin - mine.begin, owned.end - mine.begin).zero_();
   } else if (reduced_) {
-    const Range owned = group_.layout.owned(index, comm_.rank());
+    const Range owned = this->owned(index);
     replace(index, at::zeros({owned.size()}, at::TensorOptions(at::kFloat).device(options_.device)));
   }
   if (local_used_) {

@@ -24,6 +24,7 @@ namespace zeroshard {
 // Options that all buckets of a run share.
 struct ReduceOptions {
   at::Device device = at::kCPU;
+  int rank = 0;              // among those that shard one copy of the states; set by the Reducer
   float pack_scale = 1;      // factor before the sum over ranks
   float sum_scale = 1;       // factor after the sum over ranks
   bool native = false;       // true: use the transport's own reduce-scatter, if it has one; false: the canonical order
@@ -32,7 +33,7 @@ struct ReduceOptions {
   WriteHold::WhileWaiting while_read = {};  // called while new gradients wait for a holder of GradBucket::read()
 };
 
-// Takes the gradients of one trained group of a unit from autograd, and reduces them to this rank's shard.
+// Takes the gradients of one trained group of a unit from autograd, and reduces them to what this rank updates.
 //
 // States: Idle -> add() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read) -> Idle. With
 // several replicas, InFlight -> sum_in_replica() -> Crossing -> take_sum() -> Draining takes the place of finish(). If
@@ -41,7 +42,7 @@ struct ReduceOptions {
 class GradBucket {
  public:
   // `full` holds padded_numel packed elements (undefined if a ring lends them). `grads` holds the reduced gradients
-  // that this rank updates with: its shard, or all padded_numel elements. The memory of both must outlive the bucket.
+  // that this rank updates with: its part, or all padded_numel elements. The memory of both must outlive the bucket.
   GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
              Comm& comm, at::Tensor full, std::unique_ptr<Array> grads);
 
@@ -83,8 +84,8 @@ class GradBucket {
   void finish();
   // InFlight -> Crossing. Writes the sum of this replica's ranks to `out`, which has shard_numel fp32 elements.
   void sum_in_replica(const at::Tensor& out);
-  // Crossing -> Draining, or Idle after hand_over(). Adds the sum over all replicas to the reduced gradients, or writes
-  // it if it is the first of the step.
+  // Crossing -> Draining, or Idle after hand_over(). Adds the sum over all replicas, or this rank's part of it, to the
+  // reduced gradients, or writes it if it is the first of the step.
   void take_sum(const at::Tensor& sum);
   // Draining -> Idle, if the bucket owns its buffer.
   void drain();
@@ -105,7 +106,7 @@ class GradBucket {
   // Called after the optimizer step: the next gradients overwrite the reduced ones.
   void end_step();
 
-  // The reduced gradients that this rank's optimizer reads: its shard, or all of them. If they go to the host, waits
+  // The reduced gradients that this rank's optimizer reads: its part, or all of them. If they go to the host, waits
   // until they have arrived there.
   Array& reduced() const;
   // The reduced gradients in memory; undefined if they are in files.
@@ -114,7 +115,7 @@ class GradBucket {
   WriteHold::Reading read() const { return hold_->read(); }
   // Returns the reduced gradients of `range`, as a copy if they are in files.
   at::Tensor part(Range range) const { return reduced().part(range); }
-  // Returns the reduced gradients of this rank's shard, in memory.
+  // Returns the reduced gradients of this rank's part, in memory.
   at::Tensor shard() const;
   // Returns whether grads() has gradients of the current step.
   bool is_reduced() const { return reduced_; }
@@ -125,7 +126,7 @@ class GradBucket {
   void drop(size_t index);
   // Returns whether reduced gradients are copied off the device. GradientExit then has their squares.
   bool leaves() const { return options_.exit != nullptr; }
-  // The squares of this rank's shard, on the CPU only. Valid after finish().
+  // The squares of this rank's part, on the CPU only. Valid after finish().
   const ExactSum& squares() const { return squares_; }
   // Returns whether parameter `index` got a gradient on this rank since the last step.
   bool has_grad(size_t index) const { return has_grad_.at(index); }
@@ -161,7 +162,9 @@ class GradBucket {
   DType dtype_of_pieces(const InFlight& in_flight) const;
   void take(std::span<const void* const> pieces, DType dtype, const at::Tensor& elsewhere);
   at::Tensor sum_elsewhere();
-  // Returns the positions of this rank's shard in grads_.
+  Range mine() const { return group_.layout.part(options_.rank); }
+  Range owned(size_t index) const { return group_.layout.owned(index, options_.rank); }
+  // Returns the positions of this rank's part in grads_.
   Range shard_range() const;
   void end_exit();
   ExactSum* squares_here() { return options_.device.is_cpu() ? &squares_ : nullptr; }

@@ -35,6 +35,7 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
   // change again.
   options_.native = options_.native && comm.exchange_needs_scratch();
   options_.ledger = &ledger;
+  options_.rank = options_.share_states ? options_.all->rank() : comm.rank();
   if (options_.exit_buffers.slots > 0) {
     exit_ = std::make_unique<GradientExit>(options_.device, options_.exit_buffers, ledger);
     options_.exit = exit_.get();
@@ -51,7 +52,10 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
   for (int i = 0; i < options_.scratch.slots; ++i)
     scratch_.emplace_back(options_.scratch.slot_bytes, options_.device, ledger, Category::kReduceRing, &comm_);
   if (options_.replicas != nullptr)
-    replicas_.emplace(*options_.replicas, options_.quantized, options_.replica_buffers, options_.device, ledger);
+    replicas_.emplace(*options_.replicas,
+                      ReplicaSum::Options{options_.quantized, /*gathers=*/!options_.share_states,
+                                          options_.replica_buffers, options_.device},
+                      ledger);
   reset_pass();
   due_at_.assign(buckets_.size(), 1);
   std::vector<size_t> order(buckets_.size());
@@ -110,7 +114,7 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
         grads =
             std::make_unique<Array>(grad_memory.take(place.grad_dtype, place.reduced_gradients.numel(group.layout)));
       } else {
-        const Range mine = group.layout.shard(comm_.rank());
+        const Range mine = group.layout.part(options_.rank);
         grads = std::make_unique<Array>(place.updates_whole() ? full : full.slice(0, mine.begin, mine.end));
       }
       buckets_.emplace_back(unit, g, place, options_, comm_, std::move(full), std::move(grads));

@@ -36,6 +36,7 @@ class Reducer {
     RingClass scratch = {};          // one slot per overlapping exchange: exchange_scratch()
     RingClass replica_buffers = {};  // buffers of sums over replicas: replica_buffers()
     bool quantized = false;          // sums have 8 bits between replicas
+    bool share_states = false;       // each replica needs only its part of a sum
     Comm* all = nullptr;             // all ranks, if there are several replicas
     Comm* replicas = nullptr;        // the ranks that reduce the same shard; null: there is one replica
     RingClass exit_buffers = {};     // buffers of reduced gradients that go to the host: gradient_exit()

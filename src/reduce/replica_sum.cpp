@@ -11,10 +11,12 @@
 
 namespace zeroshard {
 
-ReplicaSum::ReplicaSum(Comm& replicas, bool is_coded, int64_t slot_bytes, at::Device device, Ledger& ledger)
+ReplicaSum::ReplicaSum(Comm& replicas, const Options& options, Ledger& ledger)
     : replicas_(replicas),
-      is_coded_(is_coded),
-      memory_(replicas, slot_bytes, device, ledger, Category::kReduceRing, "sums of replicas") {}
+      is_coded_(options.is_coded),
+      gathers_(options.gathers),
+      memory_(replicas, options.buffers.slot_bytes, options.device, ledger, Category::kReduceRing, "sums of replicas") {
+}
 
 int64_t ReplicaSum::piece_numel() const {
   return replica_sum_numel(numel_, replicas_.world_size(), is_coded_) / replicas_.world_size();
@@ -29,8 +31,8 @@ at::Tensor ReplicaSum::values(int piece) const {
 Span ReplicaSum::sent() const {
   const int64_t numel = piece_numel() * replicas_.world_size();
   if (!is_coded_) return {memory_.data(), numel, DType::kFloat32};
-  return {memory_.data() + numel * element_size(DType::kFloat32), replica_sum_bytes(numel, /*is_coded=*/true),
-          DType::kOther1};
+  return {memory_.data() + numel * element_size(DType::kFloat32),
+          replica_sum_bytes(numel, replicas_.world_size(), /*is_coded=*/true), DType::kOther1};
 }
 
 std::byte* ReplicaSum::sent_piece(int piece) const {
@@ -67,6 +69,7 @@ void ReplicaSum::decode(const void* codes, int piece) {
 
 at::Tensor ReplicaSum::partial(int64_t numel) {
   if (gather_) std::exchange(gather_, nullptr)->drain();
+  if (exchange_) std::exchange(exchange_, nullptr)->drain();
   numel_ = numel;
   if (is_coded_) {  // blocks at the end are encoded whole
     const int64_t padded = piece_numel() * replicas_.world_size();
@@ -98,6 +101,7 @@ void ReplicaSum::gather() {
   }
   math::sum_in_order(pieces, at::kFloat, 1, values(replicas_.rank()), /*accumulate=*/false);
   exchange_->release();
+  if (!gathers_) return;
   exchange_->drain();  // the gather writes to memory that the other replicas have read
   exchange_.reset();
   if (is_coded_) encode(replicas_.rank());
@@ -110,14 +114,15 @@ void ReplicaSum::await() {
 }
 
 at::Tensor ReplicaSum::finish() {
+  if (!gathers_) return values(replicas_.rank());
   gather_->wait();
   for (int piece = 0; piece < replicas_.world_size() && is_coded_; ++piece) decode(sent_piece(piece), piece);
   return memory_.view(at::kFloat, 0, numel_);
 }
 
-ReplicaSums::ReplicaSums(Comm& replicas, bool is_coded, const RingClass& buffers, at::Device device, Ledger& ledger) {
-  sums_.reserve(size_t(buffers.slots));
-  for (int i = 0; i < buffers.slots; ++i) sums_.emplace_back(replicas, is_coded, buffers.slot_bytes, device, ledger);
+ReplicaSums::ReplicaSums(Comm& replicas, const ReplicaSum::Options& options, Ledger& ledger) {
+  sums_.reserve(size_t(options.buffers.slots));
+  for (int i = 0; i < options.buffers.slots; ++i) sums_.emplace_back(replicas, options, ledger);
 }
 
 void ReplicaSums::add(GradBucket& bucket) {

@@ -15,33 +15,41 @@ namespace zeroshard {
 
 class GradBucket;
 
-// Adds the sums that the replicas of a shard have of its gradients, so that each replica gets the sum over all ranks.
-// The sums are fp32 and nodes of the tree that math::sum_in_order() adds. A reduce-scatter and an all-gather over the
-// replicas move 2 (R - 1) / R elements for each element of a sum. One object has the memory for one sum at a time.
+// Adds the sums that the replicas of a shard have of its gradients. The sums are fp32 and nodes of the tree that
+// math::sum_in_order() adds. A reduce-scatter gives each replica its piece of the sum over all ranks, which is all that
+// a replica needs if the replicas share the optimizer states. Otherwise an all-gather gives each replica the whole sum.
+// Each of the two moves (R - 1) / R elements for each element of a sum. One object has the memory for one sum at a
+// time.
 //
 // Note [Sums in 8 bits]
 // Coded elements travel as codes of Note [The dynamic map] (kernels/codes_impl.h), in blocks of kScaledNumel elements
 // with one fp32 scale each. Each replica decodes all pieces to fp32, adds them in the order of the tree, and encodes
-// its piece of the sum. All replicas then decode the same codes, so they stay equal. Each of the two roundings is off
-// by at most 0.7 % of the largest element of the block, which is half of the largest distance between values of the map
-// (0.9 / 64).
+// its piece of the sum for the all-gather, if there is one. All replicas then decode the same codes, so they stay
+// equal. Each of these roundings is off by at most 0.7 % of the largest element of the block, which is half of the
+// largest distance between values of the map (0.9 / 64).
 //
 // Call partial(), begin(), gather() and finish() in this order. Each waits for what the one before has started. All
 // replicas make these calls in the same order for all their objects.
 class ReplicaSum {
  public:
-  // Collective over `replicas`, which must outlive the object. `slot_bytes` is that of replica_buffers().
-  ReplicaSum(Comm& replicas, bool is_coded, int64_t slot_bytes, at::Device device, Ledger& ledger);
+  struct Options {
+    bool is_coded = false;
+    bool gathers = true;     // each replica gets the whole sum; false: only its piece
+    RingClass buffers = {};  // replica_buffers()
+    at::Device device = at::kCPU;
+  };
+  // Collective over `replicas`, which must outlive the object.
+  ReplicaSum(Comm& replicas, const Options& options, Ledger& ledger);
 
   // Returns `numel` elements of memory for the sum of this replica.
   at::Tensor partial(int64_t numel);
   // Starts to exchange the sums that partial() has. `tag` names the unit.
   void begin(std::string tag);
-  // Sums this rank's piece over the replicas, and starts to gather the pieces.
+  // Sums this rank's piece over the replicas, and starts to gather the pieces, if they are gathered.
   void gather();
   // Makes the current stream wait until no collective uses the memory.
   void await();
-  // Returns the sum over all replicas. It is valid until the next partial().
+  // Returns the sum over all replicas, or this replica's piece of it. It is valid until the next partial().
   at::Tensor finish();
 
  private:
@@ -53,7 +61,7 @@ class ReplicaSum {
   void decode(const void* codes, int piece);
 
   Comm& replicas_;
-  bool is_coded_;
+  bool is_coded_, gathers_;
   FlatBuffer memory_;
   int64_t numel_ = 0;  // of the present sum
   std::string tag_;
@@ -70,8 +78,8 @@ class ReplicaSum {
 // memory or has a late gradient.
 class ReplicaSums {
  public:
-  // Collective over `replicas`. `buffers` is replica_buffers().
-  ReplicaSums(Comm& replicas, bool is_coded, const RingClass& buffers, at::Device device, Ledger& ledger);
+  // Collective over `replicas`.
+  ReplicaSums(Comm& replicas, const ReplicaSum::Options& options, Ledger& ledger);
 
   // Finishes or moves on the earlier sums, and starts the sum of a bucket in flight.
   void add(GradBucket& bucket);

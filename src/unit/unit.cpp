@@ -22,13 +22,12 @@ constexpr int64_t kPieceNumel = int64_t{1} << 20;
 }  // namespace
 
 Unit::Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
-           at::Device device, Comm& comm, Comm& all, SlotRing& ring, GatherStream& gathers)
+           at::Device device, Comms comms, SlotRing& ring, GatherStream& gathers)
     : layout_(layout),
       groups_(groups),
       placement_(placement),
       device_(device),
-      comm_(comm),
-      all_(all),
+      comms_(comms),
       ring_(ring),
       gathers_(gathers),
       ready_(device) {
@@ -82,7 +81,7 @@ void Unit::load(UnitSource& source) {
       staging.slice(0, range.begin, range.end).view(dense.sizes()).copy_(dense);
     }
     const Span span{staging.data_ptr(), staging.numel(), to_dtype(type)};
-    all_.broadcast(span, /*root=*/0, layout_.name)->wait();
+    comms_.all.broadcast(span, /*root=*/0, layout_.name)->wait();
     groups_[g].write_master({0, staging.numel()}, staging);
     groups_[g].write_parameters({0, staging.numel()}, staging);
   }
@@ -131,7 +130,7 @@ void Unit::start_gather(char* memory) {
     const FlatGroup& group = layout_.groups[g];
     const Span out{group_memory(memory, g), group.layout.padded_numel(), group.dtype};
     const ConstSpan in{shard_for_gather(g, out), group.layout.shard_numel(), group.dtype};
-    pending.works.push_back(comm_.all_gather(out, in, layout_.name));
+    pending.works.push_back(comms_.gather.all_gather(out, in, layout_.name));
   }
   state_ = std::move(pending);
 }
@@ -141,7 +140,7 @@ void Unit::start_gather(char* memory) {
 const void* Unit::shard_for_gather(size_t g, const Span& full) {
   ShardedGroup& group = groups_[g];
   if (group.is_resident()) return group.my_shard().const_data_ptr();
-  char* const place = static_cast<char*>(full.data) + group.mine().begin * element_size(full.dtype);
+  char* const place = static_cast<char*>(full.data) + group.shard().begin * element_size(full.dtype);
   group.begin_copy_of_shard(place, gathers_.side);
   return place;
 }
@@ -250,8 +249,25 @@ bool Unit::owns(const at::Tensor& tensor) const {
 }
 
 void Unit::start_refresh() {
-  if (placement_ != Placement::kReplicated) return reshard();
-  if (comm_.world_size() == 1) return;
+  if (placement_ != Placement::kReplicated) reshard();
+  comms_.parts != nullptr ? gather_parts() : gather_shards();
+}
+
+void Unit::gather_parts() {
+  const NamedRange named("refresh parts of", layout_.name);
+  gathers_.side.follow();
+  const SideStream::Scope scope(gathers_.side);
+  for (const ShardedGroup& group : groups_) {
+    if (!group.is_trained()) continue;
+    const at::Tensor shard = group.my_shard(), part = group.updated_parameters();
+    refreshing_.push_back(comms_.parts->all_gather({shard.data_ptr(), shard.numel(), group.flat().dtype},
+                                                   {part.const_data_ptr(), part.numel(), group.flat().dtype},
+                                                   layout_.name));
+  }
+}
+
+void Unit::gather_shards() {
+  if (placement_ != Placement::kReplicated || comms_.gather.world_size() == 1) return;
   const NamedRange named("refresh", layout_.name);
   // The gather runs on a stream of its own. On the current stream it would wait until the unit's parameters come from
   // the host.
@@ -262,15 +278,22 @@ void Unit::start_refresh() {
     if (!group.requires_grad) continue;
     const Span out{groups_[g].kept_parameters().data_ptr(), group.layout.padded_numel(), group.dtype};
     const ConstSpan in{groups_[g].my_shard().const_data_ptr(), group.layout.shard_numel(), group.dtype};
-    refreshing_.push_back(comm_.all_gather(out, in, layout_.name));
+    refreshing_.push_back(comms_.gather.all_gather(out, in, layout_.name));
   }
 }
 
+void Unit::end_gathers_in_place() {
+  if (refreshing_.empty()) return;
+  const NamedRange named("wait for the refresh of", layout_.name);
+  for (const auto& work : refreshing_) work->wait();
+  refreshing_.clear();
+}
+
 void Unit::finish_refresh() {
-  if (!refreshing_.empty()) {
-    const NamedRange named("wait for the refresh of", layout_.name);
-    for (const auto& work : refreshing_) work->wait();
-    refreshing_.clear();
+  end_gathers_in_place();
+  if (comms_.parts != nullptr) {  // the shard is complete now
+    gather_shards();
+    end_gathers_in_place();
   }
   if (placement_ != Placement::kReplicated) return;
   for (const ShardedGroup& group : groups_) group.await_copies();
@@ -296,14 +319,14 @@ void Unit::take_written() {
   if (placement_ != Placement::kPersistent || !is_unsharded()) return;
   const char* const whole = std::get<Unsharded>(state_).memory;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    const Range mine = groups_[g].mine();
+    const Range own = groups_[g].shard();
     const at::Tensor shard = groups_[g].my_shard();
     if (device_.is_cpu()) {
       const int64_t size = shard.element_size();
-      std::memcpy(shard.data_ptr(), group_memory(const_cast<char*>(whole), g) + mine.begin * size,
-                  size_t(mine.size() * size));
+      std::memcpy(shard.data_ptr(), group_memory(const_cast<char*>(whole), g) + own.begin * size,
+                  size_t(own.size() * size));
     } else {
-      shard.copy_(full(g).slice(0, mine.begin, mine.end));
+      shard.copy_(full(g).slice(0, own.begin, own.end));
     }
   }
 }
@@ -316,13 +339,13 @@ void Unit::write_back(int root) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const at::Tensor whole = full(g);
     const Span span{whole.data_ptr(), whole.numel(), layout_.groups[g].dtype};
-    all_.broadcast(span, root, layout_.name)->wait();
-    // Ranks of comm_ might still be reading this rank's shard for a gather. A broadcast in comm_ would have waited for
-    // that, but the broadcast was in all_.
-    if (&all_ != &comm_) comm_.barrier(layout_.name);
+    comms_.all.broadcast(span, root, layout_.name)->wait();
+    // Ranks of comms_.gather might still be reading this rank's shard for a gather. A broadcast in comms_.gather would
+    // have waited for that, but the broadcast was in comms_.all.
+    if (&comms_.all != &comms_.gather) comms_.gather.barrier(layout_.name);
     if (placement_ == Placement::kReplicated) continue;
-    const Range mine = groups_[g].mine();
-    groups_[g].write_parameters(mine, whole.slice(0, mine.begin, mine.end));
+    const Range own = groups_[g].shard();
+    groups_[g].write_parameters(own, whole.slice(0, own.begin, own.end));
   }
   gathers_.after_current_stream();  // other units might be gathered ahead in the same pass
 }

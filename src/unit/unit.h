@@ -55,9 +55,13 @@ class Unit {
  public:
   // Collective. `layout` and `groups` must outlive the unit. The values are written to the groups' parameters and
   // master weights. If the source has `values`, each rank reads them. Otherwise every rank takes the values of rank 0.
-  // `comm` has the ranks that share the unit with each other, and `all` also has the ranks of other replicas.
+  struct Comms {
+    Comm& gather;  // the ranks that share the unit with each other
+    Comm& all;     // also the ranks of other replicas
+    Comm* parts = nullptr;  // the ranks that each update a part of this rank's shard; null: this rank updates all of it
+  };
   Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
-       at::Device device, Comm& comm, Comm& all, SlotRing& ring, GatherStream& gathers);
+       at::Device device, Comms comms, SlotRing& ring, GatherStream& gathers);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
   ~Unit();
@@ -97,8 +101,9 @@ class Unit {
   // throws.
   void end_hold(bool leaves);
 
-  // start_refresh() and finish_refresh() must follow a write to shards. If the unit is replicated, start_refresh()
-  // starts a gather in place, and finish_refresh() completes it. Any other unit counts as sharded again.
+  // start_refresh() and finish_refresh() must follow a write to what this rank updates. They gather the parts of the
+  // shard from the ranks that have updated them, and if the unit is replicated, they gather the shards in place. Any
+  // other unit counts as sharded again.
   void start_refresh();
   void finish_refresh();
   // Turns the parameters into ordinary tensors with memory of their own and their current values. Collective if they
@@ -134,6 +139,10 @@ class Unit {
   const void* shard_for_gather(size_t group, const Span& full);
   void attach(char* memory);
   void detach();
+  // Starts to gather the parts of this rank's shard, or the shards of a replicated unit, of what is trained.
+  void gather_parts();
+  void gather_shards();
+  void end_gathers_in_place();
   char* group_memory(char* base, size_t group) const;
   char* replicated_memory() const;
 
@@ -141,8 +150,7 @@ class Unit {
   std::span<ShardedGroup> groups_;  // parallel to layout_.groups
   Placement placement_;
   at::Device device_;
-  Comm& comm_;
-  Comm& all_;
+  Comms comms_;
   SlotRing& ring_;
   GatherStream& gathers_;
   StreamUses ready_;  // the streams that have waited for the gather, one after another

@@ -173,7 +173,8 @@ World::World(const Config& config, c10::Device device, const RankEnvironment& en
   std::unique_ptr<Meeting> meeting;
   try {
     const std::string purpose = concat("process groups with sequence_parallel_size ", config.sequence_parallel_size,
-                                       " and ", config.shard_ranks(), " rank(s) for each replica of the states");
+                                       " and ", config.shard_ranks(), " rank(s) for each replica of the ",
+                                       config.shares_states() ? "parameters" : "states");
     meeting = meet(store, env, config.timeout_ms, purpose, observer_);
     const std::string prefix = concat(attempt_prefix(), meeting->number(), "/");
     struct Ranks {
@@ -254,6 +255,30 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   if (meeting != nullptr) meeting->end();
 }
 
+namespace {
+
+// Returns what groups of ranks hold, and how exact the numbers are that they send each other.
+std::string describe_replicas(const Config& config) {
+  const int size = config.shard_ranks();
+  std::string text =
+      concat(config.world_size / size, " replicas of ", config.shares_states() ? "the parameters" : "all states",
+             ", each sharded over ", size, " rank(s)");
+  if (config.shares_states())
+    text += concat("; all ", config.world_size, " ranks share one copy of reduced gradients and optimizer states");
+  const auto add_bound = [&](const char* what, const char* most) {
+    text += concat("; ", what, " travel between them in 8 bits, and each rounding is off by at most ", most,
+                   " % of the largest of 256 neighbours");
+  };
+  if (config.quantized_gradients) add_bound("sums of gradients", "0.7");
+  if (!std::has_single_bit(unsigned(size)))
+    text +=
+        ". Gradients are summed within these first, so the bits are not those of one replica: groups of 2, 4, 8, ... "
+        "ranks would have those";
+  return text;
+}
+
+}  // namespace
+
 // Connects the ranks of this replica, and the ranks that hold the same shard.
 void World::connect_replicas(const Config& config, const Groups& groups, Meeting* meeting, const CommOptions& options) {
   const Group& whole = groups.reduce;
@@ -296,12 +321,7 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
   gather_ = connected("gather", first, 1, size);
   reduce_ = connected("reduce", first, 1, size);
   replicas_ = connected("replicas", rank % size, size, replicas);
-  if (rank != 0) return;
-  log(LogLevel::kInfo, concat(replicas, " replicas of all states, each sharded over ", size, " rank(s)",
-                              std::has_single_bit(unsigned(size))
-                                  ? ""
-                                  : ". Gradients are summed within these first, so the bits are not those of one "
-                                    "replica: groups of 2, 4, 8, ... ranks would have those"));
+  if (rank == 0) log(LogLevel::kInfo, describe_replicas(config));
 }
 
 int World::rank() const {

@@ -54,7 +54,7 @@ TEST(KeyTable, OnlyFewRowsWithAnEffectAreAppliedElsewhere) {
                                    "zero_optimization.leaf_module.classes", "zero_optimization.leaf_module.names",
                                    "zero_optimization.leaf_module.name_suffixes", "torch_autocast.enabled",
                                    "torch_autocast.dtype", "data_types.buffer_dtype", "data_types.keep_in_fp32_modules",
-                                   "zeroshard.mesh.outer", "zero_optimization.mics_shard_size"}));
+                                   "zero_optimization.zero_hpz_partition_size", "zero_optimization.mics_shard_size"}));
 }
 
 // A default in the table that differs from the field's initial value would make Config{} and configuration("{}")

@@ -4,6 +4,7 @@ from mutant import Mutant
 
 _SUM, _BUCKET, _REDUCER = "src/reduce/replica_sum.cpp", "src/reduce/grad_bucket.cpp", "src/reduce/reducer.cpp"
 _SAME, _DIFFER = "*Replicas.GiveTheBitsOfOneReplicaInThePlanned*", "*Replicas.GiveTheBitsOfOneReplicaInPasses*"
+_SHARED = "*Replicas.ThatShareStatesGiveTheBits*"
 
 MUTANTS = [
     Mutant(name, file, old, new, "world", test)
@@ -50,6 +51,34 @@ MUTANTS = [
             "++piece) decode(sent_piece(piece), piece);\n",
             "++piece)\n    if (piece != replicas_.rank()) decode(sent_piece(piece), piece);\n",
             "Replicas.SumsInEightBitsAreTheSame*",
+        ),
+        (
+            "replicas-that-share-states-count-once-each",
+            "src/engine/ranks.h",
+            "return !has_replicas_of_states() || replicas->rank() == 0;",
+            "return replicas == nullptr || replicas->rank() == 0;",
+            _SHARED,
+        ),
+        (
+            "parts-are-not-gathered",
+            "src/unit/unit.cpp",
+            "comms_.parts != nullptr ? gather_parts() : gather_shards();",
+            "gather_shards();",
+            _SHARED,
+        ),
+        (
+            "whole-units-gather-incomplete-shards",
+            "src/unit/unit.cpp",
+            "    gather_shards();\n    end_gathers_in_place();\n",
+            "",
+            _SHARED,
+        ),
+        (
+            "pieces-of-matrices-come-in-the-order-of-ranks",
+            "src/plan/matrix_plan.cpp",
+            "  std::ranges::sort(found, {}, [&](size_t i) { return pieces[i].positions.begin; });\n",
+            "",
+            "Muon.GroupsThatShareStates*",
         ),
     ]
 ]

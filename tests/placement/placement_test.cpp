@@ -62,8 +62,8 @@ TEST(Place, StatesAndReducedGradientsLieWhereTheyAreAskedTo) {
         GroupPlacement expected = without;
         if (stage > 0) {
           expected.packed_gradients = {};
-          expected.reduced_gradients = {Extent::kShard, dtype, 1, Tier::kHost};
-          expected.master_weights = {Extent::kShard, DType::kFloat32, 1, Tier::kHost};
+          expected.reduced_gradients = {Extent::kPart, dtype, 1, Tier::kHost};
+          expected.master_weights = {Extent::kPart, DType::kFloat32, 1, Tier::kHost};
           expected.moments.tier = Tier::kHost;
           expected.host_updates = true;
         }
@@ -258,21 +258,21 @@ TEST(Place, ParametersOnTheHost) {
         const bool stays = dtype == DType::kFloat32;
         EXPECT_EQ(parameters(0), (Held{Extent::kShard, dtype, 1, stays ? Tier::kDevice : Tier::kHost}));
         EXPECT_EQ(place(units, options)[0].groups[0].sends_parameters, !stays);
-        EXPECT_EQ(place(units, options)[0].groups[0].master_weights.extent, stays ? Extent::kNothing : Extent::kShard);
+        EXPECT_EQ(place(units, options)[0].groups[0].master_weights.extent, stays ? Extent::kNothing : Extent::kPart);
         EXPECT_EQ(parameters(1), (Held{Extent::kShard, dtype, 1, Tier::kHost}));
         EXPECT_FALSE(place(units, options)[0].groups[1].sends_parameters);
         options.state_tier = options.gradient_tier = Tier::kHost;
         for (const size_t group : {0, 1}) EXPECT_EQ(parameters(group), (Held{Extent::kShard, dtype, 1, Tier::kHost}));
         EXPECT_FALSE(place(units, options)[0].groups[0].sends_parameters);
         const Held masters = place(units, options)[0].groups[0].master_weights;
-        EXPECT_EQ(masters.extent, dtype == DType::kFloat32 ? Extent::kNothing : Extent::kShard);
+        EXPECT_EQ(masters.extent, dtype == DType::kFloat32 ? Extent::kNothing : Extent::kPart);
         PlacementOptions small = options, whole = options;
         small.persistence_threshold = 1000;
         whole.rules = {{"block", /*replicated=*/true}};
         for (const PlacementOptions& stays : {small, whole}) {
           const UnitPlacement placed = place(units, stays)[0];
           for (const GroupPlacement& group : placed.groups) EXPECT_EQ(group.parameters.tier, Tier::kDevice);
-          EXPECT_EQ(placed.groups[0].master_weights.extent, Extent::kShard);
+          EXPECT_EQ(placed.groups[0].master_weights.extent, Extent::kPart);
         }
       }
     }
@@ -291,8 +291,8 @@ TEST(Place, RulesPlaceSingleUnitsAndTheLastCounts) {
   EXPECT_EQ(table[2].groups[0].parameters.extent, Extent::kShard);
   for (const UnitPlacement& unit : table) {  // gradients and states are the stage's
     EXPECT_EQ(unit.groups[0].packed_gradients.extent, Extent::kNothing);
-    EXPECT_EQ(unit.groups[0].master_weights.extent, Extent::kShard);
-    EXPECT_EQ(unit.groups[0].moments, (Held{Extent::kShard, DType::kFloat32, 2}));
+    EXPECT_EQ(unit.groups[0].master_weights.extent, Extent::kPart);
+    EXPECT_EQ(unit.groups[0].moments, (Held{Extent::kPart, DType::kFloat32, 2}));
   }
 }
 

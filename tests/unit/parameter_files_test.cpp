@@ -81,7 +81,7 @@ class Units {
           {at::randint(100, param.shape).to(param.dtype == DType::kOther8 ? at::kLong : at::kBFloat16)});
     tensors_.push_back(source.params);
     units_.push_back(std::make_unique<Unit>(layouts_[u], groups_->of_unit(u), Placement::kSharded, std::move(source),
-                                            at::kCPU, comm_, comm_, ring_, gathers_));
+                                            at::kCPU, Unit::Comms{comm_, comm_}, ring_, gathers_));
   }
 
   Comm& comm_;

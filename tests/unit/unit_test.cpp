@@ -67,8 +67,8 @@ struct Fixture {
     for (const FlatGroup& group : layouts.front().groups)
       place.groups.push_back(place_group(group.dtype, group.requires_grad, placement, options));
     groups.emplace(layouts, placements, Groups::Options{}, comm, ledger);
-    unit.emplace(layouts.front(), groups->of_unit(0), placement, std::move(source), at::kCPU, comm, comm, ring,
-                 gathers);
+    unit.emplace(layouts.front(), groups->of_unit(0), placement, std::move(source), at::kCPU, Unit::Comms{comm, comm},
+                 ring, gathers);
   }
   UnitLayout layout() const {
     std::vector<ParamSpec> specs;

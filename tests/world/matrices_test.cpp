@@ -39,6 +39,20 @@ TEST_P(Matrices, EveryStageGivesTheSameBitsInThePlannedMemory) {
   }
 }
 
+// The pieces of a matrix do not come in the order of ranks there.
+TEST(Muon, GroupsThatShareStatesGiveTheBitsOfOneGroup) {
+  for (const int world_size : {2, 4}) {
+    for (const int group : {1, 2}) {
+      if (group == world_size) continue;
+      Scenario scenario = muon(world_size, 3, /*gram=*/group == 1);
+      Scenario shared = scenario;
+      shared.config.shard_size = group;
+      shared.config.groups_share_states = true;
+      expect_same_training(scenario, shared);
+    }
+  }
+}
+
 // A matrix without a gradient on any rank stays as it is, and so does its momentum.
 TEST(Muon, LeftOutMatricesChangeNothing) {
   std::optional<Result> first;

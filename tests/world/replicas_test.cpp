@@ -4,9 +4,10 @@
 namespace zeroshard::test {
 namespace {
 
-// Groups of `shard` ranks hold a replica each.
-Scenario in_groups(Scenario scenario, int shard) {
+// Groups of `shard` ranks hold a replica each, of all states or, if the groups share the others, of the parameters.
+Scenario in_groups(Scenario scenario, int shard, bool share_states = false) {
   scenario.config.shard_size = shard;
+  scenario.config.groups_share_states = share_states;
   return scenario;
 }
 
@@ -35,6 +36,28 @@ TEST_P(Replicas, GiveTheBitsOfOneReplicaInThePlannedMemory) {
   }
 }
 
+TEST_P(Replicas, ThatShareStatesGiveTheBitsOfOneCopyInThePlannedMemory) {
+  const auto [ranks, shard] = GetParam();
+  for (const bool overlap : {true, false}) {
+    for (const int accumulation : {1, 2}) {
+      for (const int64_t persistence : {0, 100'000}) {
+        Scenario scenario = make_scenario(ranks, 3);
+        scenario.config.overlap_comm = overlap;
+        scenario.config.compute_dtype = overlap ? DType::kBFloat16 : DType::kFloat32;
+        scenario.config.grad_accumulation_steps = accumulation;
+        scenario.config.persistence_threshold = persistence;
+        scenario.model.frozen = true;
+        scenario.model.ballast = 5 * kBlockNumel;  // so that every rank has elements
+        expect_same_training(scenario, in_groups(scenario, shard, /*share_states=*/true));
+        scenario.config.placement = {{"*", /*replicated=*/true}};
+        expect_same_training(scenario, in_groups(scenario, shard, /*share_states=*/true));
+      }
+    }
+  }
+  for (const int stage : {0, 1, 2})  // all ranks are one group
+    expect_same_training(make_scenario(ranks, stage), in_groups(make_scenario(ranks, stage), shard, true));
+}
+
 // A unit without gradients (below stage 3 on the ranks of one replica alone), a gradient that is late on some ranks,
 // and sums under no_sync.
 TEST_P(Replicas, GiveTheBitsOfOneReplicaInPassesThatDiffer) {
@@ -46,14 +69,18 @@ TEST_P(Replicas, GiveTheBitsOfOneReplicaInPassesThatDiffer) {
     scenario.skip = [group = shard, stage](int rank, int step, size_t unit) {
       return step % 3 == 1 && unit == 2 && (stage == 3 || (rank / group) % 2 == 0);
     };
-    expect_same_training(scenario, in_groups(scenario, shard), /*plan_holds=*/false);
+    const auto expect_same = [shard = shard](const Scenario& whole) {
+      expect_same_training(whole, in_groups(whole, shard), /*plan_holds=*/false);
+      if (whole.config.stage == 3) expect_same_training(whole, in_groups(whole, shard, true), /*plan_holds=*/false);
+    };
+    expect_same(scenario);
     scenario.skip = {};
     scenario.counts_aside = [](int rank, int step) { return (rank + step) % 2 == 0; };
-    expect_same_training(scenario, in_groups(scenario, shard), /*plan_holds=*/false);
+    expect_same(scenario);
     scenario.counts_aside = {};
     scenario.no_sync = true;
     scenario.config.grad_accumulation_steps = 3;
-    expect_same_training(scenario, in_groups(scenario, shard), /*plan_holds=*/false);
+    expect_same(scenario);
   }
 }
 
@@ -61,14 +88,15 @@ TEST_P(Replicas, GiveTheBitsOfOneReplicaInPassesThatDiffer) {
 TEST(Replicas, OfThreeRanksEachGiveTheSameBitsAtEveryStage) {
   const Scenario whole = in_groups(make_scenario(6, 0), 3);
   for (const int stage : {1, 2, 3}) expect_same_training(whole, in_groups(make_scenario(6, stage), 3));
+  expect_same_training(whole, in_groups(make_scenario(6, 3), 3, /*share_states=*/true));
 }
 
 TEST(Replicas, DelaysAndStepsThatAreSkippedChangeNothing) {
   const Scenario scenario = skipping_a_step(make_scenario(4, 3));
   const Result expected = train(scenario);
-  for (uint64_t seed = 0; seed < 3; ++seed) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
     const auto delay = [&](Comm& comm, bool) { return std::make_unique<DelayComm>(comm, seed, /*max_us=*/300); };
-    const Result delayed = train(in_groups(scenario, 2), delay, delay);
+    const Result delayed = train(in_groups(scenario, 2, /*share_states=*/seed % 2 == 1), delay, delay);
     ASSERT_TRUE(delayed.values.defined());
     EXPECT_TRUE(delayed.values.equal(expected.values)) << "seed " << seed;
     EXPECT_FALSE(delayed.steps.at(1).applied);
@@ -87,19 +115,48 @@ TEST(Replicas, ExchangeOnlySumsOfGradients) {
       return recording;
     });
     world.train();
-    int64_t shard_numel = 0;
+    int64_t bytes = 0;
     for (const auto& unit : world.rank(0).model.params()) {
       std::vector<int64_t> numels;
       for (const at::Tensor& param : unit) numels.push_back(param.numel());
-      shard_numel += replica_sum_numel(ShardLayout(numels, /*world_size=*/2).shard_numel(), /*replicas=*/2, is_coded);
+      const int64_t sum =
+          replica_sum_numel(ShardLayout(numels, /*world_size=*/2).shard_numel(), /*replicas=*/2, is_coded);
+      bytes += scenario.steps * replica_sum_bytes(sum, /*replicas=*/2, is_coded);
     }
     for (const RecordingComm* const comm : across) {
-      const int64_t bytes = scenario.steps * replica_sum_bytes(shard_numel, is_coded);
       EXPECT_EQ(comm->bytes(OpKind::kExchange), bytes);
       EXPECT_EQ(comm->bytes(OpKind::kAllGather), bytes);
       for (const RecordingComm::Call& call : comm->calls())
         EXPECT_TRUE(call.kind == OpKind::kExchange || call.kind == OpKind::kAllGather || call.tag == "sums of replicas")
             << call.tag;
+    }
+  }
+}
+
+// Each rank sends (R - 1) / R of the sum of its shard in fp32, and of the shard in the dtype of the parameters.
+TEST(Replicas, ThatShareStatesExchangeSumsAndUpdatedParameters) {
+  for (const bool is_coded : {false, true}) {
+    Scenario scenario = in_groups(make_scenario(4, 3), 2, /*share_states=*/true);
+    scenario.config.compute_dtype = DType::kBFloat16;
+    scenario.config.quantized_gradients = is_coded;
+    std::vector<RecordingComm*> across;
+    ThreadWorld world(scenario, {}, [&](Comm& comm, bool is_all) -> std::unique_ptr<Comm> {
+      auto recording = std::make_unique<RecordingComm>(comm);
+      if (!is_all) across.push_back(recording.get());
+      return recording;
+    });
+    world.train();
+    int64_t sums = 0, parameters = 0;
+    for (const auto& unit : world.rank(0).model.params()) {
+      std::vector<int64_t> numels;
+      for (const at::Tensor& param : unit) numels.push_back(param.numel());
+      const int64_t shard = ShardLayout(numels, /*world_size=*/2, /*alignment=*/1, /*parts=*/2).shard_numel();
+      sums += scenario.steps * replica_sum_bytes(shard, /*replicas=*/2, is_coded);
+      parameters += scenario.steps * shard * element_size(DType::kBFloat16);
+    }
+    for (const RecordingComm* const comm : across) {
+      EXPECT_EQ(comm->bytes(OpKind::kExchange), sums);
+      EXPECT_EQ(comm->bytes(OpKind::kAllGather), parameters);
     }
   }
 }
@@ -130,8 +187,11 @@ TEST(Replicas, SumsInEightBitsThatAreNotFiniteSkipTheStep) {
   for (size_t i = 0; i < result.steps.size(); ++i) EXPECT_EQ(result.steps[i].applied, i != 1) << i;
 }
 
-TEST(Replicas, EveryFailingCallEndsEveryRank) {
-  Scenario scenario = in_groups(make_scenario(4, 3), 2);
+class FailingReplicas : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Replicas, FailingReplicas, ::testing::Bool());
+
+TEST_P(FailingReplicas, EveryFailingCallEndsEveryRank) {
+  Scenario scenario = in_groups(make_scenario(4, 3), 2, /*share_states=*/GetParam());
   scenario.steps = 1;
   for (const bool is_all : {true, false}) {
     for (int64_t fail_at = 1;; ++fail_at) {

@@ -57,7 +57,8 @@ class Cuttable(Dropping):
 
 def make_cuttable_engine(stage, dtype):
     has_replicas = stage % 2 and world.size() % 2 == 0
-    config = configuration(stage, dtype, mesh={"shard": world.size() // 2} if has_replicas else {})
+    mesh = {"shard": world.size() // 2, "outer": "replicate" if dtype == "bf16" else "optimizer"}
+    config = configuration(stage, dtype, mesh=mesh if has_replicas else {})
     config["zero_optimization"]["stage3_param_persistence_threshold"] = THRESHOLDS[world.size() % len(THRESHOLDS)]
     if dtype == "fp16":
         config["fp16"]["initial_scale_power"] = 4  # with any number of ranks only those steps overflow that are to

@@ -148,9 +148,11 @@ def test_hosts_train_with_the_bits_of_one(tmp_path, script, lan, count, nproc, s
 
 
 COUNTED = """
+import json
 import torch
 import zeroshard
-folder, stage, shard = sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
+folder, stage = sys.argv[1], int(sys.argv[2])
+mesh, more = (json.loads(text) for text in [*sys.argv[3:], "{}", "{}"][:2])
 
 def sent():
     line = next(line for line in open("/proc/net/dev") if line.strip().startswith("eth0:"))
@@ -161,14 +163,16 @@ zeroshard.init_distributed()
 torch.manual_seed(0)
 model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)))
 config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},
-          "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-          "zeroshard": {"mesh": {"shard": shard}}}
+          "bf16": {"enabled": bool(more)},
+          "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0, **more},
+          "zeroshard": {"mesh": mesh}}
 engine, *_ = zeroshard.initialize(model=model, config=config)
+rows = torch.ones(1, 1024, dtype=model[0].weight.dtype)
 for step in range(6):
     if step == 2:
         torch.distributed.barrier()
         before = sent()
-    engine.backward(engine(torch.ones(1, 1024)).square().mean())
+    engine.backward(engine(rows).float().square().mean())
     engine.step()
 torch.distributed.barrier()
 with open(f"{folder}/sent.{rank}", "w") as file:
@@ -195,7 +199,7 @@ def test_bytes_cross_the_link_once_for_each_host(tmp_path, script, lan, stage):
 @pytest.mark.parametrize("stage", [1, 3])
 def test_only_sums_of_gradients_cross_the_link_between_replicas(tmp_path, script, lan, stage):
     """Of M bytes of gradients, each of R replicas sends 2 M (R - 1) / R, and no gather crosses."""
-    job = launchers(lan(2), tmp_path, script(COUNTED), tmp_path, stage, "host", nproc=2)
+    job = launchers(lan(2), tmp_path, script(COUNTED), tmp_path, stage, json.dumps({"shard": "host"}), nproc=2)
     assert job.codes() == [0, 0], job.said()
     bytes_of_model, steps = 4 * 1024 * 1024 * 4, 4
     for rank in range(4):
@@ -290,6 +294,23 @@ def test_the_plan_says_what_crosses_the_link(tmp_path, script, lan, stage, tied,
     said = subprocess.run([ZEROSHARD, "plan", *words], capture_output=True, text=True, check=True).stdout
     sent = int((tmp_path / "sent.0").read_text())
     assert sent == pytest.approx(4 * json.loads(said)["network"]["total_bytes"], rel=0.03)
+OPTIMIZER = {"shard": "host", "outer": "optimizer"}
+
+
+@pytest.mark.idle_ranks("what is compared is what hosts send")
+@pytest.mark.row("H1")
+@pytest.mark.parametrize(
+    "mesh,more,bytes_of_element",
+    [(OPTIMIZER, {"overlap_comm": True}, 4 + 2), ({}, {"zero_hpz_partition_size": 2}, 4 + 2)],
+)
+def test_sums_and_updated_parameters_cross_the_link_once_in_a_step(tmp_path, script, lan, mesh, more, bytes_of_element):
+    """Each of R replicas that share states sends (R - 1) / R of the sums in fp32 and of the parameters in bf16."""
+    job = launchers(lan(2), tmp_path, script(COUNTED), tmp_path, 3, json.dumps(mesh), json.dumps(more), nproc=2)
+    assert job.codes() == [0, 0], job.said()
+    elements, steps = 4 * 1024 * 1024, 4
+    for rank in range(4):
+        sent = int((tmp_path / f"sent.{rank}").read_text())
+        assert sent == pytest.approx(steps * elements * bytes_of_element / 2, rel=0.03), rank
 
 
 @pytest.mark.row("H1")

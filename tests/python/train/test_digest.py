@@ -21,6 +21,7 @@ AXES = {
     "persistence_threshold": [0, 1200, 10_000_000],  # all units sharded, some, none
     "prefetch_numel": [0, 50_000_000],
     "mesh_shard": [None, 1, 2],  # ranks that shard a replica; 2 means 1 if it does not divide the ranks
+    "mesh_outer": ["replicate", "optimizer"],
 }
 VARIANTS_PER_WORLD = 24
 
@@ -51,6 +52,7 @@ def configuration(dtype, accumulation, clip, variant):
     own = {"transport": variant["transport"], "unit_classes": variant["unit_classes"]}
     if shard := variant["mesh_shard"]:
         own["mesh"] = {"shard": shard if int(os.environ["WORLD_SIZE"]) % shard == 0 else 1}
+        own["mesh"]["outer"] = variant["mesh_outer"]
     return models.configuration(
         variant["stage"],
         dtype,

@@ -1,4 +1,4 @@
-"""Several replicas of the states (zeroshard.mesh.shard): readers of gradients, quantized sums, ranks that differ."""
+"""Several replicas (zeroshard.mesh): readers and writers of values, quantized sums and weights, ranks that differ."""
 
 import models
 import pytest
@@ -52,20 +52,84 @@ def test_ranks_that_ask_for_other_replicas_are_told_so(shards):
         assert "2 rank(s) for each replica of the states" in error, error
 
 
-def losses(quantized, seed):
+class Wide(nn.Sequential):
+    """Two layers of more elements than a part of a shard has."""
+
+    def __init__(self):
+        torch.manual_seed(1)
+        super().__init__(nn.Linear(40, 150), nn.GELU(), nn.Linear(150, 20))
+
+
+def step_on(engine, step):
+    x = torch.randn(4, 40, generator=torch.Generator().manual_seed(100 * step + world.rank()))
+    engine.backward(engine(x.to(next(engine.module.parameters()).dtype)).float().square().mean())
+
+
+def values_through_the_engine(mesh, dtype, optimizer_device, folder):
+    """Trains, and between steps reads and writes values of single parameters and states."""
+    own = {"mesh": mesh, "unit_classes": ["Linear"]}
+    zero = {"offload_optimizer": {"device": optimizer_device, "nvme_path": folder}}
+    config = models.configuration(
+        3, dtype, optimizer=models.adamw(1e-2), zero_optimization=zero, zeroshard=own, gradient_clipping=0.1
+    )
+    engine, *_ = zeroshard.initialize(model=Wide(), config=config)
+    first, last = engine.module[0].weight, engine.module[2].weight
+    found = []
+    for step in range(3):
+        step_on(engine, step)
+        zeroshard.set_gradient(last, zeroshard.get_gradient(last).clamp(-1e-3, 1e-3))
+        # Each rank adds the squares of its part in fp64, and with groups the parts are other ones.
+        norms = [f"{norm:.12g}" for norm in zeroshard.get_gradient_norms(engine.module).values()]
+        found += [zeroshard.get_gradient(first), *norms]
+        engine.step()
+        found += [zeroshard.get_master_weight(first), zeroshard.get_optimizer_state(last, "exp_avg")]
+        with zeroshard.gathered(first, modify_rank=1), torch.no_grad():
+            first[step] += 1 + world.rank()
+        zeroshard.set_master_weight(last, zeroshard.get_master_weight(last) * 0.5)
+        zeroshard.set_optimizer_state(first, "exp_avg_sq", zeroshard.get_optimizer_state(first, "exp_avg_sq") * 4)
+    found.append(engine.get_global_grad_norm())
+    return [each.tolist() if isinstance(each, torch.Tensor) else each for each in found], engine.parameter_digest()
+
+
+@pytest.mark.parametrize("dtype,device", [("fp32", "none"), ("bf16", "none"), ("fp32", "nvme"), ("bf16", "nvme")])
+def test_users_read_and_write_the_same_values_if_replicas_share_states(tmp_path, dtype, device):
+    arguments = {"dtype": dtype, "optimizer_device": device, "folder": str(tmp_path)}
+    whole, *others = world.run(4, values_through_the_engine, mesh={}, **arguments)
+    assert all(other == whole for other in others)
+    for shard in (1, 2):
+        mesh = {"shard": shard, "outer": "optimizer"}
+        assert all(each == whole for each in world.run(4, values_through_the_engine, mesh=mesh, **arguments))
+
+
+def error_of_offloaded_parameters(folder):
+    zero = {"offload_param": {"device": "nvme", "nvme_path": folder}, "zero_hpz_partition_size": 2}
+    with pytest.raises(zeroshard.ConfigError) as caught:
+        zeroshard.initialize(model=Wide(), config=models.configuration(3, zero_optimization=zero))
+    return str(caught.value)
+
+
+def test_parameters_of_groups_that_share_states_stay_in_memory(tmp_path):
+    for error in world.run(4, error_of_offloaded_parameters, folder=str(tmp_path)):
+        assert 'offload_param.device = "nvme"' in error and 'set outer to "replicate"' in error
+
+
+def losses(quantized, seed, stage=2, mesh=None, dtype="fp32", key="zero_quantized_gradients"):
     """Of a model that learns the values of another one."""
     torch.manual_seed(seed)
     teacher, model = nn.Linear(24, 8), nn.Sequential(nn.Linear(24, 140), nn.GELU(), nn.Linear(140, 8))
-    zero = {"zero_quantized_gradients": quantized}
     config = models.configuration(
-        2, optimizer=models.adamw(3e-3), zero_optimization=zero, zeroshard={"mesh": {"shard": 2}}
+        stage,
+        dtype,
+        optimizer=models.adamw(3e-3),
+        zero_optimization={key: quantized},
+        zeroshard={"mesh": mesh or {"shard": 2}},
     )
     engine, *_ = zeroshard.initialize(model=model, config=config)
     data = torch.Generator().manual_seed(world.rank())
     found = []
     for _ in range(150):
         x = torch.randn(16, 24, generator=data)
-        loss = nn.functional.mse_loss(engine(x), teacher(x).detach())
+        loss = nn.functional.mse_loss(engine(x.to(model[0].weight.dtype)).float(), teacher(x).detach())
         engine.backward(loss)
         engine.step()
         found.append(loss.item())
