@@ -240,6 +240,7 @@ struct Config {
   // Whether groups of shard_size ranks share one copy of the optimizer states, at stage 3; false: each has a copy.
   bool groups_share_states = false;
   bool quantized_gradients = false;   // true: replicas of the states send each other sums of gradients as 8-bit numbers
+  bool quantized_weights = false;     // true: groups that share the states send each other parameters as 8-bit numbers
   int sequence_parallel_size = 1;     // ranks that train on the same rows; parameters are still sharded over all ranks
   double gradient_clipping = 1;       // largest gradient norm; 0: no clipping. 1 is DeepSpeed's default since 0.19.3
   int64_t steps_per_print = 0;        // 0: never

@@ -20,6 +20,7 @@ struct PlanOptions : PlacementOptions {
   bool prefetch = true;
   int replicas = 1;                     // number of groups of world_size ranks each; all groups hold the same states
   bool quantized_gradients = false;     // true: replicas send each other sums of gradients as 8-bit numbers
+  bool quantized_weights = false;       // true: replicas send each other updated parameters as 8-bit numbers
   bool replicas_need_scratch = false;   // true: the transport between replicas copies the pieces of a sum
   bool exchange_needs_scratch = false;  // true: the transport cannot sum directly from the memory of peers
   int ranks_per_host = 0;               // 0: all ranks are on one host

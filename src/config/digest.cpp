@@ -75,7 +75,8 @@ class Digest {
 uint64_t Config::digest() const {
   Digest digest;
   digest.all(train_batch_size, micro_batch_size, grad_accumulation_steps, managed_accumulation, world_size,
-             shard_ranks(), shares_states(), sequence_parallel_size, gradient_clipping, quantized_gradients);
+             shard_ranks(), shares_states(), sequence_parallel_size, gradient_clipping, quantized_gradients,
+             quantized_weights);
   digest.all(compute_dtype, fp16, bf16_auto_cast, autocast_dtype, communication_dtype, grad_accum_dtype, prescale,
              average_gradients);
   digest.all(optimizer, scheduler, allow_untested_optimizer, dataloader_drop_last);

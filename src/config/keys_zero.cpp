@@ -111,6 +111,10 @@ std::vector<Key> effective() {
            "for "
            "256 elements. Within a group gradients stay as they are",
            set<&Config::quantized_gradients>),
+      zero("zero_quantized_weights", Bool{}, false,
+           "if the groups of zeroshard.mesh.shard share the optimizer states, the updated 16-bit parameters that go "
+           "between them have 8 bits, with an fp32 scale for 256 elements. Within a group parameters stay as they are",
+           set<&Config::quantized_weights>),
       zero("zero_hpz_partition_size", Integer{.min = 0, .max = std::numeric_limits<int>::max()}, 1,
            "hpZ, at stage 3: the same as zeroshard.mesh.shard with \"outer\": \"optimizer\"; 0 or 1: all ranks share "
            "one copy of the parameters"),
@@ -195,11 +199,10 @@ std::vector<Key> without_effect() {
 }
 
 std::vector<Key> not_supported() {
-  const std::string kQuantized =
-      "quantized gathers are not supported: zeroshard.mesh.shard keeps all gathers in a host";
   return {
-      zero_unsupported("zero_quantized_weights", Only{false}, false, kQuantized),
-      zero_unsupported("zero_quantized_nontrainable_weights", Only{false}, false, kQuantized),
+      zero_unsupported(
+          "zero_quantized_nontrainable_weights", Only{false}, false,
+          "quantized gathers of frozen parameters are not supported: zeroshard.mesh.shard keeps them in a host"),
       zero_unsupported("zeropp_loco_param", Only{nullptr}, nullptr, "rounding errors of gradients are not fed back"),
       zero_unsupported("zenflow", Only{nullptr}, nullptr, "ZenFlow is not supported"),
   };

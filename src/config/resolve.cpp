@@ -315,6 +315,15 @@ class Resolver {
       tell(
           "zero_optimization.zero_quantized_gradients = true: it is for what goes between groups of ranks, and all "
           "ranks are one group (zeroshard.mesh.shard)");
+    if (config().quantized_weights && !config().shares_states())
+      tell(
+          "zero_optimization.zero_quantized_weights = true: it is for the updated parameters that go between groups of "
+          "ranks which share the optimizer states (zeroshard.mesh with \"outer\": \"optimizer\", or "
+          "zero_hpz_partition_size), and there are none. All other gathers are exact");
+    if (config().quantized_weights && config().shares_states() && config().compute_dtype == DType::kFloat32)
+      tell(
+          "zero_optimization.zero_quantized_weights = true: it is for 16-bit parameters, whose master weights stay "
+          "exact: enable bf16 or fp16");
     if (config().shard_size == 0 && config().groups_share_states)
       tell(outer, " = \"optimizer\": it is for groups of ranks, whose size ", own, " says");
     if (config().shard_size == ranks && ranks > 1)

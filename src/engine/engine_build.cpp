@@ -109,8 +109,10 @@ std::unique_ptr<Executor> make_executor(const std::vector<UnitDefinition>& defin
         read(plan.layouts[u].params[index].name(), begin, end, out);
       };
     }
+    const bool is_coded = plan.placements[u].parameters == Placement::kSharded;
     const Unit::Comms comms{.gather = ranks.gather,
                             .all = ranks.values(),
+                            .codes = is_coded ? memory.coded_refresh.get() : nullptr,
                             .parts = ranks.num_parts() > 1 ? ranks.replicas : nullptr};
     units.push_back(std::make_unique<Unit>(plan.layouts[u], memory.groups->of_unit(u), plan.placements[u].parameters,
                                            std::move(source), ranks.device, comms, *memory.gather_ring,

@@ -29,6 +29,7 @@ struct Memory {
   std::unique_ptr<SwapSpace> states_in_files, parameters_in_files, gradients_in_files;  // null if none are in files
   std::unique_ptr<ActivationKeeper> activations;  // null if activations stay on the device
   std::unique_ptr<Groups> groups;
+  std::unique_ptr<CodedRefresh> coded_refresh;  // null if parameters travel as they are
   std::unique_ptr<SlotRing> gather_ring;
   GatherStream gathers;  // the last member that uses memory of the device: joined before that memory is freed
 };

@@ -75,6 +75,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.quantized_gradients = config.quantized_gradients;
   options.sums_natively = config.reduction == Config::Reduction::kNative;
   options.in_two_levels = config.transport == Config::Transport::kAuto;
+  options.quantized_weights = config.quantized_weights;
   options.stage = config.stage;
   options.compute_dtype = config.compute_dtype;
   options.wire_dtype = config.communication_dtype;

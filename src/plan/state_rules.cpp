@@ -106,6 +106,25 @@ RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& 
   return {values + sent * (options.replicas_need_scratch ? 2 : 1), options.overlap ? 2 : 1};
 }
 
+bool refreshes_in_codes(const FlatGroup& group, Placement parameters, const PlanOptions& options) {
+  return options.quantized_weights && options.parts > 1 && parameters == Placement::kSharded && group.requires_grad &&
+         group.dtype != DType::kFloat32;
+}
+
+RingClass refresh_codes(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options) {
+  RingClass codes;
+  for (size_t u = 0; u < units.size(); ++u) {
+    int64_t bytes = 0;
+    for (const FlatGroup& group : units[u].groups)
+      if (refreshes_in_codes(group, table[u].parameters, options))
+        bytes += replica_sum_bytes(group.layout.shard_numel(), options.parts, /*is_coded=*/true);
+    codes.slot_bytes = std::max(codes.slot_bytes, bytes);
+    if (bytes > 0) ++codes.units;
+  }
+  codes.slots = std::min(kRefreshes, codes.units);
+  return codes;
+}
+
 RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table) {
   constexpr int kMost = 2;
   RingClass exit;

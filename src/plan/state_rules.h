@@ -59,6 +59,14 @@ int64_t replica_sum_bytes(int64_t numel, int replicas, bool is_coded);
 // reductions overlap, it has all of this twice. It is empty if there is one replica.
 RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& options);
 
+// Returns whether a group's updated parameters travel between replicas as 8-bit numbers. They do if they are 16-bit, so
+// that the owner has exact master weights, and if users cannot write to them without the engine.
+bool refreshes_in_codes(const FlatGroup& group, Placement parameters, const PlanOptions& options);
+// The number of units whose refreshes are under way at the same time.
+inline constexpr int kRefreshes = 3;
+// Returns the memory for these numbers: one slot for each refresh under way, with all groups of a unit.
+RingClass refresh_codes(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
+
 // Returns the device buffers in which reduced gradients are summed before they go to the host. Each buffer is as large
 // as the largest group's gradients. The next buffer is filled while one is copied. RingClass::units is the number of
 // groups whose gradients go to the host.

@@ -257,13 +257,16 @@ void Unit::gather_parts() {
   const NamedRange named("refresh parts of", layout_.name);
   gathers_.side.follow();
   const SideStream::Scope scope(gathers_.side);
+  std::vector<at::Tensor> coded;
   for (const ShardedGroup& group : groups_) {
-    if (!group.is_trained()) continue;
+    if (has_codes(group)) coded.push_back(group.my_shard());
+    if (!group.is_trained() || has_codes(group)) continue;
     const at::Tensor shard = group.my_shard(), part = group.updated_parameters();
     refreshing_.push_back(comms_.parts->all_gather({shard.data_ptr(), shard.numel(), group.flat().dtype},
                                                    {part.const_data_ptr(), part.numel(), group.flat().dtype},
                                                    layout_.name));
   }
+  if (!coded.empty()) comms_.codes->begin(std::move(coded), layout_.name);
 }
 
 void Unit::gather_shards() {
@@ -291,6 +294,10 @@ void Unit::end_gathers_in_place() {
 
 void Unit::finish_refresh() {
   end_gathers_in_place();
+  if (std::ranges::any_of(groups_, [this](const ShardedGroup& group) { return has_codes(group); })) {
+    const SideStream::Scope scope(gathers_.side);  // gathers wait for what the stream writes
+    comms_.codes->finish();
+  }
   if (comms_.parts != nullptr) {  // the shard is complete now
     gather_shards();
     end_gathers_in_place();

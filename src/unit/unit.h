@@ -14,6 +14,7 @@
 #include "group/sharded_group.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
+#include "unit/coded_refresh.h"
 #include "unit/unit_param.h"
 
 namespace zeroshard {
@@ -58,6 +59,8 @@ class Unit {
   struct Comms {
     Comm& gather;  // the ranks that share the unit with each other
     Comm& all;     // also the ranks of other replicas
+    // Gathers the parts of 16-bit parameters as 8-bit numbers; null: `parts` gathers them as they are.
+    CodedRefresh* codes = nullptr;
     Comm* parts = nullptr;  // the ranks that each update a part of this rank's shard; null: this rank updates all of it
   };
   Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
@@ -143,6 +146,9 @@ class Unit {
   void gather_parts();
   void gather_shards();
   void end_gathers_in_place();
+  bool has_codes(const ShardedGroup& group) const {
+    return comms_.codes != nullptr && group.is_trained() && group.flat().dtype != DType::kFloat32;
+  }
   char* group_memory(char* base, size_t group) const;
   char* replicated_memory() const;
 

@@ -197,7 +197,8 @@ TEST(ConfigErrors, WrongTypes) {
 
 TEST(ConfigErrors, WhatIsNotSupportedIsSaidSo) {
   const std::vector<std::pair<const char*, const char*>> cases{
-      {R"({"zero_optimization": {"zero_quantized_weights": true}})", "zero_quantized_weights = true"},
+      {R"({"zero_optimization": {"zero_quantized_nontrainable_weights": true}})",
+       "zero_quantized_nontrainable_weights = true"},
       {R"({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}})", "zenflow"},
       {R"({"tensor_parallel": {"autotp_size": 2}})", "tensor_parallel.autotp_size = 2"},
       {R"({"fp16": {"fp16_master_weights_and_grads": true}})", "fp16.fp16_master_weights_and_grads"},

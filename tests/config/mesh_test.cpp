@@ -95,6 +95,24 @@ TEST(Mesh, SecondaryPartitionsAreGroupsThatShareStates) {
     EXPECT_EQ(parse_config(json_of(concat(R"("zero_hpz_partition_size": )", off), ""), ranks(6)).config.shard_size, 0);
 }
 
+TEST(Mesh, QuantizedWeightsAreForGroupsThatShareStates) {
+  const std::string zero = R"("stage": 3, "zero_quantized_weights": true)",
+                    mesh = R"("shard": 2, "outer": "optimizer")";
+  const auto told = [&](const std::string& of_mesh, const std::string& more) {
+    const std::string json = json_of(zero, of_mesh);
+    const ParsedConfig parsed = parse_config(json.substr(0, json.size() - 1) + more + "}", ranks(6));
+    EXPECT_TRUE(parsed.config.quantized_weights);
+    return ::testing::PrintToString(parsed.without_effect);
+  };
+  const std::string bf16 = R"(, "bf16": {"enabled": true})";
+  EXPECT_EQ(told(mesh, bf16), "{}");
+  EXPECT_THAT(told(mesh, ""), ::testing::HasSubstr("enable bf16 or fp16"));
+  EXPECT_THAT(told(R"("shard": 2)", bf16), ::testing::HasSubstr("zero_hpz_partition_size"));
+  EXPECT_THAT(told("", bf16), ::testing::HasSubstr("All other gathers are exact"));
+  EXPECT_NE(parse_config(json_of(zero, mesh), ranks(6)).config.digest(),
+            parse_config(json_of(R"("stage": 3)", mesh), ranks(6)).config.digest());
+}
+
 TEST(Mesh, GroupsThatCannotBeMadeAreRefused) {
   expect_error(R"({"zeroshard": {"mesh": {"shard": 4}}})",
                {"zeroshard.mesh.shard", "4", "does not divide the 6 ranks", "1, 2, 3, 6"}, ranks(6));

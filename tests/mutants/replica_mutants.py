@@ -80,5 +80,12 @@ MUTANTS = [
             "",
             "Muon.GroupsThatShareStates*",
         ),
+        (
+            "owners-keep-exact-parameters",
+            "src/unit/coded_refresh.cpp",
+            "    for (int part = 0; part < parts; ++part) {\n",
+            "    for (int part = 0; part < parts; ++part) {\n      if (part == parts_.rank()) continue;\n",
+            "Replicas.ParametersInEightBitsAreEqual*",
+        ),
     ]
 ]

@@ -138,7 +138,7 @@ TEST(Replicas, ThatShareStatesExchangeSumsAndUpdatedParameters) {
   for (const bool is_coded : {false, true}) {
     Scenario scenario = in_groups(make_scenario(4, 3), 2, /*share_states=*/true);
     scenario.config.compute_dtype = DType::kBFloat16;
-    scenario.config.quantized_gradients = is_coded;
+    scenario.config.quantized_gradients = scenario.config.quantized_weights = is_coded;
     std::vector<RecordingComm*> across;
     ThreadWorld world(scenario, {}, [&](Comm& comm, bool is_all) -> std::unique_ptr<Comm> {
       auto recording = std::make_unique<RecordingComm>(comm);
@@ -152,7 +152,8 @@ TEST(Replicas, ThatShareStatesExchangeSumsAndUpdatedParameters) {
       for (const at::Tensor& param : unit) numels.push_back(param.numel());
       const int64_t shard = ShardLayout(numels, /*world_size=*/2, /*alignment=*/1, /*parts=*/2).shard_numel();
       sums += scenario.steps * replica_sum_bytes(shard, /*replicas=*/2, is_coded);
-      parameters += scenario.steps * shard * element_size(DType::kBFloat16);
+      parameters += scenario.steps * (is_coded ? replica_sum_bytes(shard, /*replicas=*/2, /*is_coded=*/true)
+                                               : shard * element_size(DType::kBFloat16));
     }
     for (const RecordingComm* const comm : across) {
       EXPECT_EQ(comm->bytes(OpKind::kExchange), sums);
@@ -175,6 +176,31 @@ TEST(Replicas, SumsInEightBitsAreTheSameAtEveryStageAndNearTheExactOnes) {
       EXPECT_FALSE(coded.values.equal(exact.values));
       for (size_t i = 0; i < coded.steps.size(); ++i)
         EXPECT_NEAR(coded.steps[i].grad_norm, exact.steps[i].grad_norm, 0.01 * exact.steps[i].grad_norm);
+    }
+  }
+}
+
+// All ranks compute with the same parameters, whoever owns a part, and master weights follow the exact gradients of
+// these.
+TEST(Replicas, ParametersInEightBitsAreEqualOnAllRanksAndNearTheExactOnes) {
+  for (const auto& [ranks, shard] : std::vector<Mesh>{{2, 1}, {4, 2}, {6, 2}, {8, 4}}) {
+    for (const bool quantized_gradients : {false, true}) {
+      Scenario scenario = in_groups(make_scenario(ranks, 3), shard, /*share_states=*/true);
+      scenario.config.compute_dtype = DType::kBFloat16;
+      scenario.config.overlap_comm = !quantized_gradients;
+      const Result exact = train(scenario);
+      scenario.config.quantized_weights = true;
+      scenario.config.quantized_gradients = quantized_gradients;
+      const Result coded = train(scenario);  // expects the same values on all ranks
+      ASSERT_TRUE(coded.values.defined() && exact.values.defined());
+      if (shard == 1) {  // every rank has all parameters, which users may write
+        EXPECT_EQ(coded.values.equal(exact.values), !quantized_gradients);
+        continue;
+      }
+      EXPECT_FALSE(coded.values.equal(exact.values));
+      EXPECT_LT((coded.values - exact.values).abs().max().item<float>(), 0.05);
+      for (const MemoryLine& line : coded.memory)
+        EXPECT_EQ(line.measured_peak, line.planned) << line.category << " on " << line.tier;
     }
   }
 }

@@ -141,3 +141,12 @@ def test_quantized_sums_of_gradients_train_as_well(seed):
     exact, coded = (sum(world.run(4, losses, quantized=each, seed=seed)) for each in (False, True))
     assert coded != exact
     assert coded == pytest.approx(exact, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_quantized_weights_train_nearly_as_well(seed):
+    mesh = {"shard": 2, "outer": "optimizer"}
+    arguments = {"seed": seed, "stage": 3, "mesh": mesh, "dtype": "bf16", "key": "zero_quantized_weights"}
+    exact, coded = (sum(world.run(4, losses, quantized=each, **arguments)) for each in (False, True))
+    assert coded != exact
+    assert coded == pytest.approx(exact, rel=0.02)
