@@ -10,7 +10,7 @@ struct NetworkBytes {
   double backward = 0;  // parameters that backward passes gather
   double sums = 0;      // gradients
   double whole = 0;     // stage 0: reduced gradients, gathered between the last backward pass and the update
-  double refresh = 0;   // new parameters that every rank keeps whole
+  double refresh = 0;   // new parameters that ranks keep whole, or share with a group of ranks
 
   double total() const { return forward + backward + sums + whole + refresh; }
 };

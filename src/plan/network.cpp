@@ -39,6 +39,12 @@ class Network {
   }
 
   double gather(double bytes) const { return gather(shards_, bytes); }
+  // Returns the bytes of new parameters between groups of ranks that share the optimizer states.
+  double refresh(double shard_numel, DType dtype, bool is_coded, const PlanOptions& options) const {
+    if (options.parts == 1) return 0;
+    return gather(replicas_, is_coded ? double(replica_sum_bytes(int64_t(shard_numel), options.parts, is_coded))
+                                      : shard_numel * double(element_size(dtype)));
+  }
   // Returns the bytes of the sums of a group in all micro-batches.
   double sums(double numel, double shard_numel, const GroupPlacement& place, const PlanOptions& options) const {
     double bytes = sums_in_ring_ ? gather(numel * double(element_size(place.wire_dtype)))
@@ -63,9 +69,10 @@ class Network {
   double sum_of_replicas(double shard_numel, const PlanOptions& options) const {
     const bool is_coded = options.quantized_gradients;
     const int64_t padded = replica_sum_numel(int64_t(shard_numel), options.replicas, is_coded);
-    const auto bytes = double(replica_sum_bytes(padded, is_coded));
+    const auto bytes = double(replica_sum_bytes(padded, options.replicas, is_coded));
     const DType dtype = is_coded ? DType::kOther1 : DType::kFloat32;
-    return exchange(replicas_, bytes / double(element_size(dtype)), dtype) + gather(replicas_, bytes);
+    const double sent = exchange(replicas_, bytes / double(element_size(dtype)), dtype);
+    return options.parts > 1 ? sent : sent + gather(replicas_, bytes);
   }
 
   bool two_levels_, sums_in_ring_;
@@ -123,7 +130,11 @@ NetworkBytes plan_network(const ModelShapes& model, const PlanOptions& options) 
       const GroupPlacement& place = table[u].groups[g];
       const auto numel = double(group.layout.padded_numel());
       add_parameters(bytes, network, numel, table[u].parameters, group.dtype, place, options);
-      bytes.sums += network.sums(numel, double(group.layout.shard_numel()), place, options);
+      const auto shard_numel = double(group.layout.shard_numel());
+      bytes.sums += network.sums(numel, shard_numel, place, options);
+      if (!group.requires_grad) continue;
+      const bool is_coded = refreshes_in_codes(group, table[u].parameters, options);
+      bytes.refresh += network.refresh(shard_numel, group.dtype, is_coded, options);
     }
   }
   if (!units.empty()) correct_ends(bytes, network, units, table, options);
@@ -138,6 +149,8 @@ NetworkBytes plan_network(double numel, const PlanOptions& options) {
   NetworkBytes bytes;
   add_parameters(bytes, network, numel, placement, options.compute_dtype, place, options);
   bytes.sums = network.sums(numel, numel / options.world_size, place, options);
+  const bool is_coded = options.quantized_weights && options.compute_dtype != DType::kFloat32;
+  bytes.refresh += network.refresh(numel / options.world_size, options.compute_dtype, is_coded, options);
   return bytes;
 }
 

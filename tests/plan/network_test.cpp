@@ -67,6 +67,24 @@ TEST(Network, TwoLevelsCrossOnceForEachHost) {
   }
 }
 
+TEST(Network, GroupsThatShareTheStatesSendSumsOnceAndNewParameters) {
+  constexpr double kModelNumel = kModelBytes / 4;
+  for (const bool is_coded : {false, true}) {
+    PlanOptions options = options_on(3, /*hosts=*/2, 2, /*replicas=*/2, DType::kBFloat16);
+    options.parts = 2;
+    options.quantized_weights = is_coded;
+    options.grad_accumulation_steps = 3;
+    const NetworkBytes bytes = crossing(options);
+    EXPECT_EQ(bytes.forward + bytes.backward, 0);
+    EXPECT_DOUBLE_EQ(bytes.sums, 3 * kModelBytes / 2);  // in fp32, of each micro-batch
+    EXPECT_DOUBLE_EQ(bytes.refresh, kModelNumel * (is_coded ? 1 + 4. / 256 : 2) / 2);
+    EXPECT_DOUBLE_EQ(plan_network(kModelNumel, options).refresh, bytes.refresh);
+    options.parts = 1;
+    EXPECT_DOUBLE_EQ(crossing(options).sums, 2 * bytes.sums);
+    EXPECT_EQ(crossing(options).refresh, 0);
+  }
+}
+
 TEST(Network, AFlatGatherIsARingAndAFlatSumSendsThePiecesOfAllRanks) {
   for (const bool on_device : {false, true}) {
     PlanOptions options = options_on(3, 2, 2);
