@@ -119,7 +119,7 @@ def make_probe(arguments):
     def probe():
         dist.barrier()
         start, sent = time.perf_counter(), sent_bytes()
-        for _ in range(2):
+        for _ in range(arguments.layers // len(outputs)):
             works = [dist.all_gather_into_tensor(out, shard, group=group, async_op=True) for out in outputs]
             for work in works:
                 work.wait()
@@ -309,7 +309,7 @@ def measure(arguments):
         "",
         f"`{' '.join(sys.argv)}` on {cpu_name()}, {os.cpu_count()} cores for all {HOSTS * RANKS} ranks; fp32, "
         f"{parameters:,} parameters, {arguments.tokens} tokens a rank, medians of "
-        f"{arguments.rounds} rounds. Load average before: {before:.1f}. Host 0 sends the MB. "
+        f"{arguments.rounds} rounds. Niceness {os.nice(0)}, load average before {before:.1f}. Host 0 sends the MB. "
         "`zeroshard plan --cluster` predicts the step over the slow link from the one over the bare link; the "
         "ratio is to the measured one:",
         "",

@@ -54,8 +54,8 @@ class Network {
   }
 
  private:
-  // The last rank of a host passes everything on to the next host, but what that host's ranks have. Without two levels,
-  // a gather is a ring of all ranks, and only one rank's part is not passed on.
+  // In two levels, a host sends every other host's part of the result once. Without them, a gather is a ring of all
+  // ranks. The last rank of a host then passes on all parts but one.
   double gather(const Spread& ranks, double bytes) const {
     if (ranks.hosts == 1) return 0;
     const int parts = two_levels_ ? ranks.hosts : ranks.hosts * ranks.per_host;
@@ -80,7 +80,7 @@ class Network {
   Spread shards_, replicas_;
 };
 
-// Adds what `numel` elements of a group cross the network for, apart from the sums of gradients.
+// Adds the bytes of a group's parameters. At stage 0, adds those of its reduced gradients instead.
 void add_parameters(NetworkBytes& bytes, const Network& network, double numel, Placement placement, DType dtype,
                     const GroupPlacement& place, const PlanOptions& options) {
   const double gathered = network.gather(numel * double(element_size(dtype)));

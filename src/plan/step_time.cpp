@@ -12,7 +12,7 @@
 // gradient, and writes the parameter if that has 16 bits. Copies to and from the device overlap compute. Swap files are
 // read and written during the update, which begins after backward. The first chunks are read earlier, but they are
 // negligible for a model that is worth offloading. Gathers overlap the passes if units are prefetched, and sums of
-// gradients overlap backward if they are told to.
+// gradients overlap backward if the configuration has overlap_comm.
 namespace zeroshard {
 namespace {
 
