@@ -294,6 +294,8 @@ def test_the_plan_says_what_crosses_the_link(tmp_path, script, lan, stage, tied,
     said = subprocess.run([ZEROSHARD, "plan", *words], capture_output=True, text=True, check=True).stdout
     sent = int((tmp_path / "sent.0").read_text())
     assert sent == pytest.approx(4 * json.loads(said)["network"]["total_bytes"], rel=0.03)
+
+
 OPTIMIZER = {"shard": "host", "outer": "optimizer"}
 
 
