@@ -13,7 +13,7 @@ class ActivationKeeper {
   // A kept tensor stays valid after its keeper is destroyed, as long as somebody holds it.
   virtual ~ActivationKeeper() = default;
   virtual std::shared_ptr<KeptTensor> keep(const at::Tensor& tensor) = 0;
-  // The backward pass starts, so the most recently kept tensors will be requested soon.
+  // Says that the backward pass starts, so that the most recently kept tensors will be requested soon.
   virtual void begin_backward() = 0;
 };
 

@@ -21,7 +21,7 @@ class CountedRecords {
   const std::shared_ptr<RecordStore>& store() const { return store_; }
 
  private:
-  Reservation reserved_;  // declared before the store, so that it is released after it
+  Reservation reserved_;  // declared before the store, so that the reservation is released after the store
   std::shared_ptr<RecordStore> store_;
 };
 

@@ -105,8 +105,9 @@ class HostActivations::Copies {
           "(zeroshard.offload.activations). Use the engine only in the process that made it");
   }
 
-  // Returns the index of a free block that is long enough: the shortest one and, among equals, the one that has been
-  // free for longest. If there is none, allocates a new block in place of the longest free one.
+  // Returns the index of a free block that is long enough. Of several such blocks, returns a shortest one and, among
+  // equals, the one that has been free for the longest time. If there is none, replaces the free block with the most
+  // bytes by a new one.
   size_t free_block(int64_t bytes) {
     if (const std::optional<size_t> found = find_free(bytes)) return *found;
     if (files_ && free_.empty() && num_blocks_ >= kHostBlocks) {
@@ -133,7 +134,7 @@ class HostActivations::Copies {
 
   static bool is_shorter(const Block& a, const Block& b) { return a.bytes < b.bytes; }
 
-  // Call it only if no block is free, so that some record has a block.
+  // Must be called only if no block is free, because some record then has a block.
   void move_oldest_to_files() {
     const auto oldest =
         std::find_if(records_.begin(), records_.end(), [](const auto& each) { return each.second.block.has_value(); });
@@ -206,7 +207,7 @@ class HostActivations::Kept final : public KeptTensor {
   Kept& operator=(const Kept&) = delete;
 
   at::Tensor bring_back() override {
-    // The copy ran concurrently with later computation, so it may have either value.
+    // The copy ran concurrently with later computation, so it may have the value before or after the change.
     if (version_.current_version() != kept_version_)
       throw StateError(
           "the input of a checkpointed layer was changed in place after the layer had begun: its copy on the host "

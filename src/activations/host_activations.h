@@ -17,7 +17,8 @@ inline constexpr int kHostBlocks = 3;  // host blocks for tensors on their way t
 //
 // Blocks of host memory are reused from step to step. There are as many blocks as tensors that were kept at the same
 // time, and each block is as long as the longest tensor that was in it. With files there are at most kHostBlocks
-// blocks. If no block is free then, the tensor that has been in memory for the longest time goes to the files.
+// blocks. If a tensor then finds no free block, the tensor that has been in memory for the longest time goes to the
+// files.
 class HostActivations final : public ActivationKeeper {
  public:
   // `files` is null if all tensors stay in memory.

@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Writes to a terminal, pipe or file from a thread of its own, so that a stopped reader never stops the caller. One
-// thread uses it. It must be created after the last fork.
+// Writes to a terminal, pipe or file from a thread of its own, so that a stopped reader never stops the caller. Only
+// one thread may use a writer. A writer must be created after the last fork.
 //
 // Note [Slow consoles]: while the reader makes progress, however slowly, no line is lost. full() asks the caller to
 // stop reading from the ranks. The ranks then wait in their own writes, as they would without a launcher. But a reader

@@ -10,8 +10,8 @@ std::string address_text(const sockaddr_storage& address);
 // Returns the name of this host's network interface that has `address`. Returns "" if no interface has it.
 std::string interface_with(const sockaddr_storage& address);
 
-// Returns whether `host`, a name or an address, is this machine, because it is this machine's own name or belongs to
-// one of its addresses.
+// Returns whether `host`, a name or an address, means this machine. It does if it is this machine's own name, or
+// belongs to one of this machine's addresses.
 bool is_this_host(const std::string& host);
 
 // Returns the name of the network interface by which this host reaches `host`. If `host` is this host itself, returns

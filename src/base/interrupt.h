@@ -15,8 +15,8 @@ bool in_interrupt_check() noexcept;
 
 // While an UninterruptedThread lives, check_interrupt() does nothing on the thread that made it. The thread of Tiers
 // makes one, because the program's own thread waits for that thread and calls the check meanwhile. check_interrupt()
-// makes one while the check runs, so that a wait inside the check does not call the check again. They must not be
-// nested on a thread.
+// makes one while the check runs, so that a wait inside the check does not call the check again. A thread must not have
+// two of these objects at a time.
 class UninterruptedThread {
  public:
   UninterruptedThread() noexcept;

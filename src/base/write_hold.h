@@ -14,7 +14,7 @@ class WriteHold {
   struct End {
     void operator()(WriteHold* hold) const noexcept { hold->end(); }
   };
-  // While a Reading lives, writers wait. Any thread may destroy it. The hold must outlive it.
+  // While a Reading lives, writers wait. Any thread may destroy a Reading. The WriteHold must outlive it.
   using Reading = std::unique_ptr<WriteHold, End>;
   // A function that a waiting writer calls about ten times a second. An exception from it ends the wait.
   using WhileWaiting = std::function<void()>;
@@ -24,7 +24,7 @@ class WriteHold {
   WriteHold& operator=(const WriteHold&) = delete;
 
   Reading read();
-  // A writer calls it before it writes. Returns when nobody reads. Throws the exceptions of WhileWaiting.
+  // Must be called by a writer before it writes. Returns when nobody reads. Throws the exceptions of WhileWaiting.
   void await_readers();
 
  private:

@@ -17,7 +17,7 @@ std::string broadcast_text(Comm& comm, const std::string& text, int root, std::s
 // type. Other errors become IoError.
 void together(Comm& comm, std::string_view tag, const std::function<void()>& step);
 
-// Throws ValueError on every rank if some rank passes another text as `mine` than rank 0. The message is like "rank 1:
+// Throws ValueError on every rank if `mine` of some rank differs from `mine` of rank 0. The message is like "rank 1:
 // VERB 'MINE', rank 0 'FIRST': ...".
 void check_same(Comm& comm, std::string_view verb, const std::string& mine, std::string_view tag);
 

@@ -30,7 +30,7 @@ std::shared_ptr<std::byte> map_memory(int64_t bytes) {
   return {static_cast<std::byte*>(memory), [bytes](std::byte* mapped) { ::munmap(mapped, size_t(bytes)); }};
 }
 
-// Returns whether the saver writes the slice from its own memory, without a copy, while training continues.
+// Returns whether the saver writes the slice from the slice's own memory, without a copy, while training continues.
 bool is_held(const StateSlice& slice) {
   return slice.data && slice.data->is_held();
 }
@@ -86,7 +86,7 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
   }
   if (bytes == 0) return nullptr;
   Reservation reserved(ledger_, Category::kCheckpointStaging, Tier::kHost, bytes);
-  // `copied` is made first, because that can throw, and the memory would then be kept.
+  // `copied` is made first, because this can throw. If it threw after the allocation, the memory would be kept.
   const auto copied = std::make_shared<HostData>(nullptr);
   worker_->staging = copies_ != nullptr ? copies_->host_memory(bytes) : map_memory(bytes);
   staging_ = worker_->staging.get();

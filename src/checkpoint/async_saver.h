@@ -22,10 +22,11 @@ namespace zeroshard {
 // running. Every rank must make the same calls in the same order. Only the thread uses `comm`.
 //
 // Note [Copies of a device]
-// start() queues the copies on the device and returns. First come the copies of memory whose later writers do not wait
-// for them (SliceData::writers_wait()). The current stream waits for these. The thread waits for each copy before it
-// writes the copied data to a file. Before a save ends, even after an error, the thread waits for all copies. After
-// that, nothing reads the state or writes to the staging memory.
+// start() queues the copies on the device and returns. The first copies read memory whose later writers do not wait for
+// a copy (SliceData::writers_wait() is false), so the current stream waits for these copies. The other copies run next
+// to later work of the stream. The saver's thread waits for each copy before it writes the copied data to a file.
+// Before a save ends, even after an error, the thread waits for all copies. After that, nothing reads the state or
+// writes to the staging memory.
 class AsyncSaver {
  public:
   // A function that copies bytes of slices in host memory. For other slices, the saver calls SliceData::read() or
@@ -41,8 +42,9 @@ class AsyncSaver {
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  // Waits for the previous save, and allocates the memory that start() with the same arguments needs. It is a call of
-  // its own because the allocation can fail on one rank alone. Throws the error of the previous save, or ValueError.
+  // Waits for the previous save, and allocates the memory that start() with the same arguments needs. prepare() is a
+  // call of its own, because the allocation can fail on one rank alone. Throws the error of the previous save, or
+  // ValueError.
   void prepare(const SaveRequest& request, int64_t staging_bytes = 0);
   // Waits for the previous save, and throws its error. Copies the slices that are not held into staging memory, while
   // the thread already writes what is copied. The staging memory has `staging_bytes`, or more if the slices need more.
@@ -96,8 +98,9 @@ class AsyncSaver {
   std::shared_ptr<SliceData> copied_;  // staging_ as a SliceData
   std::vector<Stretch> stretches_;     // of the last request; prepare() reserves memory for them
 
-  // The thread, the data that it shares with the saver, and memory that a device knows. They form a separate object,
-  // because a forked child can neither join the thread nor destroy the condition variable on which the thread waits.
+  // The thread, the data that it shares with the saver, and the staging memory, which a device might access directly.
+  // They form a separate object, which a forked child never destroys, because the child can neither join the thread nor
+  // destroy the condition variable on which the thread waits.
   struct Worker {
     std::shared_ptr<std::byte> staging;
     std::mutex mutex;

@@ -59,7 +59,7 @@ std::vector<std::string> list_exports(const Directory& directory, std::string_vi
 
 void remove_earlier_export(Directory& directory, std::string_view stem, const std::set<std::string>& written) {
   bool removed = false;
-  // list_exports() returns the index before the files that the index names.
+  // Deletes the index before the files that the index names, because list_exports() returns it first.
   for (const std::string& name : list_exports(directory, stem)) {
     if (written.contains(name)) continue;
     directory.remove(name);

@@ -25,7 +25,8 @@ namespace {
 
 constexpr char kWeight[] = "weight", kBuffer[] = "buffer";
 
-// The checkpoint that a path names. That is the path's last component, or the newest checkpoint of a root.
+// The checkpoint that a path names. The last component of the path is the checkpoint itself, or a root, which stands
+// for its newest checkpoint.
 struct Named {
   std::string path, tag;
   Directory root;
@@ -73,8 +74,8 @@ struct Opened {
   CheckpointReader reader;
 };
 
-// Calls `use` with the checkpoint that `path` names. Calls it again if a run has meanwhile replaced the checkpoint, or
-// deleted a root's newest one.
+// Calls `use` with the checkpoint that `path` names. If a run replaces this checkpoint during the call, or deletes the
+// newest checkpoint of a root, calls `use` again.
 auto with_checkpoint(const std::string& path, const auto& use) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -176,8 +177,8 @@ class ExportSource {
   std::vector<float> wide_;
 };
 
-// One file of an export. It has a temporary name until place() renames it. The destructor deletes it if it was not
-// placed.
+// One file of an export. The file has a temporary name until place() renames it. The destructor deletes a file that was
+// not placed.
 class ExportFile {
  public:
   explicit ExportFile(Directory& directory) : directory_(directory) {}
@@ -260,8 +261,8 @@ ExportFiles write_files(Opened& opened, const ExportOptions& options, Directory&
   return files;
 }
 
-// Renames the written files. A reader finds the old model, the new model or no model at any time, because of the order
-// of the steps, but never files of both.
+// Renames the written files. The order of the steps ensures that a reader finds the old model, the new model or no
+// model at any time, but never files of both.
 std::vector<std::string> place(ExportFiles& files, const std::string& stem, Directory& out) {
   std::set<std::string> names;
   for (const auto& file : files) names.insert(file->name());

@@ -61,8 +61,8 @@ std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListin
     for (const auto& [tag, reason] : listing.bad) reasons += concat("\n  ", tag, ": ", reason);
     throw IoError(concat("no checkpoint in ", root.path(), " is whole:", reasons));
   }
-  // Nothing is logged if the hint names a checkpoint that is not in `usable`, because that one is damaged, or was saved
-  // with `latest` false.
+  // Nothing is logged if the hint names a checkpoint that is not in `usable`, because such a checkpoint is damaged, or
+  // was saved with `latest` false.
   const auto named = std::find_if(usable.begin(), usable.end(),
                                   [&](const FoundCheckpoint& found) { return found.tag == listing.latest; });
   if (named != usable.end() && named != usable.begin())
@@ -198,7 +198,8 @@ class Load {
     return tag;
   }
 
-  // Returns the requested tag. Chooses it again if another checkpoint has taken the tag while the first one was read.
+  // Returns the requested tag. If its checkpoint could not be read, returns the tag again only if another checkpoint
+  // has taken the tag in the meantime. Otherwise throws.
   std::string choose_asked() {
     const int64_t now = root_ ? sequence_of(*root_, *request_.tag) : -1;
     const bool replaced = !failed_.empty() && now >= 0 && now != failed_.back().sequence;
@@ -226,7 +227,8 @@ class Load {
     if (request_.strict) throw IoError(root_ ? nothing : nothing + meant_instead_of(request_.root));
     const bool is_first = listing.committed.empty() && (!root_ || !holds_checkpoint(*root_));
     if (is_first && request_.may_be_first) return {};
-    // When a run starts for the first time, its directory is missing, but the directories of other runs exist.
+    // A missing directory alone is no reason for a warning, because it is missing when a run starts for the first time.
+    // The parent directory exists even then.
     const std::string meant = root_ ? "" : missing_parent(request_.root);
     log(root_ || !meant.empty() ? LogLevel::kWarning : LogLevel::kInfo,
         concat("nothing is loaded, training starts from the beginning: ", nothing, meant));
@@ -288,8 +290,8 @@ class Load {
   }
 
   // Checks that all ranks see the same manifest, because ranks would load different runs if a file system is not
-  // shared, or shows an old version to some ranks. If another job has replaced the checkpoint meanwhile, returns the
-  // reason to try again. Otherwise throws IoError if the manifests differ.
+  // shared, or shows an old version to some ranks. If another job has replaced the checkpoint since it was opened,
+  // returns the reason to try again. Otherwise throws IoError if the manifests differ.
   std::optional<std::string> check_manifest(const std::string& tag) {
     const std::string mine = std::to_string(reader_->manifest().text_hash);
     const std::string first = broadcast_text(comm_, mine, 0, "load");
@@ -304,7 +306,7 @@ class Load {
     return std::nullopt;
   }
 
-  // Warns a user who loads an older checkpoint by its tag. A restart without a tag would load a newer one.
+  // Warns a user who loads an older checkpoint by its tag, because a restart without a tag would load a newer one.
   void warn_of_newer() {
     if (comm_.rank() != 0) return;
     try {

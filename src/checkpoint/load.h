@@ -16,14 +16,14 @@ struct LoadRequest {
   std::string root;
   std::optional<std::string> tag;  // unset: the newest checkpoint
   // Matters only without a tag. If true, the load fails if there is no checkpoint, or if a damaged checkpoint might be
-  // the newest. If false, it loads the newest whole checkpoint.
+  // the newest. If false, the newest whole checkpoint is loaded.
   bool strict = false;
   // Returns this rank's request: the memory to fill, and for each piece of it the elements and their dtype. Throws
   // ValueError if the checkpoint does not match this run (other parameters, other shapes). Such an error does not count
   // as damage, so no older checkpoint is tried after it.
   std::function<std::vector<StateSlice>(const Manifest&, const TensorIndex&)> wanted;
-  // The load calls it on every rank directly before it overwrites the wanted memory with the contents of checkpoint
-  // `tag`.
+  // The load calls this function on every rank directly before it overwrites the wanted memory with the contents of
+  // checkpoint `tag`.
   std::function<void(const std::string& tag)> overwriting = {};
   std::string options = {};  // options of the caller as text, which must be equal on all ranks
   // Fills the slices that are not in host memory. It may be null if there are no such slices. If a checkpoint turns out

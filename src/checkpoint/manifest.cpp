@@ -21,7 +21,8 @@ constexpr size_t kHashDigits = 16;
 constexpr std::string_view kFirstLineStart = R"({"xxh3_64": ")";
 constexpr std::string_view kFirstLineEnd = "\",\n";
 constexpr size_t kFirstLine = kFirstLineStart.size() + kHashDigits + kFirstLineEnd.size();
-// Begins the second line, so that the start of the file is enough to find it.
+// The text before the commit number. It begins the second line, so that the start of a manifest is enough to find the
+// number.
 constexpr std::string_view kSequenceStart = " \"sequence\": ";
 
 std::string hex(uint64_t value) {
@@ -35,7 +36,7 @@ uint64_t from_hex(std::string_view text, const std::string& source) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
   // The message does not contain the text, because the text might not be UTF-8. Digits must be lower case, like those
-  // of hex(), because one flipped bit makes an upper-case digit of a lower-case one.
+  // of hex(). One flipped bit turns a lower-case digit into an upper-case one, and the value would be the same.
   ZS_CHECK(text.size() == kHashDigits && error == std::errc() && end == text.data() + text.size() && hex(value) == text,
            source, " is damaged: a checksum in it does not have ", kHashDigits, " hexadecimal digits in lower case");
   return value;
@@ -63,7 +64,7 @@ Json to_json(const TensorRecord& tensor) {
           {"updates", tensor.updates}, {"slices", slices}};
 }
 
-// Gives typed access to a JSON value. Its errors name the place of the value.
+// Gives typed access to a JSON value. Errors name the place of the value.
 class Reader {
  public:
   Reader(const Json& value, std::string where) : value_(value), where_(std::move(where)) {}

@@ -33,7 +33,7 @@ std::string read_index(const std::string& path) {
   return text;
 }
 
-// Returns the name of the file that has each tensor.
+// Returns the file of each tensor, by the name of the tensor.
 std::map<std::string, std::string> parse_index(const std::string& text, const std::string& source) {
   const auto index = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   ZS_CHECK(!index.is_discarded(), source, " is not JSON");

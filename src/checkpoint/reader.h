@@ -14,7 +14,7 @@
 
 namespace zeroshard {
 
-// Elements of a tensor of the checkpoint, and the memory to which they are read. They are converted to `dtype`.
+// Elements of a tensor of the checkpoint, and the memory to which they are read. The elements are converted to `dtype`.
 struct WantedElements {
   // A target that is not in host memory: the bytes of `data` from `offset` on.
   struct Elsewhere {

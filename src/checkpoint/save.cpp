@@ -50,8 +50,9 @@ class Save {
 
   bool leads() const { return comm_.rank() == 0; }
 
-  // Returns whether several engines of the process may save to the directory in turn. If callers name the tags, as
-  // Accelerate does for several models, engines do not touch one another's checkpoints.
+  // Returns whether several engines of the process may save to the directory in turn. They may if the save deletes no
+  // older checkpoints and the caller names the tag, as Accelerate does for several models, because engines then do not
+  // touch one another's checkpoints.
   bool shares() const { return request_.keep == 0 && request_.tag != concat("global_step", request_.step); }
 
   void prepare() {

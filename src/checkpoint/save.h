@@ -57,10 +57,11 @@ struct Saved {
 // Commits a checkpoint, or leaves no trace of it. Every rank writes its slices durably to a file of its own in a
 // temporary directory. When all ranks have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint
 // with the same tag is replaced in one step. If another process has locked the directory, the save fails and changes
-// nothing. Collective. `comm` must move host memory, and no other thread may use it meanwhile. Throws IoError or
+// nothing. Collective. `comm` must move host memory, and no other thread may use it during the save. Throws IoError or
 // ValueError on every rank, with a message that names the rank at fault. Earlier checkpoints are then unchanged.
-// Several slices may share one SliceData. Its values must not change until the function has called its end_reading() or
-// has returned. The function calls end_reading() after it has read the last slice of the data, even if it cannot write.
+// Several slices may share one SliceData. The values of a SliceData must not change until the function has called
+// end_reading() of this SliceData or has returned. The function calls end_reading() after it has read the last slice of
+// the data, even if it cannot write.
 Saved save_checkpoint(const SaveRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

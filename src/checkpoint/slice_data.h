@@ -16,7 +16,7 @@ class SliceData {
   virtual void read(int64_t offset, int64_t bytes, void* to) const = 0;
   virtual void write(int64_t offset, int64_t bytes, const void* from) = 0;
   // begin_read() and begin_write() start the same copies. If the data is in device memory, the device's current stream
-  // copies it. The copy is complete when a wait for it returns (see DeviceCopies). Until then the host memory must not
+  // makes the copy, which is complete when a DeviceCopies::Wait for it returns. Until then the host memory must not
   // change.
   virtual void begin_read(int64_t offset, int64_t bytes, void* to) const { read(offset, bytes, to); }
   // Returns whether code that later changes the data waits by itself for a copy of begin_read().
@@ -25,8 +25,8 @@ class SliceData {
   // Returns whether the bytes stay unchanged until end_reading() is called. If so, a background save reads them from
   // their place without a copy.
   virtual bool is_held() const { return false; }
-  // A save calls it when the save has read everything that it needs, or stops reading. A save can call it several
-  // times.
+  // A save calls this function when it has read everything that it needs, or when it stops reading. A save can call it
+  // several times.
   virtual void end_reading() noexcept {}
   // Returns the address of the first byte if all bytes are in host memory and stay there. Otherwise returns null.
   virtual std::byte* on_host() const { return nullptr; }

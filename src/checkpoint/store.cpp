@@ -72,16 +72,16 @@ void check_fits(const Manifest& manifest, const Directory& directory) {
              "', but does not fit the files beside it. Restore the files of that checkpoint, or load another"));
 }
 
-// Returns whether `name` is still the entry that had the status `before`. It is another entry if a run has meanwhile
-// replaced the checkpoint.
+// Returns false if `name` is now another entry than the one that had the status `before`, because a run has replaced
+// the checkpoint. Returns true also if `name` cannot be looked up any more.
 bool is_same(const Directory& root, const std::string& name, const FileStatus& before) {
   FileStatus now;
   return root.io().stat_at(root.fd(), name, now) != 0 || (now.device == before.device && now.inode == before.inode);
 }
 
-// Adds the directory `name` to the listing, but not if the directory is no checkpoint or disappears meanwhile. A
-// directory without a manifest is no checkpoint. But if the hint names such a directory (`named`), and it has rank 0's
-// file, it is a damaged checkpoint.
+// Adds the directory `name` to the listing, but not if the directory is no checkpoint or disappears during the call. A
+// directory without a manifest is no checkpoint. But if the hint names such a directory (`named`), and the directory
+// has rank 0's file, it is a damaged checkpoint.
 void add_to(StoreListing& listing, const Directory& root, const std::string& name, bool named) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -129,8 +129,8 @@ bool has(const StoreListing& listing, const std::string& tag) {
          std::any_of(bad.begin(), bad.end(), [&](const auto& each) { return each.first == tag; });
 }
 
-// Adds the hint. It must be read after the other entries were listed, because a run first commits a checkpoint, then
-// names it in the hint, and then deletes older checkpoints, perhaps during the listing.
+// Adds the hint. The hint must be read after the other entries were listed, because a run first commits a checkpoint,
+// then names it in the hint, and then deletes older checkpoints, perhaps during the listing.
 void add_latest(StoreListing& listing, const Directory& root) {
   while ((listing.latest = read_latest(root)) && !has(listing, *listing.latest)) {
     const std::string tag = *listing.latest;
@@ -144,8 +144,8 @@ void add_latest(StoreListing& listing, const Directory& root) {
 }
 
 // Sorts the checkpoints, the newest commit first. The last ones are those that a run left behind when it went back to
-// an earlier checkpoint, because they are not part of its history. Among copies of one checkpoint, the one that the
-// hint names comes first.
+// an earlier checkpoint, because they are not part of the run's history. Among copies of one checkpoint, the one that
+// the hint names comes first.
 void put_in_order(std::vector<FoundCheckpoint>& committed, const std::optional<std::string>& latest) {
   const auto age = [&](const FoundCheckpoint& each) {
     return std::tuple(each.sequence, each.step, each.tag == latest, std::string_view(each.tag));
@@ -248,7 +248,8 @@ bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequenc
 int64_t next_sequence(const Directory& root) {
   int64_t highest = 0;
   for (const std::string& name : root.list()) {
-    // Tries twice. A checkpoint that is unreadable only for a moment would otherwise look newer than this commit later.
+    // Tries twice, because a checkpoint that is unreadable only for a moment would not count, and would later look
+    // newer than this commit.
     for (int tries = 0; is_tag(name) && tries < 2; ++tries) {
       try {
         highest = std::max(highest, peek_sequence(root, name));
@@ -300,7 +301,8 @@ void retain_before(Directory& root, int keep, int64_t step, const std::string& e
   const auto tags = std::count_if(names.begin(), names.end(), [](const std::string& name) { return is_tag(name); });
   if (tags <= keep) return;  // the usual case, in which no manifest needs to be read
   StoreListing listing = list_store(root);
-  // Deletes only up to the last commit, because the present save might still fail.
+  // Neither counts nor deletes checkpoints of later steps than the last commit, because the present save might still
+  // fail.
   if (!listing.committed.empty()) step = std::min(step, listing.committed.front().step);
   delete_older(root, listing, keep, step, except);
 }

@@ -65,8 +65,8 @@ int64_t sequence_of(const Directory& root, const std::string& tag);
 // Returns whether a checkpoint whose sequence_of() was `sequence` still exists and has not been replaced since. If so,
 // a part of it that could not be read is damaged.
 bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequence);
-// Returns the number of the next commit, which is one more than the largest number of all checkpoints. A checkpoint
-// that cannot be read does not count, because it cannot be loaded either.
+// Returns the number of the next commit, which is one more than the largest commit number of all checkpoints. A
+// checkpoint that cannot be read does not count, because it cannot be loaded either.
 int64_t next_sequence(const Directory& root);
 
 // Returns whether a new checkpoint `tag` would replace an existing checkpoint, whole or damaged. Throws ValueError if
@@ -81,8 +81,8 @@ void write_latest(Directory& root, const std::string& tag);
 // steps than `except` are neither counted nor deleted, because a run that went back to an earlier step has not reached
 // these steps again. When the run has passed these steps, its own checkpoints are newer and count first.
 void retain(Directory& root, int keep, const std::string& except);
-// Does the same before a save of `step` with the tag `except`, because a killed process might not have deleted its
-// older checkpoints.
+// Does the same as retain() before a save of `step` with the tag `except`, because a killed process might not have
+// deleted its older checkpoints.
 void retain_before(Directory& root, int keep, int64_t step, const std::string& except);
 // Says whether processes that this process cannot see might be saving to `root`, on a host with this host's name. Such
 // processes are in another container, or ran before the host restarted. They cannot be saving while this process has

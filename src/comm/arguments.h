@@ -25,7 +25,8 @@ void check_allocate(int64_t bytes, std::string_view tag);
 // to ranks before `to`. received_before() returns how many elements `to` receives from ranks before `from`.
 int64_t sent_before(std::span<const int64_t> counts, int world_size, int from, int to);
 int64_t received_before(std::span<const int64_t> counts, int world_size, int from, int to);
-// Returns the Op by which ranks compare an all_to_all_v. Ops with different counts differ.
+// Returns the Op of an all_to_all_v. The Op contains a hash of `counts`, so that ranks notice if they passed different
+// counts.
 Op all_to_all_v_op(std::span<const int64_t> counts, DType dtype, std::string_view tag);
 
 }  // namespace zeroshard

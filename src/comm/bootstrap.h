@@ -17,11 +17,11 @@ class Bootstrap {
 };
 
 // Creates bootstraps for ranks that are threads of this process. Element r belongs to rank r. A message has at most
-// 1,000 bytes, as below.
+// 1,000 bytes.
 std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world_size, int64_t timeout_ms = 30'000);
 
-// Creates bootstraps for ranks that this process will fork(). Each child has a copy of the vector, of
-// which rank r uses element r. A message has at most 1,000 bytes.
+// Creates bootstraps for ranks that this process will fork(). Each child has a copy of the vector, of which rank r uses
+// element r. A message has at most 1,000 bytes.
 std::vector<std::unique_ptr<Bootstrap>> make_fork_bootstraps(int world_size, int64_t timeout_ms = 30'000);
 
 }  // namespace zeroshard

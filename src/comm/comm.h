@@ -46,8 +46,8 @@ class Work {
   virtual void drain() { wait(); }
 };
 
-// Gives this rank the pieces that all ranks contribute to its slice of a reduction, in rank order, so that this rank
-// can add them. Three calls, in this order:
+// One rank's part of a reduction. Every rank contributes a piece to this rank's slice, and this rank gets the pieces in
+// rank order, so that it can add them. Three calls, in this order:
 // - wait() returns when the pieces can be read.
 // - release() says that this rank has read the pieces.
 // - drain() returns when every rank has read this rank's input, which may then be overwritten.
@@ -107,7 +107,8 @@ class Comm {
   // In both, the pieces lie in rank order.
   virtual std::unique_ptr<Work> all_to_all_v(Span out, ConstSpan in, std::span<const int64_t> counts,
                                              std::string_view tag) = 0;
-  // Sums, or takes the maximum of, fp32, fp64 or kOther8 (int64) elements. Sums in the canonical order.
+  // Replaces `data` on every rank by the sum or the maximum over all ranks. `data` must be fp32, fp64 or kOther8
+  // (int64). Sums are in the canonical order, except for large sums over a process group (C10dComm).
   virtual std::unique_ptr<Work> all_reduce(Span data, ReduceOp op, std::string_view tag) = 0;
   virtual std::unique_ptr<Work> broadcast(Span data, int root, std::string_view tag) = 0;
   virtual void barrier(std::string_view tag) = 0;
@@ -125,20 +126,20 @@ class Comm {
   // must not be freed until the process ends. The communicator itself sees to this for memory from allocate().
   virtual bool still_writes() const { return false; }
 
-  // Returns a number that is equal on ranks that called the same collectives. A communicator for a device has it,
-  // because collectives of a device do not compare what ranks have called. The ranks compare the number over host().
-  // Returns nothing if the collectives themselves compare.
+  // Returns a number that is equal on ranks that called the same collectives. Only a communicator for a device returns
+  // one. Its collectives do not compare what ranks have called, so the ranks compare this number over host(). Other
+  // communicators return nothing, because their collectives compare the calls.
   virtual std::optional<int64_t> history() const { return std::nullopt; }
   // Must be called when every rank knows that the histories differ. Throws CommError that names the first difference.
   virtual void report_difference(std::string_view) {}
-  // On a device, returns when the current stream has done its work. Throws CommError if a rank that the work needs does
-  // not come. On the CPU, returns at once, because every collective has done its work when its wait() returns.
+  // On a device, returns when the current stream has done its work. Throws CommError if a rank that takes part in this
+  // work is missing. On the CPU, returns at once, because every collective has done its work when its wait() returns.
   virtual void await_device(std::string_view) {}
 
   // Throws CommError if this rank knows that the communicator is broken.
   virtual void check() {}
   // Makes pending and future operations of every rank fail with `reason`, if that is still possible. A rank that fails
-  // outside of a collective calls it, so that no peer waits for this rank.
+  // outside of a collective calls abort(), so that no peer waits for this rank.
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 

@@ -48,8 +48,9 @@ std::optional<Awaited> AwaitedRecord::load() const {
 }
 
 void RankControl::notify() noexcept {
-  // The waiter first registers in `waiters` and then reads `events`. These accesses and its own are sequentially
-  // consistent, so this rank sees the registration, or the waiter sees the new `events`, or both.
+  // The waiter first registers in `waiters` and then reads `events`. This rank first changes `events` and then reads
+  // `waiters`. All four accesses are sequentially consistent, so this rank sees the registration, or the waiter sees
+  // the new `events`, or both.
   events.fetch_add(1);
   if (waiters.load() != 0) futex_wake_all(events);
 }
@@ -62,7 +63,8 @@ std::string RankControl::progress() const {
 std::string RankControl::text_of(uint64_t seq) const {
   Op op = ops[seq % kRing].load();
   op.tag[Op::kTagSize - 1] = 0;
-  // The record was overwritten meanwhile, or the memory of another process was damaged. Then only the number is known.
+  // If the record was overwritten before it was read, or the memory of another process was damaged, only the number is
+  // known.
   if (op.seq != seq || static_cast<int>(op.kind) >= kOpKinds) return concat("collective #", seq);
   return concat("collective #", seq, " ", op.text());
 }
@@ -75,7 +77,8 @@ void ControlBlock::create(void* memory, int world_size) {
 void ControlBlock::abort(int rank, std::string_view reason) noexcept {
   uint32_t expected = kRunning;
   if (!header_->state.compare_exchange_strong(expected, kWriting)) {
-    // Another rank is writing its reason, or was killed while it wrote the reason.
+    // Another rank is writing its reason, or was killed while it wrote the reason. Waits only for a short time, because
+    // a killed rank never finishes.
     const auto end = std::chrono::steady_clock::now() + kTelling;
     while (header_->state.load(std::memory_order_acquire) != kAborted && std::chrono::steady_clock::now() < end)
       ::sched_yield();
@@ -96,9 +99,9 @@ std::optional<std::string> ControlBlock::aborted() const {
 
 void ControlBlock::tell_waiters(int rank) noexcept {
   RankControl& own = this->rank(rank);
-  // The waiter first publishes its Awaited, then reads `events`, then checks the awaited state. These accesses and its
-  // own are sequentially consistent. So if this rank does not see the waiter's Awaited, the waiter sees what `rank` has
-  // done.
+  // The waiter first publishes its Awaited, then reads `events`, then checks the awaited state. This rank changes
+  // `events` before it reads the Awaited. All these accesses are sequentially consistent. So if this rank does not see
+  // the waiter's Awaited, the waiter sees what `rank` has done.
   own.events.fetch_add(1);
   if (own.waiters.load() == 0) return;
   for (int peer = 0; peer < world_size_; ++peer) {

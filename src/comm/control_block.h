@@ -20,8 +20,8 @@ namespace zeroshard {
 constexpr uint64_t kRing = 128;
 constexpr uint64_t kMaxSegments = 4096;
 
-// An Op stored in atomic words, because a peer can read it while its owner overwrites it. The reader must check the Op
-// after reading it.
+// An Op stored in atomic words, because a peer can read it while its owner overwrites it. A reader might get a mixture
+// of two Ops, so it must compare the Op with the one that it expects.
 class OpRecord {
  public:
   void store(const Op& op);
@@ -80,7 +80,7 @@ struct RankControl {
 class ControlBlock {
  public:
   static size_t bytes(int world_size) { return sizeof(Header) + sizeof(RankControl) * static_cast<size_t>(world_size); }
-  // Initialises zeroed memory. Exactly one rank calls it, before the other ranks attach.
+  // Initialises zeroed memory. Exactly one rank must call create(), before the other ranks attach.
   static void create(void* memory, int world_size);
   ControlBlock(void* memory, int world_size) : header_(static_cast<Header*>(memory)), world_size_(world_size) {}
 
@@ -92,8 +92,9 @@ class ControlBlock {
   void abort(int rank, std::string_view reason) noexcept;
   std::optional<std::string> aborted() const;
   bool finished_by_all(uint64_t seq);
-  // Must be called after `rank` has posted or finished a collective. Wakes only the ranks that wait for exactly this,
-  // because a rank that is woken for nothing takes the core and its caches from a rank that works.
+  // Must be called after `rank` has posted or finished a collective. Wakes the ranks that wait for `rank`, but only if
+  // one of them waits for exactly this progress, because a rank that is woken for nothing takes the core and its caches
+  // from a rank that works.
   void tell_waiters(int rank) noexcept;
 
  private:

@@ -81,8 +81,8 @@ void DirectCore::await_slot(const Op& mine) {
   if (mine.seq <= kRing) return;
   const uint64_t previous = mine.seq - kRing;
   RankControl& own = control_.rank(rank_);
-  // Reads half of the outstanding collectives at once, so that ranks wait for one another now, and not at each of many
-  // later collectives.
+  // Completes the reads of half of the outstanding collectives at once, so that ranks wait for one another now, and not
+  // at each of many later collectives.
   if (!own.has_finished(previous)) read_until(previous + kRing / 2);
   if (!own.has_finished(previous)) {
     const Op op = own.ops[previous % kRing].load();
@@ -156,8 +156,8 @@ void DirectCore::await(const Op& mine, const Awaited& awaited) {
   sleep_until(mine, awaited);
 }
 
-// Among the ranks that have not made the progress of `awaited`, returns the rank that has posted least. Returns
-// `awaited.peer` if no rank has posted less.
+// Among the ranks that have not made the progress of `awaited`, returns the rank that has posted the fewest
+// collectives. Returns `awaited.peer` if no rank has posted fewer.
 int DirectCore::find_last(const Awaited& awaited) {
   int last = awaited.peer;
   uint64_t least = control_.rank(last).posted.load(std::memory_order_relaxed);
@@ -198,7 +198,8 @@ void DirectCore::sleep_until(const Op& mine, const Awaited& awaited) {
     }
     futex_wait(other.events, events, std::min(kPollMs, options_.timeout_ms));
     const auto now = std::chrono::steady_clock::now();
-    // A longer gap means that this process itself was stopped, so the gap does not count against the peer.
+    // If more than 2 * kPollMs have passed, this process itself was stopped, so the excess does not count against the
+    // peer.
     waited_ms +=
         std::min<int64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now - last).count(), 2 * kPollMs);
     last = now;
@@ -238,7 +239,7 @@ void DirectCore::throw_if_failed() {
 
 void DirectCore::fail(const std::string& message) {
   abort_all(message);
-  // Another rank might have failed first. All ranks throw the same text.
+  // Throws the text of the first failure, so that all ranks throw the same text. Another rank might have failed first.
   failure_ = control_.aborted().value_or(message);
   throw_failure();
 }

@@ -11,9 +11,8 @@
 
 namespace zeroshard {
 
-// Orders the collectives of ranks that can read each other's memory, and tells all ranks about errors. direct_ops.cpp
-// builds the collectives on it. The communicator and its Works share it, because a Work can be destroyed after the
-// communicator.
+// Orders the collectives of ranks that can read each other's memory, and tells all ranks about errors. DirectComm and
+// its Works share a core, because a Work can be destroyed after the communicator.
 class DirectCore {
  public:
   // A collective that has not yet read the inputs of its peers.
@@ -33,8 +32,8 @@ class DirectCore {
   // Announces this rank's next collective, and sets the sequence number and the input's address in `op`. From now on
   // peers can read `input`, which has `input_bytes` bytes.
   void post(Op& op, const void* input, int64_t input_bytes);
-  // Waits until `peer` has posted the collective `mine`, and returns the peer's descriptor of it. If the peer posted
-  // another collective instead, fails on all ranks.
+  // Waits until `peer` has posted the collective `mine`, and returns the Op that the peer posted. If this Op is another
+  // collective, fails on all ranks.
   Op await_posted(int peer, const Op& mine);
   const void* read(int peer, const Op& theirs) { return memory_->read(peer, theirs.input); }
   // Says that this rank has read everything that it needs for collective `seq`.
@@ -67,7 +66,8 @@ class DirectCore {
   // Waits until the slot of `mine` is free on all ranks. If too many collectives are outstanding, completes the reads
   // of the oldest ones first.
   void await_slot(const Op& mine);
-  // Lets the program interrupt this rank's wait. After an interrupt the other ranks fail with that reason.
+  // Lets the program interrupt this rank's wait. An interrupt makes the other ranks fail with a message that names this
+  // rank.
   void heed_interrupt(const Op& mine);
   // Throws CommError if ranks wait for one another in a cycle over several communicators, because none of them could
   // ever continue.

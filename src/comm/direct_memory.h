@@ -22,14 +22,15 @@ class DirectMemory {
   virtual ~DirectMemory() = default;
   virtual ControlBlock& control() = 0;
 
-  // Makes `bytes` at `data` readable by peers until all ranks have finished `seq`. Data outside of a segment is copied.
-  // Returns nothing if there is no room for the copy before all ranks have finished oldest_staged().
+  // Makes `bytes` at `data` readable by peers until all ranks have finished `seq`. Copies data outside of a segment. If
+  // there is no room for the copy, returns nothing. The caller must then try again when all ranks have finished
+  // collective oldest_staged().
   virtual std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) = 0;
   virtual uint64_t oldest_staged() const { return 0; }
   virtual const void* read(int peer, const PeerAddress& address) = 0;
 
-  // The calls for a segment, in this order: its owner calls create(), every peer attach(), the owner attached() and
-  // finally free(), and the peers sweep().
+  // The calls for a segment, in this order: the owner calls create(), every peer calls attach(), the owner calls
+  // attached() and at the end free(), and the peers call sweep().
   virtual SegmentGrant create(int64_t bytes) = 0;
   virtual void attach(int peer, const SegmentGrant& grant, int64_t bytes) = 0;
   virtual void attached(const SegmentGrant& grant) = 0;

@@ -7,8 +7,8 @@
 // The Works of DirectComm. Each completes a collective that was posted before.
 namespace zeroshard {
 
-// A collective in which a rank only reads the inputs of its peers, and does not wait until they have read its own. If
-// nobody waits for it, a later barrier, all_reduce or broadcast completes it first.
+// A collective in which a rank reads the inputs of its peers, and does not wait until they have read the rank's own
+// input. If nobody calls wait(), a later barrier, all_reduce or broadcast completes the collective first.
 class ReadingWork : public Work, private DirectCore::Reader {
  public:
   ReadingWork(std::shared_ptr<DirectCore> core, const Op& op);
@@ -22,8 +22,8 @@ class ReadingWork : public Work, private DirectCore::Reader {
   virtual void read_peers() = 0;
   DirectCore& core() { return *core_; }
   const Op& op() const { return op_; }
-  // Returns the input of `rank` after that rank has posted it, and `own` for this rank. Returns null if the input is
-  // empty.
+  // Waits until `rank` has posted its input, and returns the input, or null if it is empty. For this rank, returns
+  // `own` at once.
   const std::byte* input_of(int rank, const void* own);
   const std::byte* input_of(int rank, const void* own, bool is_empty);
 
@@ -81,7 +81,7 @@ class AllToAllVWork final : public ReadingWork {
   std::vector<int64_t> counts_;
 };
 
-// This Work and the next one synchronise all ranks.
+// AllReduceWork and BroadcastWork synchronise all ranks.
 class AllReduceWork final : public Work {
  public:
   AllReduceWork(std::shared_ptr<DirectCore> core, const Op& op, Span data)
@@ -110,7 +110,7 @@ class BroadcastWork final : public Work {
 
 class DirectExchange final : public Exchange {
  public:
-  // Each piece begins at `offset` bytes of a rank's input.
+  // Each piece begins `offset` bytes after the start of a rank's input.
   DirectExchange(std::shared_ptr<DirectCore> core, const Op& op, ConstSpan full, int64_t offset)
       : core_(std::move(core)), op_(op), full_(full), offset_(offset) {}
   void wait() override;

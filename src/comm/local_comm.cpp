@@ -26,8 +26,8 @@ Buffer zeroed(size_t bytes) {
   return buffer;
 }
 
-// State that outlives a rank. Like the memory of a process, the memory of a thread that has ended can still be read by
-// peers.
+// State that outlives a rank. Peers can still read the memory of a rank whose thread has ended, as they can read shared
+// memory of a process that has ended.
 struct LocalWorld {
   explicit LocalWorld(int world_size) : control(zeroed(ControlBlock::bytes(world_size))) {
     ControlBlock::create(control.get(), world_size);
@@ -38,7 +38,8 @@ struct LocalWorld {
 };
 
 // Memory of ranks that are threads. An address is the same for every thread, so nothing is attached. Data outside of
-// segments is copied, as between processes, because after an error its owner can free it while peers still read.
+// segments is copied, as between processes, because after an error the owner of the data can free it while peers still
+// read.
 class LocalMemory final : public DirectMemory {
  public:
   LocalMemory(std::shared_ptr<LocalWorld> world, int world_size)
@@ -77,7 +78,7 @@ class LocalMemory final : public DirectMemory {
     retired_.push_back({std::move(it->second.buffer), 0});
     segments_.erase(it);
   }
-  // After a synchronisation, no peer reads memory that was freed or copied before the synchronisation.
+  // Called after a synchronisation. No peer reads memory any more that was freed or copied before the synchronisation.
   void sweep() noexcept override {
     const std::scoped_lock lock(mutex_);
     std::erase_if(retired_, [&](const Retired& retired) {

@@ -11,7 +11,7 @@ namespace zeroshard {
 // inputs in place, so ThreadSanitizer sees races.
 std::vector<std::unique_ptr<Comm>> make_local_world(int world_size, const CommOptions& options = {});
 
-// Creates the communicator of a world of one rank. Its operations only copy.
+// Creates the communicator of a world of one rank. The operations of this communicator only copy.
 std::unique_ptr<Comm> make_single_comm();
 
 }  // namespace zeroshard

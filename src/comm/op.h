@@ -34,7 +34,7 @@ struct PeerAddress {
   uint64_t offset = 0;
 };
 
-// One collective as a rank called it. The fields on which ranks must agree come first. It is trivially copyable,
+// One collective as a rank called it. The fields on which ranks must agree come first. An Op is trivially copyable,
 // because other processes read it from shared memory.
 struct Op {
   static constexpr size_t kTagSize = 64;

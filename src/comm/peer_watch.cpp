@@ -68,7 +68,7 @@ ProcessState state_of(const ProcessId& process) {
     case Look::kGone:
       return ProcessState::kDead;
     case Look::kUnknown:
-      // This happens for example if this process has no descriptors left, which is no fault of the peer.
+      // For example, this process has no descriptors left. This is no fault of the peer, so the peer counts as running.
       return ProcessState::kRunning;
     case Look::kSeen:
       break;
@@ -102,8 +102,8 @@ std::optional<std::string> PeerWatch::check(int rank) {
   if (since_ms < kLookEveryMs) return std::nullopt;
   peer.last_look = now;
   const ProcessState state = state_of(peer.process);
-  // Each check adds at most two intervals. So a time in which this process and its peer were both stopped (Ctrl-Z)
-  // hardly counts against the peer.
+  // Each check adds at most two intervals. So if this process and its peer were both stopped for a long time (Ctrl-Z),
+  // that time hardly counts against the peer.
   peer.stopped_ms = state == ProcessState::kStopped ? peer.stopped_ms + std::min(since_ms, 2 * kLookEveryMs) : 0;
   if (state == ProcessState::kRunning) return std::nullopt;
   if (state == ProcessState::kStopped && peer.stopped_ms < stall_timeout_ms_) return std::nullopt;

@@ -26,25 +26,25 @@ ProcessId this_process();
 std::string this_host();
 ProcessState state_of(const ProcessId& process);
 
-// Distinguishes a peer that has died or was stopped from a peer that is merely slow. A transport calls it while the
-// transport waits for a peer.
+// Distinguishes a peer that has died or was stopped from a peer that is merely slow. A transport asks its PeerWatch
+// while it waits for a peer.
 class PeerWatch {
  public:
-  // `processes[r]` is the process of rank r. A rank without a pid, or with the caller's own pid, is not watched.
-  // `listener` can be null. It knows about failures on other hosts, and check_all() reports these first. Messages give
-  // the ranks the numbers that `numbers` says.
+  // `processes[r]` is the process of rank r. A rank without a pid, or with the caller's own pid, is not watched. If
+  // `listener` is not null, check_all() first reports the failures on other hosts that the listener knows. Messages
+  // give the ranks the numbers that `numbers` says.
   PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms,
             std::shared_ptr<WaitListener> listener = nullptr, RankNumbers numbers = {});
 
-  // Returns what is wrong with `rank`, such as "rank 1 (pid 123) died", or nothing if the rank is fine. The call is
-  // cheap, because it looks at a process at most every 100 ms, and returns nothing in between.
+  // Returns what is wrong with `rank`, such as "rank 1 (pid 123) died", or nothing if the rank is fine. A call is
+  // cheap, because check() looks at a process at most every 100 ms, and returns nothing in between.
   std::optional<std::string> check(int rank);
 
-  // If check() reports any rank, returns what is wrong with all ranks, because a rank might have ended only after
-  // another one failed, or might not have been stopped for long enough to be reported alone. Otherwise returns "".
+  // Returns "" if check() reports no rank. Otherwise returns what is wrong with all ranks, also with those that have
+  // not been stopped for long enough to be reported alone, because one rank's failure often ends others.
   std::string check_all();
 
-  // Returns "rank 1 (pid 123)", or "rank 1" if its process is unknown.
+  // Returns "rank 1 (pid 123)", or "rank 1" if the process of the rank is unknown.
   std::string name(int rank) const;
   int world_size() const { return static_cast<int>(peers_.size()); }
 

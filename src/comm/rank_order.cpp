@@ -28,7 +28,7 @@ void combine_block(std::span<const void* const> pieces, int64_t begin, int64_t c
 
 template <typename T, typename Combine>
 void reduce(std::span<const void* const> pieces, void* out, int64_t numel, Combine combine) {
-  // `out` can be one of the pieces, so it is written only after the block was read from all pieces.
+  // `out` can be one of the pieces, so a block of `out` is written only after this block was read from all pieces.
   T sums[kSummedBlock];
   for (int64_t begin = 0; begin < numel; begin += kSummedBlock) {
     const int64_t count = std::min(kSummedBlock, numel - begin);

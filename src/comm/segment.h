@@ -36,7 +36,8 @@ class Mapping {
 };
 
 // Memory that other processes of this user can map, if they know a pair (pid, descriptor). The memory has no name, so
-// nothing is left behind, however the processes end. All functions throw CommError with the reason if they fail.
+// nothing of it remains when the processes have ended, however they end. All functions throw CommError with the reason
+// if they fail.
 
 // Creates a sealed anonymous file of `bytes` zeros. A page takes no memory before it is touched.
 Fd create_shared(size_t bytes);

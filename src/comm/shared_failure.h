@@ -9,8 +9,8 @@
 
 namespace zeroshard {
 
-// The reason why the communicators of a thread failed. If one of them fails, all fail, so that none waits for a rank
-// that is gone. Thread-safe, because a thread that watches the device might detect the failure first.
+// The reason why the communicators of a thread failed. If one communicator fails, all fail, so that no communicator
+// waits for a rank that is gone. Thread-safe, because a thread that watches the device might detect the failure first.
 class SharedFailure {
  public:
   bool happened() const { return happened_.load(std::memory_order_acquire); }

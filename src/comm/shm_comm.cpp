@@ -8,8 +8,8 @@
 namespace zeroshard {
 namespace {
 
-// Waits until every rank has got here, with the `error` of its last step ("": none). If any rank has an error, throws
-// CommError on every rank.
+// Waits until every rank has called agree(). `error` says why this rank's last step failed; "": it did not fail. If any
+// rank has an error, throws CommError on every rank.
 void agree(Bootstrap& bootstrap, const std::string& error, RankNumbers numbers) {
   const std::vector<std::string> errors = bootstrap.all_gather(error.substr(0, 900));
   for (size_t rank = 0; rank < errors.size(); ++rank)

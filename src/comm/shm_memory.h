@@ -12,7 +12,7 @@
 
 namespace zeroshard {
 
-// What a rank sends to the others when the communicator is created.
+// The message that a rank sends to the others when the communicator is created.
 struct ShmHello {
   ProcessId process;
   uint64_t control_inode = 0, staging_inode = 0, staging_bytes = 0;

@@ -31,8 +31,8 @@ std::optional<std::string> WaitGraph::find_cycle(int rank) const {
   }
   chain.erase(chain.begin(), place(rank));  // drops ranks that wait for a rank of the cycle without being part of it
   // A rank leaves a wait only when the wait is over, and never returns to the same wait. This thread now sees
-  // everything that the ranks did before they began the waits in `chain`. So if all of them still wait and no wait is
-  // over, none of them can have been the first to leave.
+  // everything that the ranks did before they began the waits in `chain`. If all of them still wait and no wait is
+  // over, no rank can leave its wait before another rank of the cycle does. So none ever will.
   std::string text = "ranks disagree: ";
   for (const Wait& wait : chain) {
     ControlBlock& block = wait.communicator->control();

@@ -5,7 +5,8 @@
 
 namespace zeroshard {
 
-// Hears of long waits, for a supervisor that detects hung ranks. The waiting thread calls it.
+// Is told of long waits, for a supervisor that detects hung ranks. The waiting thread calls waiting() and
+// done_waiting().
 class WaitListener {
  public:
   virtual ~WaitListener() = default;

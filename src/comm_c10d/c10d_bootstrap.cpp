@@ -59,7 +59,7 @@ void C10dBootstrap::await(c10d::Work& work) {
   }
 }
 
-// Gathers the tensor `mine` of every rank. Returns them one after another, in rank order, in one flat tensor.
+// Gathers the tensor `mine` of every rank. Returns one flat tensor that has these tensors in rank order.
 at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
   const at::Tensor out = at::empty({world_size() * mine.numel()}, mine.options());
   try {

@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// A Bootstrap that uses only the all-gather of a process group. If a rank dies meanwhile, the error names that rank,
-// provided that options.processes contains it.
+// A Bootstrap that uses only the all-gather of a process group. If a rank dies during a call, the error names that
+// rank, provided that options.processes contains it.
 class C10dBootstrap final : public Bootstrap {
  public:
   // `group` must be able to move host memory.

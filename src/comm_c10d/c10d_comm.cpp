@@ -46,9 +46,9 @@ struct GatherHeader {
   uint64_t seq, hash;
 };
 
-// Returns a function that says why the communicator `host` is broken. Any thread may call it. The function says nothing
-// if `host` runs over a process group, because such a communicator shares the SharedFailure of the device's
-// communicator.
+// Returns a function that says why the communicator `host` is broken. Any thread may call the returned function. The
+// function says nothing if `host` runs over a process group, because such a communicator shares the SharedFailure of
+// the device's communicator.
 std::function<std::string()> question_to(const Comm& host) {
   const auto* const direct = dynamic_cast<const DirectComm*>(&host);
   if (direct == nullptr) return [] { return std::string(); };
@@ -158,8 +158,8 @@ std::unique_ptr<Work> C10dComm::reduce_scatter(Span out, ConstSpan full, std::st
   return std::make_unique<C10dWork>(core_, op, std::move(work));
 }
 
-// Does the same as Gloo's own reduce_scatter, which has no special algorithm. The code is needed because the Work that
-// Gloo returns never reports that it is complete, so a dead peer could not be distinguished from a slow one.
+// Replaces Gloo's own reduce_scatter, because the Work that Gloo returns for it never reports that it is complete, so a
+// dead peer could not be distinguished from a slow one. This costs nothing, because Gloo also uses an all_reduce.
 std::unique_ptr<Work> C10dComm::reduce_scatter_by_all_reduce(Span out, const ConstSpan& full, Op op) {
   const at::Tensor sum = values_of(full).clone();
   auto work = core_->issue(op, [&] {
@@ -215,7 +215,7 @@ std::unique_ptr<Work> C10dComm::all_reduce(Span data, ReduceOp reduce_op, std::s
   });
 }
 
-// Sums in the canonical order. No backend guarantees this order.
+// Gathers the elements of all ranks and sums them in the canonical order, because no backend guarantees this order.
 std::unique_ptr<Work> C10dComm::all_reduce_by_gather(Span data, ReduceOp reduce_op, std::string_view tag) {
   Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));
   const bool host = core_->device().is_cpu();  // on a device, the host would have to wait to read the headers
@@ -273,7 +273,8 @@ c10::intrusive_ptr<c10d::Work> C10dComm::start_broadcast(const at::Tensor& bytes
   return core_->group().broadcast(tensors, options);
 }
 
-// Broadcasts through memory of its own. After an error the backend might still write when the caller's memory is gone.
+// Broadcasts through memory of its own, because after an error the backend might still write when the caller's memory
+// is gone.
 std::unique_ptr<Work> C10dComm::broadcast_by_copy(Span data, Op op) {
   const at::Tensor all = bytes_of(data), copy = at::empty({std::min(kCopyBytes, data.bytes())}, all.options());
   for (int64_t begin = 0; begin < all.numel(); begin += kCopyBytes) {

@@ -17,9 +17,9 @@ class Divergence;
 
 // A Comm over any c10d process group. On CUDA, wait() makes the current stream wait for the collective, and only
 // barrier() and await_device() block the host. An all_reduce of more than 64 KiB sums in the backend's order. If ranks
-// call different collectives, the difference is found by the next small all_reduce on the CPU, and by the comparison of
-// history() on a device. Before that, the backend might fail with its own message, or time out. With NCCL, abort()
-// makes peers fail at once. With other backends, peers notice the abort when this process ends.
+// call different collectives, the next small all_reduce finds the difference on the CPU. On a device, ranks find the
+// difference when they compare history(). Before that, the backend might fail with its own message, or time out. With
+// NCCL, abort() makes peers fail at once. With other backends, peers notice the abort when this process ends.
 class C10dComm : public Comm {
  public:
   // A null `group` means a world of one rank. `watch` knows the peers on this host. `divergence` is passed to C10dCore.

@@ -23,7 +23,7 @@ constexpr int64_t kPollMs = 100;
 constexpr int64_t kLookMs = 1000;  // time between comparisons with the calls of other ranks
 
 uint64_t extend(uint64_t hash, const Op& op) {
-  // The fields of Op on which ranks must agree come before `input`.
+  // Hashes the fields of Op on which ranks must agree. They come before `input`.
   const auto* bytes = reinterpret_cast<const unsigned char*>(&op);
   for (size_t i = 0; i < offsetof(Op, input); ++i) hash = (hash ^ bytes[i]) * 1099511628211ULL;
   return hash;
@@ -43,8 +43,8 @@ int64_t ms_since(Clock::time_point start) {
 
 // Creates torch's thread pool. A process that was forked after at::set_num_threads() gets a new pool when a thread
 // first computes. If two threads, such as those of a Gloo group, first compute at the same time, one of them finds no
-// pool. So the pool is created before them. The calling thread does not create it, because that would set the number of
-// threads of the calling thread.
+// pool. So this function creates the pool before there are such threads. It does this on a thread of its own, because
+// at::init_num_threads() sets the number of threads of the thread that calls it.
 void renew_thread_pool() {
   std::thread([] {
     try {
@@ -112,7 +112,7 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   }
 }
 
-// Throws `message` with an explanation, if one is found within a second or so. It looks repeatedly, because a rank that
+// Throws `message` with an explanation, if one is found within a second or so. Looks repeatedly, because a rank that
 // waits for this one publishes its calls only within a second, and because the connection of a dying rank breaks before
 // its process is gone.
 void C10dCore::fail_explained(const Op& op, const std::string& message, bool waits) {
@@ -138,14 +138,14 @@ void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
   LongWait wait(options_.wait_listener);
   int64_t waited_ms = 0, looks = 0;
   while (!is_done()) {
-    // Each nap is a sixteenth of the time waited so far. That is short compared with the wait, and causes few wake-ups
-    // in a long wait.
+    // Each nap is a sixteenth of the time waited so far. So a nap is short compared with the wait, and a long wait
+    // causes few wake-ups.
     const auto nap = (Clock::now() - start) / 16;
     std::this_thread::sleep_for(
         std::clamp<Clock::duration>(nap, std::chrono::microseconds(10), std::chrono::microseconds(500)));
     if (ms_since(looked) < kPollMs) continue;
     looked = Clock::now();
-    // A longer gap means that this process was stopped, so it does not count against the peers.
+    // If more than 2 * kPollMs have passed, this process was stopped, so the excess does not count against the peers.
     waited_ms += std::min<int64_t>(ms_since(last), 2 * kPollMs);
     last = looked;
     wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
@@ -154,8 +154,8 @@ void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
     if (const std::string trouble = watch_.check_all(); !trouble.empty() && !is_done()) fail(op, trouble);
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
-      // Compares even if the work has ended meanwhile, because the work also ends when another rank finds the
-      // difference and leaves.
+      // Compares even if the work has just ended, because the work also ends when another rank finds the difference and
+      // leaves.
       if (const auto difference = divergence_->look(number_, &op)) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
@@ -237,9 +237,9 @@ void C10dCore::end() noexcept {
     }
   };
   if (device_.is_cpu()) return abort();
-  // NCCL's abort can wait for the whole device, and so for collectives of another communicator of this rank. These end
-  // only when that communicator is aborted, which happens later on this thread. So this thread waits only as long as an
-  // abort usually takes.
+  // NCCL's abort can wait for the whole device, and so for collectives of another communicator of this rank. Such
+  // collectives end only when the other communicator is aborted, which happens later on this thread. So this thread
+  // waits only as long as an abort usually takes.
   constexpr auto kPatience = std::chrono::milliseconds(500);
   try {
     std::packaged_task<void()> task(abort);

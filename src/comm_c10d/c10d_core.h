@@ -18,8 +18,8 @@
 
 namespace zeroshard {
 
-// Orders the collectives of a C10dComm, waits for them and handles errors. The communicator shares it with its Works
-// and allocations, which can be destroyed after the communicator.
+// Orders the collectives of a C10dComm, waits for them and handles errors. The communicator shares the core with its
+// Works and allocations, which can be destroyed after the communicator.
 class C10dCore {
  public:
   // A running operation that might still read its input.
@@ -42,16 +42,16 @@ class C10dCore {
   int world_size() const { return world_size_; }
   // Returns the number by which messages name `rank`.
   int number_of(int rank) const { return options_.numbers.of(rank); }
-  // Returns whether this process is a forked child of the rank. A child must not destroy the objects, because their
-  // destructors end the parent's connections and join threads that the child does not have.
+  // Returns whether this process is a forked child of the rank. A child must not destroy the process group and the
+  // watch, because their destructors end the parent's connections and join threads that the child does not have.
   bool is_forked() const { return !process_.is_own(); }
-  // Returns whether this communicator has failed, or another one that shares its CommOptions::failure.
+  // Returns whether this communicator, or another one that shares its CommOptions::failure, has failed.
   bool failed() const { return failure_->happened(); }
   SharedFailure& failure() { return *failure_; }
   // Starts a thread that watches the device's work until unwatch(). `why_host` becomes WatchedComm::why_host.
   void watch(std::function<std::string()> why_host);
   void unwatch() { watching_.reset(); }
-  // Never destroys the watch. A forked child calls it.
+  // Keeps the watch forever, for a forked child, which must not destroy the watch.
   void abandon_watch() { static_cast<void>(watching_.release()); }
 
   // See Comm::still_writes.
@@ -68,8 +68,8 @@ class C10dCore {
   // Blocks the host until `work` is done, also on a device.
   void complete_on_host(c10d::Work& work, const Op& op);
   void complete_all();
-  // Returns when the device's current stream has done its work. While it waits, it calls `check`, and throws what
-  // `check` throws.
+  // Returns when the device's current stream has done its work. Until then, calls `check` from time to time, and throws
+  // what `check` throws.
   void await_stream(const Op& op, const std::function<void()>& check);
   // Must be called when every rank knows that ranks have called different collectives on a device. Throws CommError.
   [[noreturn]] void report_difference(const Op& op);
@@ -87,8 +87,8 @@ class C10dCore {
   void throw_if_failed() const;
   [[noreturn]] void fail(const Op& op, const std::string& what);
   void abort(std::string_view reason) noexcept;
-  // Aborts running collectives. With NCCL, peers then fail at once. Gloo cannot do that, so peers notice it when this
-  // process ends.
+  // Aborts running collectives. With NCCL, peers then fail at once. Gloo cannot tell peers, so they notice the abort
+  // when this process ends.
   void end() noexcept;
 
  private:

@@ -19,7 +19,7 @@ constexpr int64_t kLongestMs = 8000;     // longest time between two comparisons
 
 }  // namespace
 
-// One communicator: the work that its device has got, and the time without progress.
+// A communicator that is watched, with the work that its device has got and the time without progress.
 class DeviceWatch::Subject {
  public:
   explicit Subject(WatchedComm comm) : comm_(std::move(comm)) {}
@@ -97,7 +97,7 @@ std::string DeviceWatch::Subject::look(int64_t elapsed_ms) {
     next_comparison_ms_ = kSuspiciousMs;
     return {};
   }
-  // A longer gap means that this process was stopped, so it does not count against the peers.
+  // If more than 2 * kTickMs have passed, this process was stopped, so the excess does not count against the peers.
   stuck_ms_ += std::min(elapsed_ms, 2 * kTickMs);
   if (stuck_ms_ < kSuspiciousMs && stuck_ms_ < comm_.timeout_ms) return {};
   const std::string trouble = trouble_with(*op);

@@ -33,16 +33,16 @@ struct WatchedComm {
 };
 
 // A thread that watches the work that a rank has given to its device. It is needed because a script that itself waits
-// for the device does not notice a failed peer. If a collective makes no progress, and a peer is gone, a peer has
-// called another collective, or the time-out is over, the thread logs the reason and sets SharedFailure. This aborts
-// the running work of the device. The script's wait then returns, and the rank's next call throws.
+// for the device does not notice a failed peer. A collective without progress has failed if a peer is gone, if a peer
+// has called another collective, or if the time-out is over. The thread then logs the reason and sets SharedFailure,
+// which aborts the running work of the device. The script's wait then returns, and the rank's next call throws.
 //
 // Note [What a thread that watches may do]
 // The thread takes part in no collective and uses no communicator. It asks Works whether they are complete, looks at
 // processes, and reads and writes keys of the store. A rank whose device waits is not blocked itself, so it can still
-// call the collective that another rank waits for. Therefore two ranks count as different only if both have called. A
-// rank that has not called yet may do so until the time-out. While the rank's own thread waits in a call of the engine,
-// that call watches the device instead.
+// call the collective that another rank waits for. Therefore a difference between two ranks counts only if both have
+// made the call. A rank that has not called yet may do so until the time-out. While the rank's own thread waits in a
+// call of the engine, that call watches the device instead.
 class DeviceWatch {
  public:
   DeviceWatch() = default;
@@ -50,7 +50,7 @@ class DeviceWatch {
   DeviceWatch& operator=(const DeviceWatch&) = delete;
 
   class Subject;
-  // Watches a communicator for its lifetime. It must not be destroyed in a forked child.
+  // Watches a communicator as long as the object lives. The object must not be destroyed in a forked child.
   class Watching {
    public:
     Watching(std::shared_ptr<DeviceWatch> watch, WatchedComm comm);
@@ -60,8 +60,8 @@ class DeviceWatch {
 
     // Must be called when the rank's thread has given `op` to the device. The numbers of ops must grow by one.
     void note(const Op& op, const c10::intrusive_ptr<c10d::Work>& work);
-    // While an object lives, the watching thread leaves the device to the rank's own thread. If `watching` is null, it
-    // does nothing.
+    // While an Attended lives, the watching thread leaves the device to the rank's own thread. If `watching` is null,
+    // the object does nothing.
     class Attended {
      public:
       explicit Attended(const Watching* watching);

@@ -55,9 +55,9 @@ std::string Divergence::table(const Communicator& communicator) const {
   return text.str();
 }
 
-// Compares this rank's calls with the table `theirs` of `peer`. Returns both texts of the first known call in which the
-// histories differ, or nothing if they agree. If the histories differ already before the calls that both ranks still
-// know, that is the first of these calls.
+// Compares this rank's calls with the table `theirs` of `peer`. Returns both texts of the first call that both ranks
+// still know and in which the histories differ, or nothing if the histories agree. The histories might differ already
+// in an earlier call, which the ranks do not know any more.
 std::optional<std::string> Divergence::compare(size_t number, int peer, const std::string& theirs) {
   const std::scoped_lock lock(mutex_);
   const Communicator& communicator = communicators_[number];
@@ -97,11 +97,11 @@ std::optional<Divergence::Place> Divergence::parse_place(int rank, const std::st
 }
 
 // Finds two ranks of which each waits for a call that the other has not made. Such ranks exist whenever ranks wait
-// forever in two communicators. Among the ranks that wait in the first communicator, there is one whose call is missing
-// on the rank of the second communicator that has called least, and vice versa. A rank's published place is valid while
-// the rank waits, and the rank waits as long as the other does. (This would not hold for a collective that some ranks
-// complete without the others, such as a broadcast at its receivers. The engine never calls such collectives on ranks
-// that take different paths.)
+// forever in two communicators A and B. Of the ranks that wait in B, let b be the one with the fewest calls in A. Then
+// every rank that waits in A waits for a call that b has not made. The same holds with A and B exchanged. A rank's
+// published place is valid while the rank waits, and the rank waits as long as the other does. (This would not hold for
+// a collective that some ranks complete without the others, such as a broadcast at its receivers. The engine never
+// calls such collectives on ranks that take different paths.)
 std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& own, const Talk& talk) const {
   std::vector<Place> places;
   if (own) places.push_back(*own);

@@ -29,8 +29,9 @@ class Divergence {
   // If `store` is null, no difference is ever found. Messages name ranks by `numbers`.
   Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers = {});
 
-  // Returns how many Divergences this rank has created over the store. A rank that failed alone to connect has another
-  // count than the other ranks. Therefore all ranks agree on the largest count, for which the store has no entries yet.
+  // Returns how many Divergences this rank has created over the store. If one rank alone failed to connect and tries
+  // again, its count is higher than the counts of the other ranks. Therefore all ranks agree on the highest count, for
+  // which the store has no entries yet.
   int64_t generation() const { return generation_; }
   void agree(int64_t largest) { generation_ = largest; }
 
@@ -42,13 +43,14 @@ class Divergence {
   // Publishes what this rank has called, and compares it with what the other ranks have published. `waiting` is the
   // call in which this rank's thread is blocked, or null. (A rank whose device waits is not blocked.) If `asks` is
   // true, requests the other ranks to publish, too. If ranks have called different collectives in `communicator`,
-  // returns the first one that differs, with both calls. If two ranks wait in different communicators, each for a call
+  // returns both texts of the first call that differs. If two ranks wait in different communicators, each for a call
   // that the other has not made, returns both calls. Otherwise, or if the store cannot be reached, returns nothing. A
-  // store that does not answer delays the call by a fifth of a second. If there is a difference, the call returns when
-  // all ranks have found one, or after three seconds, because the store can end with a rank that leaves.
+  // store that does not answer delays look() by a fifth of a second. A rank that finds a difference waits until all
+  // ranks have found one, but at most three seconds, because the rank that serves the store might end when look()
+  // returns.
   std::optional<std::string> look(size_t communicator, const Op* waiting, bool asks = true);
 
-  // What other ranks have to say to a rank that does not wait.
+  // The news of other ranks for a rank that does not wait.
   struct News {
     // Whether a rank has called look() since the last hear(), so that this rank should publish its calls.
     bool asked = false;
@@ -87,7 +89,8 @@ class Divergence {
     static std::shared_ptr<Talk> start(std::function<void(Talk&)> body);
     bool wait_for(std::chrono::milliseconds patience);  // returns whether the conversation has ended
 
-    // What other ranks have published. The caller may read the members from here on when wait_for() has returned true.
+    // What other ranks have published. When wait_for() has returned true, the caller may read this member and those
+    // below.
     std::vector<std::pair<int, std::string>> tables, places;  // rank, text
     size_t communicator = 0;                                  // the communicator of `tables`
     News news;

@@ -78,8 +78,9 @@ int listen_on_loopback(uint16_t port) {
   return fd;
 }
 
-// Returns whether nobody listens on the port. The socket is bound before it connects. Otherwise it could get `port` as
-// its own port and connect to itself. Other processes can still listen on its port.
+// Returns whether nobody listens on the port. The socket gets a port of its own before it connects, because the system
+// might otherwise give it `port`, so that it would connect to itself. SO_REUSEADDR lets other processes listen on the
+// socket's own port.
 bool refuses_connections(uint16_t port) {
   const int fd = bind_to_loopback(0);
   if (fd < 0) return false;
@@ -144,13 +145,13 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   const std::string host = master_address();
   c10d::TCPStoreOptions options;
   options.port = master_port();
-  // The agent of torchrun itself serves the store at this address.
+  // If this variable is set, torchrun's agent serves the store at this address, so rank 0 must not.
   const bool agent = variable("TORCHELASTIC_USE_AGENT_STORE", "") == "True";
   options.isServer = rank == 0 && !agent;
   options.numWorkers = static_cast<size_t>(world_size);
   options.waitWorkers = false;  // a Meeting reports the ranks that did not arrive
   options.timeout = std::chrono::milliseconds(timeout_ms);
-  // "localhost" can resolve to ::1 first, where no process listens.
+  // Uses 127.0.0.1, because "localhost" can resolve to ::1 first, where no process listens.
   const bool loopback = is_loopback(host);
   if (loopback && options.isServer) options.masterListenFd = static_cast<size_t>(listen_on_loopback(options.port));
   // Waits for the listener, because a client of c10d whose connection is refused tries again only after half a second,

@@ -10,14 +10,14 @@
 namespace zeroshard {
 
 // Creates the store that MASTER_ADDR and MASTER_PORT name. Rank 0 serves it. If the address is a loopback address, or
-// if MASTER_ADDR is unset, the store listens only on loopback, which c10d's own store does not. Throws ValueError if a
-// variable is wrong.
+// if MASTER_ADDR is unset, the store listens only on loopback, unlike a store that c10d itself creates. Throws
+// ValueError if a variable is wrong.
 c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t timeout_ms);
 
 // Returns whether MASTER_ADDR is a loopback address or unset.
 bool meets_on_loopback();
-// Returns whether the variables lead to one interface by which a Gloo group of this rank can reach other hosts.
-// GLOO_SOCKET_IFNAME names the interface, or MASTER_ADDR an address to which it leads.
+// Returns whether a Gloo group of this rank can reach other hosts by exactly one interface. GLOO_SOCKET_IFNAME names
+// this interface. If it is unset, the interface is the one that leads to MASTER_ADDR.
 bool reaches_other_hosts() noexcept;
 
 // Returns when a process listens on 127.0.0.1:port, but after `timeout` at the latest.
@@ -30,8 +30,9 @@ void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout
 c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                        int world_size, int64_t timeout_ms = 1'800'000);
 
-// Does the same under the prefix `name`, on a thread of its own and with its own connection to the store, because Gloo
-// cannot be interrupted while it connects ranks. If the caller drops the future, the thread is abandoned.
+// Does the same as make_gloo_group(), under the prefix `name`, on a thread of its own and with its own connection to
+// the store, because Gloo cannot be interrupted while it connects ranks. If the caller drops the future, the thread is
+// abandoned.
 std::future<c10::intrusive_ptr<c10d::ProcessGroup>> connect_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                                        const std::string& name, int rank,
                                                                        int world_size, int64_t timeout_ms);

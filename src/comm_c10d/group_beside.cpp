@@ -31,9 +31,10 @@ std::string card_key(size_t rank) {
 
 // Note [Names of groups beside]
 // Each rank counts its own tries, and writes the number of its try on its card. Ranks that failed alone have other
-// numbers than the other ranks, so the name of a try is derived from all cards. If a peer starts again meanwhile, its
-// card changes, and this rank connects with the new name. A rank might first find the card of an earlier try of a peer.
-// If the peer has left, or its process is gone, the card does not count until the peer writes a new one.
+// numbers than the other ranks, so the name of a try is derived from all cards. If a peer starts again while this rank
+// connects, the peer's card changes, and this rank connects with the new name. A rank might first find the card of an
+// earlier try of a peer. If that peer has left, or its process is gone, the card does not count until the peer writes a
+// new one.
 class Cards {
  public:
   // Messages name ranks by `numbers`.
@@ -170,7 +171,7 @@ class Beside {
     }
   }
 
-  // Returns the group, or null if a rank has started again meanwhile.
+  // Returns the group, or null if a rank has started again while the ranks were connected.
   Group take(std::future<Group>& result) {
     try {
       return result.get();

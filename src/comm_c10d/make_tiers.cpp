@@ -106,7 +106,8 @@ std::unique_ptr<Tiers> make_tiers(Bootstrap& bootstrap, int ranks_per_host, c10:
   std::unique_ptr<DirectComm> host = connect_host(bootstrap, ranks_per_host, options);
   if (!host) return nullptr;
   const int rank = bootstrap.rank(), hosts = bootstrap.world_size() / ranks_per_host;
-  // When the time is over, the caller of a collective reports that collective by name. So Gloo waits a little longer.
+  // At the time-out, the caller of a collective reports that collective by name. Gloo waits a little longer, so that
+  // its own error does not come first.
   std::future<Group> link = connect_gloo_group(store, concat(name, "/", rank % ranks_per_host), rank / ranks_per_host,
                                                hosts, options.timeout_ms + 2000);
   return std::make_unique<Tiers>(std::move(host),

@@ -12,7 +12,8 @@
 namespace zeroshard {
 namespace {
 
-// Memory of the host's communicator. It is kept as long as C10dAllocation keeps its memory.
+// Memory of the host's communicator. Like C10dAllocation, it is never freed if a failed collective might still write to
+// it. It is not freed in a forked child either.
 class TieredAllocation final : public Allocation {
  public:
   TieredAllocation(std::shared_ptr<C10dCore> core, std::unique_ptr<Allocation> memory)

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kWindowBytes = 4 << 20;
-constexpr size_t kWindows = 2;  // the ranks of the host read one while the link fills the other
+constexpr size_t kWindows = 2;  // the ranks of the host read one window while the link fills the other
 
 at::Tensor bytes_at(const void* data, int64_t bytes) {
   return at::from_blob(const_cast<void*>(data), {bytes}, at::TensorOptions().dtype(at::kByte));
@@ -57,7 +57,8 @@ Tiers::~Tiers() {
   if (!is_idle) abort("a rank left collectives behind that were not done");
   thread_.join();
   if (!failure_) return;
-  // Gloo might still write to the windows, and its destructor would wait for silent peers, so it must not run.
+  // Gloo might still write to the windows, so they are never freed. Gloo's destructor would wait for silent peers, so
+  // it must not run.
   c10::raw::intrusive_ptr::incref(link_.get());
   new std::vector<Window>(std::move(windows_));
 }
@@ -109,7 +110,7 @@ Tiers::WorkPtr Tiers::add(JobPtr job) {
   return job;
 }
 
-// Waits for a job, and returns the oldest one. Returns null if the thread should end.
+// Waits until there is a job, and returns the oldest one. Returns null if the thread should end.
 Tiers::JobPtr Tiers::await_job() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !queue_.empty() || stops_ || !reason_.empty(); });
@@ -200,7 +201,7 @@ void Tiers::begin_piece(const JobPtr& job) {
 }
 
 // Waits for the oldest piece. Then lets the other ranks of this host read what this rank's link has received, and
-// copies what the links of all of them have received.
+// copies what the links of all ranks of this host have received.
 void Tiers::end_piece() {
   await(*pieces_.front().link);
   const Piece& piece = pieces_.front();
@@ -225,7 +226,7 @@ void Tiers::end_piece() {
   if (is_last) end_job();
 }
 
-// Waits for `work`. Gives the next pieces to the link meanwhile.
+// Waits for `work`. While it waits, gives the next pieces to the link.
 void Tiers::await(c10d::Work& work) {
   const auto start = Clock::now();
   while (!work.isCompleted()) {

@@ -46,7 +46,8 @@ class Tiers {
   // `data` must be a tensor of bytes.
   WorkPtr broadcast(const at::Tensor& data, int root, std::string_view tag);
   // Sums the pieces of each host's ranks, and exchanges the sums. `sums` has room for two fp32 slices for each host.
-  // When the Work is done, shard_sums() points at one fp32 sum for each host, for this rank's slice of `full`.
+  // When the Work is done, shard_sums() points at one fp32 slice for each host, which is the host's sum for this rank's
+  // slice of `full`.
   WorkPtr exchange(ConstSpan full, float* sums, std::string_view tag);
   float* shard_sums(const ConstSpan& full, float* sums) const { return sums + full.numel / ranks_per_host(); }
   // Allocates memory that the ranks of this host can read directly.
@@ -54,7 +55,7 @@ class Tiers {
 
   // Makes all collectives fail on all ranks of this host. Any thread may call it.
   void abort(std::string_view reason) noexcept;
-  // Returns whether a collective has failed. If so, the link might still use its memory.
+  // Returns whether a collective has failed. If so, the link might still use the memory of the collective.
   bool has_failed();
 
  private:
@@ -69,7 +70,7 @@ class Tiers {
   // Memory to which the link writes, and from which the ranks of the host read.
   struct Window {
     std::unique_ptr<Allocation> memory;
-    std::unique_ptr<Exchange> readers = nullptr;  // the exchange by which ranks last read it; null: none
+    std::unique_ptr<Exchange> readers = nullptr;  // the exchange by which ranks last read the window; null: none
   };
 
   WorkPtr add(JobPtr job);

@@ -31,8 +31,8 @@ struct Header {
   void* start;   // what malloc() returned, or the start of the block
   size_t block;  // the block's bytes; 0: the memory is from malloc()
 };
-// malloc() aligns memory so that at least this much space is free in front of the address that is aligned to
-// kAlignment.
+// A Header must fit in front of the address that is aligned to kAlignment. At least alignof(std::max_align_t) bytes are
+// free there, because malloc() aligns memory to that.
 static_assert(sizeof(Header) <= alignof(std::max_align_t));
 
 Header& header_of(void* memory) {
@@ -114,8 +114,8 @@ bool has_malloc(const char* name, const void* base) {
 }
 
 // Returns whether malloc() is that of glibc. Another malloc() has its own size classes and does not need this
-// allocator. The address of malloc() does not say it alone. In a program that is not position-independent (Debian's
-// Python), the address is that of a jump within the program.
+// allocator. The address of malloc() alone does not decide this, because in a program that is not position-independent
+// (Debian's Python) it is the address of a jump within the program.
 bool malloc_is_glibcs() {
   Dl_info found{}, libc{};
   const ElfW(Sym)* symbol = nullptr;

@@ -24,7 +24,7 @@ void end_cpu_memory_step() noexcept;
 // Returns the bytes of freed mappings that are kept.
 int64_t kept_cpu_memory() noexcept;
 
-// Frees all kept mappings. It is for times after which tensors have other sizes.
+// Frees all kept mappings. Useful when later tensors will have other sizes.
 void trim_cpu_memory() noexcept;
 
 }  // namespace zeroshard

@@ -12,8 +12,8 @@ namespace zeroshard {
 // The kernels of a type of device, such as CUDA. Each function is one launch on the current stream of the memory's
 // device. The results have the same bits as those of the CPU's kernels.
 struct DeviceKernels {
-  // Only the table's functions for packing, sums and updates are set. Its other entries are null. If sum_in_order gets
-  // more than three pieces, the pieces must lie at equal distances in memory.
+  // Only the table's functions for packing, sums and updates are set. The other entries of the table are null. If
+  // sum_in_order gets more than three pieces, the pieces must lie at equal distances in memory.
   const kernels::KernelTable* table = nullptr;
   // Packs many tensors, each as table->pack does. One launch packs some dozens of tensors.
   void (*pack_all)(std::span<const PackItem> items, DType src_dtype, DType dst_dtype, float scale) = nullptr;
@@ -28,12 +28,12 @@ struct DeviceKernels {
   // is padded with zeros. Memories with different contents have the same checksum only in one case in 2^64.
   void (*add_checksum)(const void* data, int64_t bytes, int64_t* sum) = nullptr;
   // decode() and encode() convert the moments of `numel` elements in blocks of kScaledNumel. The last block can be
-  // incomplete. The codes and the scales are those of an update on the CPU.
+  // incomplete. Both functions use the same codes and scales as an update on the CPU.
   void (*decode)(kernels::CodedValues from, int64_t numel, float* to) = nullptr;
   void (*encode)(const float* values, int64_t numel, kernels::CodedValues to) = nullptr;
 };
 
-// Returns the kernels of a type of device. Returns null if there are none. Then LibTorch's operators are used.
+// Returns the kernels of a type of device. Returns null if there are none, and LibTorch's operators are used instead.
 const DeviceKernels* device_kernels(c10::DeviceType type);
 // Sets the kernels of a type of device. Must be called before the first engine on such a device. `kernels` must live as
 // long as the process. Null means the kernels that zeroshard was built with, if there are any.

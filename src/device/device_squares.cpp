@@ -60,7 +60,7 @@ class BlockSums {
 };
 
 // Returns the limbs of an ExactSum to which `values`, none of them negative, were added. A double is mantissa *
-// 2^(exponent - 1075). Its mantissa has 53 bits and is shifted left by up to 31, so it lies in three limbs.
+// 2^(exponent - 1075). The mantissa has 53 bits and is shifted left by up to 31, so it lies in three limbs.
 at::Tensor limbs_of(const at::Tensor& values) {
   constexpr int64_t kLow = 0xffffffff, kFraction = (int64_t{1} << 52) - 1;
   const at::Tensor bits = values.view(at::kLong);

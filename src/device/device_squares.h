@@ -14,8 +14,8 @@ namespace zeroshard {
 // device.
 ExactSum sum_of_squares(std::span<const at::Tensor> tensors);
 
-// Computes the same sum for one tensor, without waiting. Writes the limbs of the sum to `limbs`, an int64 tensor of
-// ExactSum::kNumLimbs elements on the same device.
+// Computes the sum of the squares of one tensor in the same way, without waiting. Writes the limbs of the sum to
+// `limbs`, an int64 tensor of ExactSum::kNumLimbs elements on the same device.
 void squares_into(const at::Tensor& flat, const at::Tensor& limbs);
 
 }  // namespace zeroshard

@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kHugePage = 2 << 20;
 
 // Allocates zeroed memory of `device`. On the CPU, large memory uses 2 MiB pages, because gathers and optimizer passes
-// go through whole buffers, and page walks cost them 10 %.
+// go through whole buffers, and walks of small pages would cost them 10 %.
 at::Tensor allocate_memory(int64_t bytes, at::Device device, Category category) {
   if (!device.is_cpu() || bytes < kHugePage)
     return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));

@@ -17,7 +17,7 @@ class FlatBuffer {
  public:
   FlatBuffer() = default;
   // Allocates ordinary memory of `device`. `writer` is the communicator whose collectives write to the buffer
-  // (Comm::still_writes()). It must outlive the buffer.
+  // (Comm::still_writes()). The communicator must outlive the buffer.
   FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer = nullptr);
   // Allocates memory that peers can read directly. Collective, as Comm::allocate() is.
   FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
@@ -32,7 +32,8 @@ class FlatBuffer {
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   at::Device device() const { return device_; }
-  // Makes the destructor free the memory for other users only after the work that is then queued on `stream`.
+  // Says that `stream` uses the memory. When the buffer is destroyed, other users get the memory only after the work
+  // that is then queued on `stream`. Does nothing unless the memory is ordinary.
   void freed_after(c10::Stream stream);
   // Returns ordinary memory as a tensor of bytes. The tensor owns the memory, and no ledger counts it.
   at::Tensor take_memory() &&;

@@ -1,6 +1,6 @@
 // The kernels of src/kernels for CUDA. The code is the same, and each kernel is one launch. The file is compiled with
 // -fmad=false, so that additions and products are rounded where the CPU rounds them. fma(), division and square roots
-// follow IEEE on both.
+// follow IEEE on the CPU and on CUDA.
 #include <algorithm>
 #include <cstdint>
 
@@ -15,7 +15,7 @@ namespace zeroshard::kernels {
 namespace {
 
 constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes, kNumLimbs = int{ExactSum::kNumLimbs};
-constexpr int64_t kMostBlocks = 2048;  // the most blocks of threads for a sum, to which each warp adds once
+constexpr int64_t kMostBlocks = 2048;  // the most blocks of threads of a launch that sums; each warp adds one sum
 
 void check_launch() {
   const cudaError_t error = cudaGetLastError();
@@ -230,7 +230,8 @@ __global__ void __launch_bounds__(kThreads)
     to[i] = map[codes[i]] * scales[i / kThreads];
 }
 
-// Returns the largest magnitude among the values of all threads of a block, to each of them. `parts` is shared memory.
+// Returns to each thread of a block the largest magnitude among the values of all its threads. `parts` is shared
+// memory.
 __device__ float most_of_block(float value, float* parts) {
   float most = fabsf(value);
 #pragma unroll

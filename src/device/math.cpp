@@ -24,9 +24,9 @@ namespace zeroshard::math {
 namespace {
 
 constexpr int64_t kGrain = 1 << 16;  // the fewest elements for which a second thread pays
-// The elements that are summed at a time on devices without kernels. The number limits their memory.
+// The elements that are summed at a time on devices without kernels. The number limits the temporary memory.
 constexpr int64_t kAtenPiece = 1 << 23;
-// The elements that are summed and then squared before the next ones are read. They stay in the L2 cache meanwhile.
+// The elements that are summed and then squared before the next ones are read. So many elements stay in the L2 cache.
 constexpr int64_t kCached = 1 << 15;
 
 int64_t num_pieces(int64_t numel) {

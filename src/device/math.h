@@ -5,12 +5,12 @@
 
 #include "device/exact_sum.h"
 
-// Arithmetic on flat 1-D tensors on any device. On the CPU and on devices with kernels (device_kernels.h), zeroshard's
-// one-pass kernels compute. On other devices, LibTorch's operators do. On the CPU, elements are split among
-// at::get_num_threads() threads at fixed boundaries, so the results do not depend on the number of threads.
+// Arithmetic on flat 1-D tensors on any device. The CPU and devices with kernels (device_kernels.h) use zeroshard's
+// one-pass kernels. Other devices use LibTorch's operators. On the CPU, elements are split among at::get_num_threads()
+// threads at fixed boundaries, so the results do not depend on the number of threads.
 namespace zeroshard::math {
 
-// A dense tensor and its place in a flat tensor, in which its elements begin at `begin`.
+// A dense tensor and its place in a flat tensor. The first element of `in` is at element `begin` of the flat tensor.
 struct Packed {
   at::Tensor in;
   int64_t begin = 0;
@@ -37,8 +37,8 @@ void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, floa
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 
 // decode() and encode() convert moments in blocks of kScaledNumel elements. The last block can be incomplete. `codes`
-// has one byte for each element, and `scales` has one fp32 value for each block. The codes are those of an update on
-// the CPU.
+// has one byte for each element, and `scales` has one fp32 value for each block. Both functions use the same codes as
+// an update on the CPU.
 void decode(const at::Tensor& codes, const at::Tensor& scales, bool is_signed, const at::Tensor& to);
 void encode(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 

@@ -76,7 +76,7 @@ class Mover {
   using UseOnHost = std::function<void(Range piece, const at::Tensor& near)>;
   void lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways ways, const UseOnHost& use);
   // Lends `far`, a piece of host memory, to the device's current stream. Calls `use` with a slot. The host waits for
-  // the copy to the device. If `waits` is true, it also waits for the copy back.
+  // the copy to the device. If `waits` is true, the host also waits for the copy back.
   using UseOnDevice = std::function<void(const at::Tensor& near)>;
   void lend_on_device(const at::Tensor& far, Ways ways, bool waits, const UseOnDevice& use);
 

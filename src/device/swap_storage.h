@@ -21,8 +21,8 @@ void put_memory(const c10::Storage& storage, void* data);
 void take_memory(const c10::Storage& storage);
 void set_message(const c10::Storage& storage, const std::string& message);
 
-// Ends an engine's use of the storage, while views keep the storage. Its memory becomes `data`, a part of the memory of
-// `owner`, and the storage keeps `owner` alive. After that, is_swapped() returns false for the views.
+// Ends an engine's use of the storage, while views keep the storage. The memory of the storage becomes `data`, a part
+// of the memory of `owner`, and the storage keeps `owner` alive. After that, is_swapped() returns false for the views.
 void leave_memory(const c10::Storage& storage, void* data, at::Tensor owner);
 
 // Ends an engine's use of a storage without memory, while views keep the storage. Reading a view throws `message`.
@@ -39,7 +39,7 @@ bool is_swapped(const at::Tensor& tensor);
 // Returns a contiguous tensor over the whole storage. The storage need not have memory.
 at::Tensor view_of(const c10::Storage& storage, at::ScalarType type, at::IntArrayRef sizes);
 
-// Makes `tensor` a view of `storage` from element `offset` on. Its shape, dtype and device do not change.
+// Makes `tensor` a view of `storage` from element `offset` on. The shape, dtype and device of `tensor` do not change.
 void point_at(const at::Tensor& tensor, const c10::Storage& storage, int64_t offset);
 
 }  // namespace zeroshard

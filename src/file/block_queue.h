@@ -20,13 +20,13 @@ struct BlockRequest {
 };
 
 struct BlockResult {
-  // The result of one request, which has the same tag.
+  // The result of the request that has the same tag.
   uint64_t tag = 0;
   int64_t result = 0;  // bytes that were transferred, or -errno
 };
 
-// Runs many reads and writes of files at a time. Only one thread may use it. Each request is tried once, like pread(2)
-// and pwrite(2). The caller (TransferQueue) continues and repeats requests.
+// Runs many reads and writes of files at a time. Only one thread may use a queue. Each request is tried once, like
+// pread(2) and pwrite(2). The caller (TransferQueue) continues and repeats requests.
 class BlockQueue {
  public:
   // Waits until no request is running.
@@ -36,7 +36,7 @@ class BlockQueue {
   // its result is collected.
   virtual void start(std::span<const BlockRequest> requests) = 0;
   // Appends the available results. If `wait` is true, some request must be running, and the call returns when there is
-  // at least one result. Returns 0, or the -errno for which the call could not wait.
+  // at least one result. Returns 0, or the -errno of a wait that failed.
   virtual int collect(bool wait, std::vector<BlockResult>& results) = 0;
 };
 

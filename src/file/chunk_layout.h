@@ -60,7 +60,8 @@ struct Chunk {
   int slots = 0, narrow_slots = 0, narrow_bytes = 2;
   size_t file = 0;
   int64_t offset = 0;  // position of its record in the file; the record has slot after slot
-  // The index of its first checksum. Each slot has one checksum for each block of kSumNumel elements, slot after slot.
+  // The index of the chunk's first checksum. Each slot has one checksum for each block of kSumNumel elements, slot
+  // after slot.
   size_t first_sum = 0;
 
   int64_t numel() const { return elements.size(); }
@@ -72,8 +73,8 @@ struct Chunk {
     return numel() * 4 * wide + align_up(numel() * narrow_bytes, kSlotAlignment) * (slot - wide);
   }
   size_t blocks() const { return size_t(ceil_div(numel(), kSumNumel)); }
-  // Returns the elements of block `number`, counted from the chunk's first element. Their values in one slot share a
-  // checksum.
+  // Returns the elements of block `number`, counted from the chunk's first element. The values of these elements in one
+  // slot share a checksum.
   Range block(size_t number) const {
     return {int64_t(number) * kSumNumel, std::min(int64_t(number + 1) * kSumNumel, numel())};
   }

@@ -6,9 +6,10 @@
 
 namespace zeroshard {
 
-// Reads one slot of a group's values on a second thread, while another thread borrows from the store. Meanwhile nobody
-// may borrow the group to write. The reader uses neither the store's buffers nor its plan. It reads the slot of a whole
-// chunk into its own memory and keeps it there, so that values which are requested in order are read once.
+// Reads one slot of a group's values on a second thread, while another thread borrows from the store. Nobody may borrow
+// the group to write while the reader is in use. The reader uses neither the store's buffers nor its plan. It reads the
+// slot of a whole chunk into its own memory and keeps it there, so that values which are requested in order are read
+// once.
 class ChunkReader {
  public:
   // Runs `call` while no other thread calls the store. Exceptions of `call` pass through.
@@ -16,9 +17,10 @@ class ChunkReader {
 
   // `store` must outlive the reader.
   ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot);
-  // Reads the values of the group's elements in `range` to `to`. Throws IoError. After that, the store has failed, too.
+  // Reads the values of the group's elements in `range` to `to`. If it throws IoError, the store has failed, too.
   void read(Range range, void* to);
-  // Does the same for a slot that stores the bytes of values of another dtype. `bytes` is a range of bytes of the slot.
+  // Works like read(), for a slot that stores the bytes of values of another dtype. `bytes` is a range of bytes of the
+  // slot.
   void read_bytes(Range bytes, void* to);
 
  private:

@@ -63,7 +63,7 @@ void ChunkStore::make_queue(const Wrap& wrap) {
                                                options_.queue_depth, options_.block_bytes);
 }
 
-// Writes each file once from end to end. Otherwise the first write to each part would be slow, because a file system
+// Writes each file once from end to end, because the first write to each part would otherwise be slow. A file system
 // can treat reserved space differently from written space.
 void ChunkStore::fill_files() {
   if (buffers_.empty()) return;
@@ -227,12 +227,12 @@ ChunkStore::Buffer* ChunkStore::find(size_t chunk) {
 }
 
 bool ChunkStore::is_planned(size_t chunk) const {
-  // There are no buffers for the chunks after these.
+  // Looks only at as many planned chunks as there are buffers, because there is no buffer for later chunks.
   const auto end = plan_.begin() + std::min(std::ssize(plan_), std::ssize(buffers_));
   return std::any_of(plan_.begin(), end, [&](const Planned& each) { return each.chunk == chunk; });
 }
 
-// Returns the buffer that is needed least. Its transfers and its readers might still be running.
+// Returns the buffer that is needed least. Transfers and readers of this buffer might still be running.
 ChunkStore::Buffer& ChunkStore::least_needed() {
   const auto rank = [&](const Buffer& buffer) {
     if (!buffer.chunk) return 0;
@@ -370,7 +370,7 @@ void ChunkStore::fail(const std::string& message) {
   if (failure_.empty()) failure_ = message;
 }
 
-// Calls visit(first byte in the record, bytes) for ranges of `blocks` that follow one another in the record.
+// Calls visit(first byte in the record, bytes) for each stretch of `blocks` without a gap in the record.
 template <typename Visit>
 void ChunkStore::for_each_stretch(const Chunk& chunk, const Blocks& blocks, const Visit& visit) const {
   int64_t begin = 0, end = 0;

@@ -45,8 +45,8 @@ class ChunkStore {
   // With kOverwrite, `use` must write all values, and the previous values are not read.
   enum class Access : uint8_t { kRead, kModify, kOverwrite };
   // `values` has one address for each slot, that of the first element of `part`. If only one slot is lent, `values` has
-  // only the address for this slot. Addresses of narrow values are passed as float*, too. They are valid only during
-  // the call.
+  // only the address for this slot. Addresses of narrow values are passed as float*, too. All addresses are valid only
+  // during the call.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
   // Something that still reads lent values after lend() has returned, such as a copy to a device.
   class Reader {
@@ -72,13 +72,14 @@ class ChunkStore {
   // if `use` throws with kOverwrite, the values of that part are undefined. `use` must not call the store, except for
   // read_on().
   void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
-  // Says that `reader` reads the lent part until the reader is done. Only `use` may call it. Until then the values do
-  // not change, because a caller that borrows them to write waits. A caller that needs the buffer waits, too.
+  // Says that `reader` reads the lent part until the reader is done. Until then the values do not change, because a
+  // caller that borrows them to write waits. A caller that needs the buffer waits, too. Only `use` may call read_on().
   void read_on(std::shared_ptr<Reader> reader);
   // Announces that lend() will be called for this range, after the ranges announced before, so that the store reads the
   // range ahead. If lend() is called in another order, that costs only time.
   void will_need(size_t group, Range range);
-  // A range for will_need_next(), which replaces all earlier announcements by `next`, in this order.
+  // An element of the argument of will_need_next(). That function replaces all earlier announcements by `next`, in this
+  // order.
   struct Announced {
     size_t group = 0;
     Range range;
@@ -88,11 +89,11 @@ class ChunkStore {
   void flush();
 
   // copy_buffered() and read_file() let a second thread read one slot of a chunk while another thread borrows (see
-  // ChunkReader). Meanwhile nobody may borrow the chunk to write. These functions change neither the plan nor the
+  // ChunkReader). Nobody may borrow the chunk to write in this time. These functions change neither the plan nor the
   // buffers. `to` must have room for the slot.
   using SlotBlocks = std::bitset<size_t(kChunkNumel / kSumNumel)>;
-  // Copies the blocks that are in a buffer to `to`. Returns the other blocks, whose values are only in the file. They
-  // stay in the file as long as nobody borrows the chunk to write.
+  // Copies the blocks that are in a buffer to `to`. Returns the other blocks, whose values are only in the file. The
+  // file keeps these values as long as nobody borrows the chunk to write.
   SlotBlocks copy_buffered(size_t chunk, int slot, std::byte* to);
   // Reads `blocks` from the file. May be called while another thread calls any function of the store.
   void read_file(size_t chunk, int slot, const SlotBlocks& blocks, std::byte* to) const;

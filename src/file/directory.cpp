@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kMaxDepth = 128;  // the deepest tree that can be deleted, because each level takes a descriptor and stack
 
-// Returns the parent of a directory that cannot be opened. Either of the two might be missing.
+// Returns the path of the parent of `path`. Derives it from the text alone, because neither directory needs to exist.
 std::string parent_of(const std::string& path) {
   const size_t last = path.find_last_not_of('/');
   const size_t slash = last == std::string::npos ? last : path.rfind('/', last);
@@ -18,7 +18,7 @@ std::string parent_of(const std::string& path) {
   return end == std::string::npos ? "/" : path.substr(0, end + 1);
 }
 
-// Returns why any file system refuses a name below a directory, or "" if the name is valid.
+// Returns why a name below a directory is refused on any file system, or "" if the name is valid.
 std::string_view flaw_of(std::string_view name) {
   if (name.empty()) return "the name is empty";
   if (name.front() == '/') return "the name is absolute";

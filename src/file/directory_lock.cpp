@@ -91,8 +91,8 @@ class HeldLocks {
 
   std::shared_ptr<DirectoryLock::Held> get(Io& io, const std::string& path, std::string_view advice) {
     const std::lock_guard lock(mutex_);
-    // Deletes the files of locks that are never destroyed. The function is registered after `io` was made, so it runs
-    // before `io` is destroyed.
+    // At exit, deletes the files of locks that are never destroyed. The function is registered after `io` was made, so
+    // it runs before `io` is destroyed.
     [[maybe_unused]] static const int kRegistered = std::atexit([] { of_this_process().delete_files(); });
     for (int tries = 0; tries < kMaxLockTries; ++tries)
       if (auto held = try_once(io, path, advice)) return held;
@@ -123,8 +123,8 @@ class HeldLocks {
                      });
   }
 
-  // Takes the lock, or returns the one that this process already has. Returns null if the file was replaced meanwhile.
-  // Throws IoError with `advice` if another process has the lock.
+  // Takes the lock, or returns the lock that this process already has. Returns null if the file was replaced during the
+  // call. Throws IoError with `advice` if another process has the lock.
   std::shared_ptr<DirectoryLock::Held> try_once(Io& io, const std::string& path, std::string_view advice) {
     Directory directory = Directory::create(io, path);
     const std::string name(DirectoryLock::kName), file = directory.path_of(name);
@@ -240,7 +240,7 @@ const std::string& DirectoryLock::path() const {
 DirectoryLock& DirectoryLocks::of(const Directory& directory, std::string_view advice) {
   for (DirectoryLock& each : locks_)
     if (each.keeps(directory)) return each;
-  // Drops a lock of the same path whose directory was deleted meanwhile.
+  // Drops a lock of the same path if the locked directory has been deleted since.
   locks_.remove_if([&](const DirectoryLock& each) { return each.path() == directory.path(); });
   return locks_.emplace_back(directory.io(), directory.path(), advice);
 }

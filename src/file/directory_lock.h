@@ -35,9 +35,9 @@ class DirectoryLock {
   // anew, the lock does not.
   bool keeps(const Directory& directory) const;
   // Takes a turn. Several users of the directory in this process take turns, so that they do not interleave. The user
-  // has the turn until it drops the returned lock. Meanwhile the next user waits. If another lock of this process had a
-  // turn since this lock's last turn, throws StateError that ends with `advice`. But turns of users that all `share` do
-  // not count, because such users do not touch one another's files.
+  // has the turn until it drops the returned lock. Until then the next user waits. If another lock of this process had
+  // a turn since this lock's last turn, throws StateError that ends with `advice`. But turns of users that all `share`
+  // do not count, because such users do not touch one another's files.
   std::unique_lock<std::mutex> take_turn(std::string_view advice, bool share = false);
 
  private:

@@ -20,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Kind = BlockRequest::Kind;
 
-// The bytes of a transfer. A chunk of states is similar, because it has 12 MiB.
+// The bytes of a transfer, which are similar to those of a chunk of states (12 MiB).
 constexpr int64_t kRecordBytes = int64_t{8} << 20;
 constexpr int64_t kBlocks[] = {int64_t{256} << 10, int64_t{1} << 20, int64_t{4} << 20};
 constexpr int kDepths[] = {8, 32};
@@ -52,9 +52,9 @@ class Probe {
   }
   const SwapFile& file() const { return file_; }
 
-  // Writes records once, starting with the first. Writes for at most `seconds`, but at least kLeastBytes. Returns the
-  // bytes of the written records. Only these are measured later, because space that is only reserved is slow (see
-  // ChunkStore).
+  // Writes the records from the first one on, each once, for at most `seconds`, but at least kLeastBytes. Returns the
+  // bytes of the written records. Only these records are measured later, because space that is only reserved is slow
+  // (see ChunkStore).
   int64_t fill(double seconds, DiskReport& report) {
     const auto all = size_t(file_.bytes() / kRecordBytes), least = size_t(kLeastBytes / kRecordBytes);
     move(kBlocks[1], kDepths[1], report, [&](size_t next, double elapsed) -> std::optional<Next> {

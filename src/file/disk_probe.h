@@ -15,7 +15,7 @@ struct DiskProbeOptions {
   RingSystem* ring = nullptr;  // null: threads read and write
 };
 
-// What was measured about swap files in a directory.
+// The results of measuring swap files in a directory.
 struct DiskReport {
   struct Rate {
     int64_t block_bytes = 0;

@@ -82,7 +82,7 @@ class FileWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-// Reads at any position of a regular file. The file must not change meanwhile.
+// Reads at any position of a regular file. The file must not change while it is being read.
 class FileReader {
  public:
   FileReader(const Directory& directory, const std::string& name);

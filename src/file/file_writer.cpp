@@ -79,8 +79,8 @@ class FileWriter::Impl {
     throw_io_error("reserve space for", path_, result, full.empty() ? concat("it needs ", reserved_, " bytes") : full);
   }
 
-  // Adds data to the run. The run is the next part of the file. It is contiguous in the caller's memory and is written
-  // directly from there.
+  // Adds data to the run, which is the next part of the file. The data of a run is contiguous in the caller's memory
+  // and is written directly from there.
   void lengthen_run(const std::byte* data, int64_t bytes) {
     if (run_bytes_ == 0 || data != run_ + run_bytes_) {
       end_run();

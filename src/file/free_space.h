@@ -12,7 +12,7 @@ class FreeSpace {
   // Takes `bytes` from the first free range that is long enough, and returns the start of the taken space. Returns
   // nothing if no range is long enough.
   std::optional<int64_t> take(int64_t bytes);
-  // Returns space to the free ranges. `offset` and `bytes` must be those of one take().
+  // Returns space to the free ranges. `offset` must be the result of a take() of `bytes`.
   void give_back(int64_t offset, int64_t bytes);
   // Moves the end of the file to `end`. The added range is free.
   void extend(int64_t end);

@@ -19,7 +19,7 @@ struct FileStatus {
 
 // The system calls for files. They are an interface, so that tests can make any of them fail. Each function makes the
 // system call of its name once and returns its result or -errno. The callers (Directory, FileWriter, FileReader) retry,
-// continue and throw. Any number of threads may call it.
+// continue and throw. Any number of threads may call the functions at a time.
 //
 // Names passed to *_at functions must be relative and stay below the directory. A name that is absolute, contains "..",
 // or crosses a symbolic link is refused (-EXDEV or -ELOOP). exec() closes all descriptors.

@@ -33,8 +33,8 @@ int64_t result_of(ssize_t result) {
   return result < 0 ? -errno : int64_t{result};
 }
 
-// Returns whether a file that ends at `end` would exceed the limit of file sizes. It is checked before a write, because
-// the kernel answers a write beyond the limit with a signal that ends the process.
+// Returns whether a file that ends at `end` would exceed the limit of file sizes. Must be checked before a write,
+// because the kernel answers a write beyond the limit with a signal that ends the process.
 bool exceeds_limit(int64_t end) {
   struct rlimit limit;
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && rlim_t(end) > limit.rlim_cur;
@@ -134,7 +134,7 @@ class PosixIo final : public Io {
     whole.l_type = F_WRLCK;
     const int result = result_of(::fcntl(fd, F_OFD_SETLK, &whole));
     if (result == -EACCES) return -EAGAIN;
-    // flock() is for kernels that are too old for such locks.
+    // Kernels that are too old for such locks have flock().
     return result == -EINVAL ? result_of(::flock(fd, LOCK_EX | LOCK_NB)) : result;
   }
   int set_direct(int fd, bool direct) override {
@@ -218,7 +218,7 @@ class PosixIo final : public Io {
       how.mode = mode;
       how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
       const int fd = result_of(int(::syscall(SYS_openat2, dir, name.c_str(), &how, sizeof(how))));
-      // A sandbox answers a system call that it does not know with -EPERM.
+      // A sandbox answers a system call that it does not know with -EPERM, so -EPERM means the same as -ENOSYS.
       if (fd != -ENOSYS && fd != -EPERM) return fd;
     }
     return open_by_component(dir, name, flags, mode);

@@ -119,7 +119,7 @@ DirectBuffer RecordStore::get(Id id) {
   ZS_ASSERT(found != records_.end(), "a record is asked for that was dropped");
   Slot* slot = nullptr;
   guarded([&] { slot = &slot_for(id); });
-  // The allocation is not guarded. If there is no memory, no read has begun, so the files have not failed.
+  // The allocation is not guarded, because a lack of memory before the read is no failure of the files.
   if (!slot->record) slot->memory = allocate_direct(found->second.padded());
   DirectBuffer memory;
   guarded([&] {

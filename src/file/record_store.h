@@ -29,7 +29,7 @@ inline constexpr int64_t kRecordStagingBytes = kRecordBuffers * kRecordPieceByte
 // reads the next older one ahead. The files are as large as the most that was kept at one time, because the space of
 // dropped records is used again.
 //
-// Any number of threads may use it. One call runs at a time. Functions throw IoError with the path. After an error
+// Any number of threads may use a store. One call runs at a time. Functions throw IoError with the path. After an error
 // every call throws the same error.
 class RecordStore {
  public:
@@ -42,7 +42,7 @@ class RecordStore {
     RingSystem* ring = nullptr;              // null: threads read and write
   };
   using Id = uint64_t;
-  // The store calls it once, before it throws its first error. It must not call the store.
+  // The store calls this function once, before it throws its first error. The function must not call the store.
   using OnFailure = std::function<void(const std::string& message)>;
   // Replaces the queue that the store would use, for tests.
   using Wrap = std::function<std::unique_ptr<BlockQueue>(std::unique_ptr<BlockQueue>)>;

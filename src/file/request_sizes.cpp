@@ -22,8 +22,8 @@ constexpr const char* kKnown = "disks";  // the name of a file with a line for e
 constexpr const char* kHeader = "# start of a machine, device, bytes of a request, requests at once\n";
 constexpr const char* kLock = "disks.lock";  // the name of a file that the process which measures has locked
 constexpr int64_t kMostBytes = 64 << 10;     // the most bytes of the file kKnown
-// The most disks in the file kKnown. The latest ones stay. There can be many, because machines can share a home
-// directory.
+// The most disks in the file kKnown. If there are more, the latest ones stay. There can be many disks, because machines
+// can share a home directory.
 constexpr size_t kMostKnown = 200;
 constexpr int64_t kProbeBytes = int64_t{128} << 20;
 constexpr double kProbeSeconds = 1;  // for all measurements; writing the file before also takes at most this time
@@ -51,7 +51,7 @@ struct Known {
   RequestSizes sizes;
 };
 
-// Reads a line of the file kKnown. Returns nothing if no measurement has written the line.
+// Reads a line of the file kKnown. Returns nothing if the line is not one that a measurement could have written.
 std::optional<Known> parse(const std::string& line) {
   std::istringstream words(line);
   Known known;

@@ -61,14 +61,15 @@ class Mapping {
 };
 
 // Note [The ring]
-// A ring consists of two queues in memory that is shared with the kernel. In the first queue, this class writes
-// requests behind the tail and moves the tail. The kernel moves the head when io_uring_enter takes the requests. In the
-// second queue, the kernel writes results behind the tail, and this class moves the head. Each side reads the other
-// side's index with acquire, and stores its own index with release. The kernel reads the first queue only within
-// io_uring_enter, so requests that the kernel did not take still belong to this class.
+// A ring consists of two queues in memory that is shared with the kernel. Each queue has a head, from which entries are
+// taken, and a tail, at which entries are added. This class adds requests to the first queue and moves its tail. The
+// kernel takes the requests in io_uring_enter and moves the head. The kernel adds results to the second queue and moves
+// its tail, and this class takes the results and moves the head. Each side reads the other side's index with acquire,
+// and stores its own index with release. The kernel reads the first queue only within io_uring_enter, so requests that
+// the kernel did not take still belong to this class.
 class RingQueue final : public BlockQueue {
  public:
-  // Never throws. ready() says whether the ring can be used.
+  // Never throws. why_refused() says whether the ring can be used.
   RingQueue(const QueueFiles& files, RingSystem& system) : system_(system), buffers_(files.buffers), fds_(files.fds) {
     io_uring_params params{};
     const int fd = system.setup(unsigned(files.depth), &params);
@@ -154,8 +155,7 @@ class RingQueue final : public BlockQueue {
     return 0;
   }
 
-  // Gives the kernel a request that does nothing. The test is needed because a sandbox can allow everything except
-  // io_uring_enter.
+  // Gives the kernel a request that does nothing, because a sandbox can allow everything except io_uring_enter.
   int pass_nothing() {
     io_uring_sqe& entry = *entries_->at<io_uring_sqe>(0);
     entry = {};
@@ -171,8 +171,8 @@ class RingQueue final : public BlockQueue {
     return 0;
   }
 
-  // Registers the files and the buffers, which saves work for each request. The kernel refuses that if memory must not
-  // be locked (ulimit -l). Then requests work without it.
+  // Registers the files and the buffers, which saves work for each request. The kernel refuses to register buffers if
+  // memory must not be locked (ulimit -l). Requests then use the buffers without registration.
   void register_files_and_buffers() {
     has_files_ = system_.register_with(ring_.get(), IORING_REGISTER_FILES, fds_.data(), unsigned(fds_.size())) >= 0;
     std::vector<iovec> memory;

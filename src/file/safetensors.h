@@ -38,8 +38,8 @@ inline constexpr int kMaxSafetensorsDims = 1024;
 // Returns the bits of one element. Returns 0 for a dtype that the format does not have.
 int safetensors_dtype_bits(std::string_view dtype);
 
-// Returns the length of the JSON, which the first 8 bytes of a file say. Throws ValueError that names `source` if the
-// file is shorter, or if the length exceeds the limit.
+// Returns the length of the JSON, which is in the first 8 bytes of a file. Throws ValueError that names `source` if the
+// file has fewer than 8 bytes, or if the length exceeds the limit or the rest of the file.
 int64_t safetensors_header_bytes(std::string_view first_bytes, int64_t file_size, const std::string& source);
 
 // Checks and parses the JSON of a file of `file_size` bytes. Ordered by offset, the tensors must fill the rest of the
@@ -51,8 +51,9 @@ SafetensorsHeader parse_safetensors_header(std::string_view header_json, int64_t
 // Reads and parses the header of a file. Throws the ValueError of parse_safetensors_header(), or IoError.
 SafetensorsHeader read_safetensors_header(const FileReader& file);
 
-// Returns what comes before the bytes of the tensors, padded so that these begin at a multiple of `alignment` (a power
-// of two, at least 8). Throws ValueError for input that parse_safetensors_header() would refuse.
+// Returns the part of a file that comes before the bytes of the tensors. Padding makes these bytes begin at a multiple
+// of `alignment` (a power of two, at least 8). Throws ValueError for input that parse_safetensors_header() would
+// refuse.
 std::string make_safetensors_header(std::span<const SafetensorsEntry> entries,
                                     const std::map<std::string, std::string>& metadata, int64_t alignment = 64);
 

@@ -16,10 +16,11 @@ class SwapFile {
   // Creates the file in the existing directory `path`. Reserves `bytes`, so that a full disk causes an error now.
   // Throws IoError with the path, the bytes needed and the bytes free.
   SwapFile(Io& io, const std::string& path, int64_t bytes);
-  // Reserves `bytes` in all and keeps the contents. Throws the same IoError. Then nothing has changed.
+  // Reserves `bytes` in all and keeps the contents. If it throws (the same IoError as the constructor), nothing has
+  // changed.
   void grow(int64_t bytes);
-  // Frees the space at once, even if a forked child still has the file open, or a ring that the kernel is still
-  // closing.
+  // Frees the space at once, even if a forked child still has the file open, or an io_uring ring that the kernel is
+  // still closing has it open.
   ~SwapFile();
   SwapFile(SwapFile&&) = default;
   SwapFile& operator=(SwapFile&&) = delete;

@@ -17,7 +17,8 @@ void write_all_direct(Io& io, int fd, std::string_view path, const void* data, i
     if (result > 0) {
       done += result;
     } else if (result == -EINVAL && direct) {
-      // The device needs another alignment, or a short write has left a position that is not aligned.
+      // O_DIRECT does not work here. The device needs another alignment, or a short write has left a position that is
+      // not aligned.
       direct = false;
       check_io(retry_interrupted([&] { return io.set_direct(fd, false); }), "write", path);
     } else {

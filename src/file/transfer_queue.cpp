@@ -100,7 +100,8 @@ void TransferQueue::take(const BlockResult& result) {
     return;
   }
   if (result.result == -EINVAL && file.direct) {
-    // The device needs another alignment, or a short result has left a position that is not aligned.
+    // O_DIRECT does not work here. The device needs another alignment, or a short result has left a position that is
+    // not aligned.
     file.direct = false;
     const int changed = retry_interrupted([&] { return io_.set_direct(file.fd, false); });
     if (changed < 0) fail(block, changed);

@@ -22,8 +22,8 @@ struct Transfer {
 // Runs transfers of any length. Cuts each transfer into blocks that go to a BlockQueue, at most `depth` at a time.
 // Continues after short results, and repeats interrupted requests. If the system has no room for a request, the request
 // waits until another one is done, or for a moment if none is running. If a file does not accept an access with
-// O_DIRECT, turns O_DIRECT off. Only one thread may use it. Functions throw IoError with path and position. After the
-// first error nothing new is started.
+// O_DIRECT, turns O_DIRECT off. Only one thread may use a TransferQueue. Functions throw IoError with path and
+// position. After the first error nothing new is started.
 class TransferQueue {
  public:
   struct File {

@@ -30,7 +30,8 @@ class GradHook {
   GradHook& operator=(GradHook&&) noexcept = default;
   ~GradHook();
 
-  // Gives the hooked node back to the leaf. If the leaf was cast to another dtype and back, it has got another node.
+  // Gives the hooked node back to the leaf, because a leaf that was cast to another dtype and back has got another
+  // node.
   void renew() const;
 
  private:
@@ -44,12 +45,12 @@ class GradHook {
   const void* pre_hook_ = nullptr;
 };
 
-// Registers `callback` within a backward pass. It runs at the end of the pass, but not if the pass fails. If `callback`
-// throws, the pass fails with that error.
+// Registers `callback` within a backward pass. The callback runs at the end of the pass, but not if the pass fails. If
+// the callback throws, the pass fails with that error.
 void call_at_end_of_backward(std::function<void()> callback);
 
-// After this call, is_of_scaled_loss() returns true on this thread during a backward pass of `loss`, even inside
-// backward passes that functions run within that pass. The gradient of `loss` first goes through `scale`. Does nothing
+// After this call, is_of_scaled_loss() returns true on this thread during a backward pass of `loss`, also during a
+// backward pass that a function runs within that pass. The gradient of `loss` first goes through `scale`. Does nothing
 // for a loss that requires no gradient.
 void mark_scaled_loss(const at::Tensor& loss, std::function<at::Tensor(const at::Tensor& grad)> scale);
 bool is_of_scaled_loss();

@@ -127,8 +127,8 @@ class WithRandomStates {
   RandomStates before_;
 };
 
-// While an object lives, graphs save tensors without the hooks of torch.autograd.graph.saved_tensors_hooks. It is for a
-// graph that is destroyed before the forward ends.
+// While an object lives, graphs save tensors without the hooks of torch.autograd.graph.saved_tensors_hooks. The class
+// is for a graph that is destroyed before the forward ends.
 class WithoutSavedTensorHooks {
  public:
   WithoutSavedTensorHooks() : before_(at::SavedTensorDefaultHooks::get_tls_state()) {
@@ -144,8 +144,8 @@ class WithoutSavedTensorHooks {
   at::impl::SavedTensorDefaultHooksTLS before_;
 };
 
-// While an object lives, the tensors have no hooks of their own (Tensor.register_hook). Such hooks expect the gradient
-// of all tiles together.
+// While an object lives, the tensors have no hooks of their own (Tensor.register_hook), because such hooks expect the
+// gradient of all tiles together.
 class WithoutTensorHooks {
  public:
   explicit WithoutTensorHooks(const Tensors& tensors) : tensors_(tensors) {
@@ -241,7 +241,7 @@ class Gradients {
   std::map<size_t, at::ScalarType> narrow_;  // for each sum in fp32 of narrower gradients: their dtype
 };
 
-// What the backward pass needs in addition to the inputs.
+// The data that the backward pass needs in addition to the inputs.
 struct Tiling : torch::CustomClassHolder {
   Tiling(TiledCall of, at::Device device) : call(std::move(of)), autocast(device.type()) {}
 

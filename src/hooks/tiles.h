@@ -16,8 +16,8 @@ struct TiledCall {
   enum class Join { kAlongDim, kStack, kSum, kMean };
 
   std::function<at::Tensor(const Tensors& inputs)> function = nullptr;
-  // Called with the backward pass of all tiles, which it must call once. Null means that the backward pass is called
-  // directly.
+  // If set, gets the backward pass of all tiles as an argument, and must call it once. If null, the backward pass is
+  // called directly.
   std::function<void(const std::function<void()>& backward)> around_backward = nullptr;
   int64_t tiles = 1;   // the most tiles; each has ceil(length / tiles) of the length, and the last one what is left
   int64_t dim = 0;     // the dimension in which inputs are cut; if negative, counted from the last one

@@ -18,7 +18,7 @@ ZS_KERNEL inline float decode_element(const DecodeTable& table, uint32_t code, b
   return float_of(bits_of(value < 1 ? value : 1.0f) | (sign << 31));
 }
 
-// Returns the scale of a block whose largest magnitude is `most`: a moment that overflowed counts as the largest float.
+// Returns the scale of a block whose largest magnitude is `most`. A moment that overflowed counts as the largest float.
 ZS_KERNEL inline float scale_of(float most) {
   constexpr float kLargest = std::numeric_limits<float>::max();
   return most < kLargest ? most : kLargest;

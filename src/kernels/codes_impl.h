@@ -25,7 +25,7 @@ struct Code8 {
 
 constexpr int kDecades = 7, kEntries = kDecades + 1;
 
-// The line of each entry, from x to the value. Entries are indexed by the last 3 bits of the exponent of x.
+// For each entry: the line that leads from x to the value. Entries are indexed by the last 3 bits of the exponent of x.
 struct DecodeTable {
   alignas(64) float slope[kEntries] = {}, offset[kEntries] = {};
 };
@@ -73,8 +73,9 @@ constexpr EncodeTable make_encode_table(bool is_signed) {
   return table;
 }
 
-// Magnitudes below kLeast get the code of 0. Those from kLeast to 2 lie in 8 groups, and group k has the border
-// above[k]: the bits of a float grow by 2^23 an octave, and a group has 3.2 octaves. The last 3 bits are the group.
+// Magnitudes below kLeast get the code of 0. Magnitudes from kLeast to 2 lie in 8 groups of 3.2 octaves each. Group k
+// has the border above[k]. The bits of a float grow by 2^23 an octave, so a product of these bits with kGroupFactor
+// counts groups. The last 3 bits of the result of group_of() are the group.
 constexpr float kLeast = 0x1p-24f;
 constexpr uint32_t kGroupFactor = 160;
 ZS_KERNEL constexpr uint32_t group_of(uint32_t bits) {
@@ -137,7 +138,8 @@ ZS_KERNEL inline BlockFactors factors_of(float scale) {
   return {first, scale > 0 ? 1.0f / (scale * first) : 0.0f};
 }
 
-// Multiplies kScaledNumel values by both factors, and encodes the products. Their largest magnitude must be 1 or 0.
+// Multiplies kScaledNumel values by both factors, and encodes the products. The largest magnitude of the products must
+// be 1 or 0.
 template <class V, bool kSigned, bool kHasFirst>
 void encode_values(const float* values, BlockFactors factors, void* codes) {
   using I = typename V::I;
@@ -157,7 +159,8 @@ void encode_values(const float* values, BlockFactors factors, void* codes) {
   for (int64_t i = 0; i < kScaledNumel; i += kAtOnce * V::kWidth) {
     I several[kAtOnce];
     for (int k = 0; k < kAtOnce; ++k) several[k] = code_of(V::template load<float>(values + i + k * V::kWidth));
-    // -1 is no value of the map. Its code, -1, is stored as 0: the last value before it.
+    // The map does not have the value -1. This value gets the code -1, which is stored as 0, the code of the lowest
+    // value of the map.
     V::store_codes(at(codes, i), several);
   }
 }

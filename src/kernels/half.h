@@ -27,7 +27,8 @@ struct Fp16 {
 static_assert(sizeof(Bf16) == 2 && sizeof(Fp16) == 2);
 
 constexpr uint16_t kBf16NaN = 0x7fc0, kFp16NaN = 0x7e00;
-// From here on floats are integers: adding a small integer adds it to the bits.
+// From this value to its double, neighbouring floats differ by 1, so adding a small integer to the value adds it to the
+// bits.
 constexpr float kRaised = 0x1p23f;
 
 ZS_KERNEL inline uint32_t bits_of(float value) {

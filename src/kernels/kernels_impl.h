@@ -50,7 +50,8 @@ struct Body {
   }
 };
 
-// A whole vector whose store_last bypasses the caches, so that the line is not read first. Its address must be aligned.
+// A whole vector whose store_last bypasses the caches, so that the cache line is not read before it is written. The
+// address of the store must be aligned to the vector.
 template <class V>
 struct StreamingBody : Body<V> {
   template <typename T>
@@ -289,7 +290,8 @@ inline void add_twofold(double term, double& sum, double& rest) {
   sum = total;
 }
 
-// Adds element i to lane i % kSquareLanes, and then adds the lanes as a binary tree.
+// The number of lanes in which squares are summed. Element i is added to lane i % kSquareLanes, and then the lanes are
+// added as a binary tree.
 constexpr int kSquareLanes = 16;
 
 template <class V, typename T>
@@ -318,8 +320,8 @@ float sampled_max_abs(const void* data, int64_t numel) {
   return result;
 }
 
-// Returns the value at which a sum starts: 1.5 times a power of two, P. The sum stays below 2 P as long as the added
-// squares total less than 2^bits times the square of `max_abs`.
+// Returns the value at which a sum starts, which is 1.5 P for a power of two P. The sum stays below 2 P as long as the
+// added squares total less than 2^bits times the square of `max_abs`.
 inline double grid_base(float max_abs, uint64_t bits) {
   constexpr uint64_t kExponent = uint64_t{0x7ff} << 52, kHalf = uint64_t{1} << 51;
   const uint64_t square = std::bit_cast<uint64_t>(static_cast<double>(max_abs) * max_abs);
@@ -377,7 +379,7 @@ bool add_squares_on_grid(const void* data, int64_t numel, double base, double (&
 template <class V, typename T>
 TwofoldSum sum_of_squares_kernel(const void* data, int64_t numel) {
   double lanes[kSquareLanes], rests[kSquareLanes];
-  // A lane's squares fit into this many bits if the bound on the elements holds.
+  // The squares of a lane total less than 2^bits times the square of the largest magnitude.
   const auto bits = static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(numel) / kSquareLanes + 1));
   constexpr uint64_t kLargerThanSampled = 6;  // elements may be 8 times as large as the sampled maximum
   const double likely = grid_base(sampled_max_abs<V, T>(data, numel), bits + kLargerThanSampled);

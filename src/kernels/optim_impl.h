@@ -96,9 +96,10 @@ struct Moments {
 };
 
 // Moments in bf16, which are rounded stochastically. With rounding to nearest, a second moment that decays by less than
-// half a unit of the last place would never shrink. An element's 32 random bits are its number, moved and mixed by the
+// half a unit of the last place would never shrink. An element's 32 random bits are a mixture of its number and the
 // key. Each of two moments uses 16 of these bits. The mixing function is lowbias32 (C. Wellons, "Prospecting for Hash
-// Functions", 2018), with the key's other half between its multiplications.
+// Functions", 2018). The low half of the key is added to the number before. The high half is mixed in between the two
+// multiplications of lowbias32.
 template <class V>
 struct Moments<V, Bf16> {
   using Draw = typename V::I;
@@ -200,7 +201,7 @@ class AdamStep {
     update_weights(where, weights, mean, root);
   }
 
-  // The same in two halves. The first one updates the moments, and returns the root of the second moment.
+  // The update in two halves. The first half updates the moments, and returns the root of the second moment.
   static constexpr bool kHalves = true;
   template <class Where>
   typename V::F first_half(Where where) const {

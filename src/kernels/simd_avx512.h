@@ -91,7 +91,7 @@ struct Avx512 {
     return _mm512_mask_sub_ps(positive, _mm512_cmp_ps_mask(selector, zero, _CMP_LT_OQ), zero, a);
   }
   static F finite_or(F a, F b) {
-    // Keeps b where a is of class 0 or 1 (NaN), 4 or 5 (infinite), and takes a elsewhere.
+    // Takes b where a is of class 0 or 1 (NaN), 4 or 5 (infinite). Takes a in all other lanes.
     const __m512i by_class = _mm512_set1_epi32(0x11001100);
     return _mm512_fixupimm_ps(b, a, by_class, 0);
   }

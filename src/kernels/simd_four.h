@@ -10,8 +10,8 @@ namespace zeroshard::kernels {
 namespace {
 
 // Four neighbouring elements, for one thread of a device. The type reads and writes 8 or 16 bytes at a time if the
-// address allows it. Addresses are aligned to an element. It has only the members that packing, sums and the optimizers
-// need.
+// address allows it. Addresses are aligned to an element. The type has only the members that packing, sums and the
+// optimizers need.
 struct FourLanes {
   static constexpr int kWidth = 4;
   static constexpr bool kOnDevice = false, kStreams = false;
@@ -90,7 +90,7 @@ struct FourLanes {
     return a;
   }
   // Replaces each lane of `weights` that does not round to the parameter by the parameter. Returns whether there was
-  // any.
+  // any such lane.
   template <typename T>
   ZS_KERNEL static bool take_written(F& weights, F param) {
     bool any = false;
@@ -111,9 +111,9 @@ struct FourLanes {
   ZS_KERNEL static bool is_aligned(const void* address) {
     return reinterpret_cast<uintptr_t>(address) % sizeof(Packed<T>) == 0;
   }
-  // Tells the device's compiler that the address is aligned, so that it uses one access. The host's compiler is not
-  // told, because GCC 12 merges the accesses of the aligned and the unaligned branch, and takes the merged address for
-  // aligned.
+  // Tells the device's compiler that the address is aligned, so that the compiler uses one access. The host's compiler
+  // is not told, because GCC 12 merges the accesses of the aligned and the unaligned branch, and takes the merged
+  // address for aligned.
   template <typename T, typename Address>
   ZS_KERNEL static Address* whole(Address* address) {
 #ifdef __CUDA_ARCH__

@@ -6,9 +6,9 @@
 #include "kernels/kernels.h"
 #include "kernels/rows.h"
 
-// The kernels of one instruction set: one function per kernel and pair of dtypes; the kernels of rows take only fp32.
-// This file also has the constants that kernels need. They are computed once per call in fp64, by the same code for all
-// instruction sets.
+// The kernels of one instruction set. There is one function for each kernel and pair of dtypes, except for the kernels
+// of rows, which take only fp32. This file also has the constants that kernels need. They are computed once per call in
+// fp64, by the same code for all instruction sets.
 namespace zeroshard::kernels {
 
 struct AdamConstants {
@@ -74,7 +74,8 @@ const KernelTable* scalar_table();
 
 // Returns the tables that this processor supports, best first. The last one is scalar.
 std::vector<const KernelTable*> available_tables();
-// Returns the table named `wanted`; the best one if `wanted` is null or empty or, with a warning, unknown.
+// Returns the table named `wanted`. If `wanted` is null or empty, returns the best one. If the name is unknown, logs a
+// warning and returns the best one.
 const KernelTable& choose_table(const char* wanted);
 // Returns the table that the functions of kernels.h use.
 const KernelTable& active_table();

@@ -26,7 +26,7 @@ std::optional<pid_t> parent_of(pid_t pid) {
   const std::string text = read_process_file(pid, "stat");
   const size_t end = text.rfind(") ");
   if (end == text.npos) return {};  // the process has just ended
-  const size_t begin = end + 4;     // the position behind ") S "
+  const size_t begin = end + 4;     // the position after ") S "
   return to_pid(text.substr(begin, text.find(' ', begin) - begin));
 }
 

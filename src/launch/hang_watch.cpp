@@ -16,8 +16,8 @@
 namespace zeroshard {
 namespace {
 
-// The time after which a rank that has ended counts as absent. It is needed because a rank that has met the others can
-// end at once, before the others notice that all have arrived.
+// The time after which a rank that has ended counts as absent. This time is needed because a rank that has met the
+// others can end at once, before the others notice that all have arrived.
 constexpr double kAbsenceS = 8;
 
 }  // namespace
@@ -51,7 +51,8 @@ std::vector<WatchedRank> HangWatch::look(const std::vector<RankProcess>& ranks) 
   const std::vector<pid_t> ours = descendants(::getpid());
   for (const RankProcess& rank : ranks) {
     result.push_back({rank, board_->read(rank.rank - first_rank_)});
-    // The owner is not trusted, because it can be any number, or a pid of another namespace.
+    // Replaces an owner that is no process of the ranks, because the owner can be any number, or a pid of another
+    // namespace.
     pid_t& owner = result.back().heart.owner;
     if (owner != 0 && std::find(ours.begin(), ours.end(), owner) == ours.end()) owner = rank.pid;
   }
@@ -89,7 +90,7 @@ void HangWatch::ask_for_stacks(const std::vector<RankProcess>& ranks) {
   const int signal = stack_dump_signal();
   for (const WatchedRank& rank : look(ranks)) {
     const pid_t pid = rank.worker();
-    // Without a handler the signal would end the process.
+    // Leaves out processes without a handler, because the signal would end them.
     if (rank.process.exit || !handles_signal(pid, signal)) continue;
     uint32_t count = 0;
     for (const pid_t thread : {pid, rank.heart.waiting_thread}) {

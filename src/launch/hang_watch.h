@@ -34,11 +34,12 @@ class HangWatch {
   // Makes check() ignore all silence of ranks before this call.
   void forgive();
 
-  // Returns a hang, if there is one. Looks only a few times per --hang-timeout. If that is 0, never finds a hang.
+  // Returns a hang, if there is one. Looks only a few times per --hang-timeout. If --hang-timeout is 0, never finds a
+  // hang.
   std::optional<Finding> check(const std::vector<RankProcess>& ranks);
 
   // Returns a finding if a rank ended with 0, and so will never arrive, while another rank waits for all ranks.
-  // `elapsed_s` is that of find_absence().
+  // `elapsed_s` is the argument of find_absence().
   std::optional<Finding> check_absence(const std::vector<RankProcess>& ranks, double elapsed_s) const;
 
   // Asks each rank that can do so to print the stacks of its first thread and of its waiting thread to stderr.

@@ -62,9 +62,9 @@ std::optional<int> number_in(const char* variable) {
   return value;
 }
 
-// Returns the number of slots of the heartbeat board behind the descriptor, or 0 if it is no board. The descriptor's
-// number can belong to any file, because a process can pass its variables to children without the descriptor. A file
-// that could shrink or has a wrong size is not mapped.
+// Returns the number of slots if `fd` is a heartbeat board, and otherwise 0. The number `fd` can belong to any file,
+// because a process can pass its variables to children without the descriptor. A file that could shrink or has a wrong
+// size is not mapped.
 off_t slots_of(int fd, const struct stat& file) {
   constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
   const int seals = ::fcntl(fd, F_GET_SEALS);
@@ -109,7 +109,7 @@ int32_t thread_id() {
   return static_cast<int32_t>(::syscall(SYS_gettid));
 }
 
-// Takes the writer's side of Note [Sequence lock], which also keeps out other threads of this rank. Gives up after a
+// Takes the lock of Note [Sequence lock] as a writer, which also keeps out other threads of this rank. Gives up after a
 // while and returns false, because a thread that was cancelled while it had the lock must not stop the others.
 bool begin_write(Slot& slot) {
   for (int attempt = 0; attempt < kLockAttempts; ++attempt) {
@@ -189,7 +189,7 @@ void Heartbeat::waiting(std::string_view where) noexcept {
 void Heartbeat::done_waiting() noexcept {
   if (!mine()) return;
   slot_->progress_ns = heartbeat::now_ns();
-  // If another thread has begun to wait since, that thread's wait stays.
+  // If another thread has begun to wait after this one, that thread's wait stays.
   if (slot_->waiting_thread.load(memory_order_relaxed) != thread_id() || !begin_write(*slot_)) return;
   slot_->waiting_thread.store(0, memory_order_release);
   slot_->waiting_since_ns.store(0, memory_order_release);

@@ -31,8 +31,8 @@ class Heartbeat {
   void beat(int64_t step) noexcept;
   // Reports that this rank is expected to make no progress until its next step.
   void finish() noexcept;
-  // Reports that this thread begins to wait for other ranks. `where` names the collective and its parameter. Its first
-  // 200 bytes are kept. If several threads wait, the launcher sees the one that began last.
+  // Reports that this thread begins to wait for other ranks. `where` names the collective and its parameter. The first
+  // 200 bytes of the text are kept. If several threads wait, the launcher sees the one that began last.
   void waiting(std::string_view where) noexcept;
   // Reports that this thread's wait has ended, which counts as progress.
   void done_waiting() noexcept;

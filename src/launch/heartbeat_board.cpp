@@ -61,9 +61,9 @@ Wait load_wait(const heartbeat::Slot& slot) {
   return wait;
 }
 
-// Reads a wait on the reader's side of Note [Sequence lock]. If a rank died while it wrote, the lock stays closed, and
-// the present contents are returned. A rank that writes all the time, or that the system has just paused, does not
-// hang, so its text does not matter.
+// Reads a wait as a reader of Note [Sequence lock]. If a rank died while it wrote, `sequence` stays odd, and the
+// present contents are returned. If a living rank writes all the time, or was paused while it wrote, the text does not
+// matter, because such a rank does not hang.
 Wait read_wait(const heartbeat::Slot& slot) {
   Wait wait;
   const uint32_t first = slot.sequence.load(std::memory_order_acquire);

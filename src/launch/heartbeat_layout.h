@@ -16,7 +16,8 @@ constexpr size_t kTextBytes = 200, kNewsBytes = 480;
 
 struct alignas(64) Header {
   uint64_t magic;
-  // The inode of the memfd. It differs from that of the file if the descriptor's number now belongs to another file.
+  // The inode of the memfd. A rank compares it with the inode of the file that the descriptor leads to, because the
+  // number of the descriptor might now belong to another file.
   uint64_t inode;
   uint32_t slots, slot_bytes;
   // How the job has failed on another host. The launcher writes it once: first the text, and then its length with

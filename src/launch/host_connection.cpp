@@ -17,8 +17,8 @@ namespace {
 
 constexpr int kReadsAtOnce = 4;
 
-// A signal to all processes of a session would end ssh, and with it the connection over which the hosts would be told
-// of the signal. So such commands do not get the signals that end a job.
+// Returns the signal mask of the child process. In ssh, signals that end a job are blocked. A signal to all processes
+// of a session would otherwise end ssh, and with it the connection over which the hosts are told of the signal.
 sigset_t mask_of(const HostStart& start, sigset_t mask) {
   if (start.is_here) return mask;
   for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGHUP}) ::sigaddset(&mask, signal);

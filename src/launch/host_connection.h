@@ -23,8 +23,8 @@ struct HostStart {
   bool is_here = false;  // `reach` is zeroshard itself, which handles signals
 };
 
-// The connection to one host of a job, through a child process such as ssh. The launcher that starts the job owns it.
-// Over it, this launcher sends the order, passes signals on and reads output. No method waits. The caller must ignore
+// The connection to one host of a job, through a child process such as ssh. The launcher that starts the job owns the
+// connection, and uses it to send the order, pass signals on and read output. No method waits. The caller must ignore
 // SIGPIPE, because the process can end before it has read its input.
 class HostConnection {
  public:
@@ -63,7 +63,7 @@ class HostConnection {
   UniqueFd input_;
   std::string pending_;  // bytes that could not be sent yet
   std::array<Stream, 2> streams_;
-  Tail tail_;  // the last lines of its stderr
+  Tail tail_;  // the last lines of the child's stderr
   bool has_begun_ = false, exited_ = false, was_killed_ = false;
   std::optional<int> code_;
 };

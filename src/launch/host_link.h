@@ -11,7 +11,7 @@
 
 namespace zeroshard {
 
-// Says how a job ends. The launcher of one host sends it to the launchers of the others.
+// Says how a job ends. The launcher of one host sends such news to the launchers of the other hosts.
 struct HostNews {
   enum class Kind {
     kFailed,  // `number` is the job's exit code, and `text` names the rank and its host

@@ -206,8 +206,7 @@ class Reception {
     peer.send("welcome " + host_name());
   }
 
-  // Refuses a launcher of another job. This job does not end, because such a launcher has other options and must do no
-  // harm.
+  // Refuses a launcher of another job. This job goes on, because a launcher that came here by mistake must not end it.
   void send_away(HostPeer& peer, const Greeting& greeting) {
     const std::string text = concat("another job runs at port ", port_,
                                     ": give each job a --master_port of its own, and its hosts the same --job");

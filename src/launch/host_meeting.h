@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// What a launcher has when the launchers of all hosts have met.
+// The state of a launcher when the launchers of all hosts have met.
 struct HostMeeting {
   std::vector<HostPeer> peers;  // on node 0, the launchers of all other hosts; on another node, the launcher of node 0
   int store_port = 0;           // port of rank 0's store

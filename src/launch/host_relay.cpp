@@ -130,7 +130,7 @@ std::optional<int> exit_code(pid_t launcher) {
   return WTERMSIG(status) == SIGKILL ? 1 : 128 + WTERMSIG(status);
 }
 
-// Waits until the supervisor of a killed launcher has killed the ranks. Kills what is left when its time is over.
+// Waits until the supervisor of a killed launcher has killed the ranks. Kills what is left after kOrphansS.
 void await_orphans(const Subreaper& subreaper) {
   for (const auto begin = RelayClock::now(); s_after(begin) < kOrphansS; ::poll(nullptr, 0, 20)) {
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {

@@ -24,7 +24,8 @@ std::optional<int> whole_number(std::string_view text) {
   return value;
 }
 
-// Returns whether `name` can be the name of a host. It must not begin with "-", because ssh would take it as an option.
+// Returns whether `name` can be the name of a host. A name must not begin with "-", because ssh would take it as an
+// option.
 bool is_host_name(const std::string& name) {
   const auto fits = [](unsigned char c) {
     return c < 128 && (std::isalnum(c) != 0 || std::string_view("-._:@").find(char(c)) != std::string_view::npos);

@@ -10,8 +10,8 @@
 
 namespace zeroshard {
 
-// The console of a job whose hosts are started from this host. If several launchers print the same line, it shows the
-// line once. At the job's end it shows one of the launchers' reports.
+// The console of a job whose hosts are started from this host. If several launchers print the same line, the console
+// shows the line once. At the job's end the console shows one of the launchers' reports.
 class HostsConsole {
  public:
   // Starts threads, so it must be made after the last fork.

@@ -105,7 +105,7 @@ class JobOfHosts {
     if (stop_signal_ != 0) failure.code.reset();
     failure.could_not_start = !hosts_[failure.host].has_begun();
     failure.after_s = s_since_begin(begin_);
-    // Ranks that were asked to stop may still save. A second signal would kill them.
+    // Ranks that were asked to stop may still save, so they get no second signal, which would kill them.
     const bool is_stopping = stop_signal_ != 0 || was_asked_to_stop(*failure.code);
     if (!is_stopping) ends_at_s_ = failure.after_s + kTellS;
     if (!kills_at_s_) kills_at_s_ = failure.after_s + kTellS + grace_period_s_ + kEndS;
@@ -142,7 +142,7 @@ class JobOfHosts {
     for (HostConnection& host : hosts_) host.send("beat");
   }
 
-  // Ends the other hosts after a failure. It does so in stages, because some might not end by themselves.
+  // Ends the other hosts after a failure, in stages, because some hosts might not end by themselves.
   void end_others() {
     const double now = s_since_begin(begin_);
     for (size_t number = 0; now >= kBeginS && stop_signal_ == 0 && number < hosts_.size(); ++number) {

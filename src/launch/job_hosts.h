@@ -18,8 +18,8 @@ struct JobEnd {
 };
 
 // Starts `zeroshard run` on every host, and returns when the job has ended on all of them; see Note [Started from
-// another host]. After a signal the ranks have `grace_period_s` to end. The caller keeps `signals` for all
-// starts of a job, so that a signal between two of them ends the next one.
+// another host]. After a signal the ranks have `grace_period_s` to end. The caller keeps `signals` for all starts of a
+// job, so that a signal between two starts ends the next start.
 JobEnd launch_on_hosts(const std::vector<HostStart>& hosts, double grace_period_s, const TakenSignals& signals);
 
 }  // namespace zeroshard

@@ -47,7 +47,7 @@ bool begins_error(const std::string& line) {
 constexpr std::string_view kTraceback = "Traceback (most recent call last):";
 using Lines = std::vector<std::string>;
 
-// Returns the line behind the frames of a traceback, which names the exception and precedes its notes. Returns `end` if
+// Returns the line after the frames of a traceback, which names the exception and precedes its notes. Returns `end` if
 // that line is missing.
 Lines::iterator end_of_frames(Lines::iterator traceback, const Lines::iterator end) {
   return std::find_if(traceback + 1, end, [](const std::string& line) { return line.front() != ' '; });

@@ -3,8 +3,8 @@
 
 namespace zeroshard {
 
-// Returns the path of the Python that runs scripts. Looks for it in VIRTUAL_ENV, then in this executable's directory,
-// then in PATH. Throws ValueError if there is none.
+// Returns the path of the Python that runs scripts. Looks for Python in VIRTUAL_ENV, then in this executable's
+// directory, then in PATH. Throws ValueError if there is none.
 std::string find_python();
 
 // Returns the path at which PATH has the program `name`. Returns "" if PATH does not have it.

@@ -55,8 +55,8 @@ std::optional<Value> read(const Variable& variable, const char* name) {
   return Value{name, value};
 }
 
-// Returns whether this process is the script of a Slurm batch job. It has SLURM_PROCID=0 and the job's SLURM_NTASKS,
-// but is not a rank of the job.
+// Returns whether this process is the script of a Slurm batch job. Such a script has SLURM_PROCID=0 and the job's
+// SLURM_NTASKS, but is not a rank of the job.
 bool is_batch_script(const Source& source, const Variable& variable) {
   return std::string_view(source.rank) == "SLURM_PROCID" && variable("SLURM_JOB_ID") && !variable("SLURM_STEP_ID");
 }

@@ -83,7 +83,8 @@ RankGroup::RankGroup(const LaunchOptions& options, const Start& how, const sigse
 
 void RankGroup::start(const LaunchOptions& options, int local_rank, const Start& how, const sigset_t& signal_mask) {
   const int rank = options.node_rank * options.nproc + local_rank;
-  // A terminal cannot be read by a process group in the background. A file or pipe can have only one reader.
+  // Only one rank gets the standard input, because a file or pipe can have only one reader. No rank gets a terminal,
+  // because a process group in the background cannot read a terminal.
   const bool has_stdin = local_rank == 0 && ::isatty(STDIN_FILENO) != 1 && ::fcntl(STDIN_FILENO, F_GETFD) >= 0;
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   std::array<int, 3> stdio{has_stdin ? STDIN_FILENO : null.get(), STDOUT_FILENO, STDERR_FILENO};

@@ -12,7 +12,7 @@
 namespace zeroshard {
 
 // Notes the order in which child processes end. The order matters because the first process that ended has caused the
-// errors of the others, and waitid(2) does not tell it.
+// errors of the others. waitid(2) does not tell this order.
 class ExitOrder {
  public:
   ExitOrder();

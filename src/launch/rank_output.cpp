@@ -14,7 +14,7 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kReadBytes = size_t{64} << 10;
-// The number is small because a rank with much output must not delay signals or the output of others.
+// How often one stream is read in a round. A rank with much output must not delay signals or the output of others.
 constexpr int kReadsPerRound = 4;
 constexpr std::chrono::seconds kShowIncompleteAfter{10};
 constexpr ConsoleWriter::Seconds kConsolePatience{5}, kLastPatience{2};
@@ -26,8 +26,8 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino;
 }
 
-// Opens a log that only this user can read. Does not follow a link. Otherwise another user who can write to the folder
-// could choose a file to be truncated.
+// Opens a log that only this user can read. Does not follow a link, because another user who can write to the folder
+// could otherwise choose a file to be truncated.
 UniqueFd open_log(const std::string& folder, int rank, bool append) {
   const std::string path = concat(folder, "/rank-", rank, ".log"), what = "cannot write " + path;
   // O_NONBLOCK is set because otherwise the opening of a FIFO would wait for a reader forever.
@@ -47,7 +47,8 @@ UniqueFd open_log(const std::string& folder, int rank, bool append) {
 OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream) {
   const bool single = options.nproc == 1 && options.nnodes == 1;
   const bool unchanged = single || (stream == STDOUT_FILENO && !options.prefix_stdout);
-  // Open MPI gives the launcher of each host a terminal of its own.
+  // With several hosts, a terminal does not count, because Open MPI gives the launcher of each host a terminal of its
+  // own.
   const bool terminal = options.nnodes == 1 && ::isatty(stream) == 1;
   if (!unchanged && !(terminal && local_rank == 0)) return OutputMode::kPrefixed;
   // If stderr is no terminal, it goes through a pipe, for the report of a failure.

@@ -19,9 +19,9 @@ struct ProcessSpec {
   std::optional<cpu_set_t> cpus;  // CPUs on which the process runs; unset: all CPUs that this process may use
 };
 
-// Starts a process in a process group of its own. The kernel kills it when this process dies. argv[0] is the path of
-// the program. Throws Error with the reason if the program cannot be executed. Only a process with a single thread may
-// call it.
+// Starts a process in a process group of its own. The kernel kills the new process when this one dies. argv[0] is the
+// path of the program. Throws Error with the reason if the program cannot be executed. The calling process must have a
+// single thread.
 pid_t spawn(const ProcessSpec& spec);
 
 // How a process ended. `signal` is the signal that killed it, or 0 if none did.

@@ -66,7 +66,7 @@ std::string failure_report(const RankProcess& first, std::optional<int64_t> last
   if (first.exit->signal == SIGKILL) {
     out << "  the launcher did not send it: unless a person did, the kernel did for lack of memory (see dmesg)\n";
   }
-  // The error comes last, as in a traceback, so that it is at the end of the screen.
+  // The error comes after the lines before it, as in a traceback, so that it is closer to the end of the screen.
   if (!words.before.empty()) out << "  the end of its stderr:\n";
   for (const std::string& line : words.before) out << "    " << line << "\n";
   std::set<std::string> told;

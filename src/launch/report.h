@@ -11,8 +11,8 @@ namespace zeroshard {
 
 // Returns for example "rank 1 (pid 1234 on host box) was killed by SIGSEGV after 12.3 s".
 std::string describe_exit(const RankProcess& rank);
-// Returns whether the exit code of a rank or a job says that it got SIGTERM or SIGINT, and ended cleanly because of
-// that.
+// Returns whether the exit code of a rank or a job says that the rank or the job got SIGTERM or SIGINT, and ended
+// cleanly because of this signal.
 bool was_asked_to_stop(int code);
 // Returns the beginning of a report: "job failed: ", or "job stopped: " if was_asked_to_stop(code) is true.
 std::string verdict(int code);

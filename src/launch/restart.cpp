@@ -23,7 +23,8 @@ bool crash_loop(const JobFailure& last, const JobFailure& failure) {
          last.signal == failure.signal;
 }
 
-// Returns whether the failed rank ended because it was asked to. If a signal killed the rank, it has no exit code.
+// Returns whether the failed rank ended because it was asked to. A rank that a signal killed has no exit code, so the
+// function returns false for it.
 bool ended_by_request(const JobFailure& failure) {
   return failure.kind == JobFailure::Kind::kExit && failure.signal == 0 && was_asked_to_stop(failure.code);
 }

@@ -23,8 +23,9 @@ struct HostsRestart {
 };
 
 // Decides whether a job on several hosts is restarted, and on which hosts, by --max-restarts and --min-ranks. Lost
-// hosts are dropped if the others have enough ranks; so is the last host if the job fails twice in a row. A job of one
-// host is left to the launcher on that host; see decide_restart() in restart.h.
+// hosts are dropped if the others have enough ranks. If no host is lost, the last host is dropped in the same way when
+// the job fails twice in a row, or when a start on fewer hosts fails at once. A job of one host is left to the launcher
+// on that host; see decide_restart() in restart.h.
 HostsRestart decide_restart(const LaunchOptions& options, const HostsAttempt& attempt, const JobEnd& end);
 
 }  // namespace zeroshard

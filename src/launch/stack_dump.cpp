@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kMaxFrames = 64;
 
-// What the signal handler needs, because nobody can pass arguments to it. It is set once and never freed, because the
-// handler can run until the process is gone.
+// The data of the signal handler, because nobody can pass arguments to it. The data is set once and never freed,
+// because the handler can run until the process is gone.
 struct Target {
   std::shared_ptr<heartbeat::Slot> slot;
   struct sigaction previous {};
@@ -29,8 +29,8 @@ struct Target {
 };
 std::atomic<const Target*> target{nullptr};
 
-// Set in a thread while the handler runs there. In a process that a rank has forked and that is a rank itself, the
-// handlers might call each other in a cycle. The variable is in static memory, because a signal handler must not
+// Set in a thread while the handler runs there. Without it, the handlers might call each other in a cycle, in a process
+// that a rank has forked and that is a rank itself. The variable is in static memory, because a signal handler must not
 // allocate.
 [[gnu::tls_model("initial-exec")]] thread_local volatile sig_atomic_t inside = 0;
 
@@ -93,7 +93,7 @@ int stack_dump_signal() {
 
 void install_stack_dump(const std::shared_ptr<heartbeat::Slot>& slot) {
   const Target* old = target.load();
-  // With another pid, the target belongs to the process that forked this one.
+  // A target with another pid belongs to the process that forked this one.
   if (old != nullptr && old->pid == ::getpid()) return;
   std::array<void*, 1> frame;
   ::backtrace(frame.data(), 1);  // loads libgcc now, because that needs malloc()

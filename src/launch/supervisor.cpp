@@ -164,8 +164,8 @@ void Supervisor::handle_exits() {
   }
   if (!group_.all_exited()) return;
   if (phase_ == Phase::kRunning) enter(Phase::kLingering, kLingerS);
-  // A shell that runs a rank might die of the signal at once, while the rank, which got the signal, too, is still
-  // saving.
+  // If a shell runs the program of a rank, the shell might die of the signal at once, while the program, which got the
+  // signal, too, is still saving. So the members of the process groups count.
   const bool still_ending =
       cause_.kind == Cause::Kind::kSignal && options_.signal_whole_group && group_.has_group_members();
   if ((phase_ == Phase::kStopping || phase_ == Phase::kDumping) && !still_ending) enter(Phase::kEnding, kEndS);

@@ -46,7 +46,7 @@ class ShardLayout {
   int64_t padded_numel() const { return shard_numel() * world_size_; }
 
   const Range& param(size_t index) const { return params_.at(index); }
-  // Returns the padding behind parameter `index`, up to the next parameter or to the end of the last shard.
+  // Returns the padding after parameter `index`, up to the next parameter or to the end of the last shard.
   Range padding_behind(size_t index) const {
     return {param(index).end, index + 1 < params_.size() ? params_[index + 1].begin : padded_numel()};
   }

@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// What the layout must know about a parameter. `names` has all names of a tied parameter.
+// A parameter, as the layout needs to know it. `names` has all names of a tied parameter.
 struct ParamSpec {
   std::vector<std::string> names;
   std::vector<int64_t> shape;

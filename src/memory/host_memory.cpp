@@ -67,8 +67,8 @@ std::optional<CgroupFiles> find_cgroup(const std::string& root, std::string& pat
   return found;
 }
 
-// Reads the limits of all control groups on the path. In a container the path can be that of the host, of which only
-// the root exists in the container.
+// Reads the limits of all control groups on the path. In a container, the path can be the path on the host. The
+// container then has only the root of this path.
 void read_cgroups(const std::string& root, HostMemory& memory) {
   std::string path;
   const std::optional<CgroupFiles> files = find_cgroup(root, path);

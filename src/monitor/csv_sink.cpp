@@ -24,7 +24,7 @@ std::string joined(const std::vector<std::string>& fields) {
   return line + "\n";
 }
 
-// Writes one row for each record, below one header. A new name gets a column at the right. For that the file is
+// Writes one row for each record, below one header. A new name gets a column at the right. To add a column, the file is
 // rewritten and replaced atomically, so it is a valid table at any moment.
 class CsvSink final : public MetricsSink {
  public:

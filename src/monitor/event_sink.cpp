@@ -50,9 +50,9 @@ class EventSink final : public MetricsSink {
   const std::string& name() const override { return name_; }
 
  private:
-  // Returns the first records of a file. They contain the start of a session only if the run resumes or follows an
-  // earlier run. That record makes TensorBoard drop earlier records in all files of the directory, also in those of
-  // other programs.
+  // Returns the first records of a file. Only if the run resumes or follows an earlier run, one of them starts a
+  // session, which makes TensorBoard drop earlier records in all files of the directory, also in those of other
+  // programs.
   static std::string first_records(const MetricsStart& start) {
     const std::string version = tfrecord(version_event(start.time));
     if (!start.resume_step && !holds_earlier_run(start.directory)) return version;

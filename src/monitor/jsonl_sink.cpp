@@ -9,8 +9,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Returns a number as JSON. JSON has no NaN and no infinities, so they become the strings "NaN", "Infinity" and
-// "-Infinity".
+// Returns a number as JSON. NaN and infinities become the strings "NaN", "Infinity" and "-Infinity", because JSON has
+// no such numbers.
 std::string json_number(double value) {
   const std::string text = exact_text(value);
   const bool number = text.back() >= '0' && text.back() <= '9';

@@ -53,7 +53,7 @@ class SigpipeBlocked {
 };
 
 // Owns a copy of a file descriptor for the writer's thread. The thread might hang inside write(2) while the owner of
-// the original descriptor closes that, and its number would then belong to another file. The copy is closed when no
+// the original descriptor closes the original, whose number another file could then get. The copy is closed when no
 // write is running.
 class OutputCopy {
  public:

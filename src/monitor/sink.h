@@ -29,7 +29,7 @@ class MetricsSink {
 // The metrics of a run by name.
 using SeriesByName = std::map<std::string, Series, std::less<>>;
 
-// What a sink gets when it is created at the start of a run.
+// The inputs of a sink that is created at the start of a run.
 struct MetricsStart {
   Directory& directory;
   std::optional<int64_t> resume_step;

@@ -59,7 +59,7 @@ std::optional<std::string> ModuleEngine::load(const std::string& root, const Loa
     if (load.finish) load.finish(loaded);
   };
   const auto loaded = load_checkpoint(root, options, [&](const std::vector<TensorInfo>& infos) {
-    copies.clear();  // remove the buffers of an older checkpoint
+    copies.clear();  // drops the copies for a damaged checkpoint that was tried before
     std::set<std::pair<std::string, std::string>> there;
     for (const TensorInfo& info : infos) there.emplace(info.name, info.kind);
     std::vector<TensorState> wanted;

@@ -109,8 +109,8 @@ StepResult ModuleEngine::step() {
     ++iteration_;
     apply_schedule();
   }
-  // The step is counted, so the caller may continue after this error. A run that is about to stop still has a last
-  // checkpoint to save.
+  // The step is counted, so the caller may continue after this error. A run that is about to stop does not get the
+  // error, because it still has a last checkpoint to save.
   if (result.save_failed && !result.stop) report_failed_save();
   return result;
 }

@@ -18,7 +18,7 @@ int64_t warmup_steps(int64_t configured) {
   return std::max<int64_t>(2, configured);
 }
 
-// Returns which part of the warm-up is done. It rises from 0 over `steps`. `iteration` must be below `steps`.
+// Returns the part of the warm-up that is done. The part rises from 0 over `steps`. `iteration` must be below `steps`.
 double warmup_part(int64_t iteration, int64_t steps, bool log_warmup) {
   const auto at = double(iteration);
   return log_warmup ? 1 / std::log(double(steps)) * std::log(at + 1) : at / double(steps);

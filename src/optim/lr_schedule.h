@@ -7,7 +7,8 @@
 namespace zeroshard {
 
 // A learning-rate schedule with DeepSpeed's formulas. Rates depend only on the iteration, so a checkpoint needs to save
-// only the iteration. It is -1 before the first scheduler step. The n-th scheduler step, counted from 0, sets it to n.
+// only the iteration. The iteration is -1 before the first scheduler step. The n-th scheduler step, counted from 0,
+// sets the iteration to n.
 class LRSchedule {
  public:
   // `initial_lrs` are the param groups' rates before the schedule changes them. Throws ValueError if `initial_lrs` is

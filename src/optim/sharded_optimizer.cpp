@@ -246,7 +246,7 @@ void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& g
     update_run(group, grads, run.range, update);
   }
   // Remembers the parameters only if all of them were updated, because users might have written to the others, and a
-  // later step must find that out.
+  // later step must find such writes.
   if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
 }
 
@@ -369,8 +369,8 @@ void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update
   });
 }
 
-// Takes users' writes on a device. Without a kernel for it, takes one piece at a time, which limits the temporary
-// memory.
+// Takes users' writes on a device. If the device has no kernel that takes them, takes one piece at a time, which limits
+// the temporary memory.
 void ShardedOptimizer::take_written_on_device(const at::Tensor& master, const at::Tensor& param) const {
   if (const DeviceKernels* const own = device_kernels(device_.type()); own && own->take_written)
     return take_written(master, param);

@@ -36,13 +36,13 @@ struct ParamSlice {
   int64_t begin = 0;  // position of the part's first element in the parameter
 };
 
-// Updates a rank's shards. It updates sharded groups, one at a time and in any order. In one pass over a group, the
-// kernels unscale and clip the gradients, decay the weights, update the states, and cast the new weights to the dtype
-// of the parameters. The parameters of a sharded group may belong to several param groups. Each parameter has its own
-// step count, as in torch.optim. A parameter without a gradient is not updated.
+// Updates a rank's shards, one sharded group at a time and in any order. In one pass over a group, the kernels unscale
+// and clip the gradients, decay the weights, update the states, and cast the new weights to the dtype of the
+// parameters. The parameters of a sharded group may belong to several param groups. Each parameter has its own step
+// count, as in torch.optim. A parameter without a gradient is not updated.
 class ShardedOptimizer {
  public:
-  // On a device, `ledger` counts temporary memory. It must outlive this object.
+  // On a device, `ledger` counts temporary memory. The ledger must outlive this object.
   ShardedOptimizer(OptimizerConfig::Type type, at::Device device, Ledger* ledger = nullptr)
       : type_(type), device_(device), ledger_(ledger) {}
 

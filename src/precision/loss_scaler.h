@@ -5,12 +5,12 @@
 
 namespace zeroshard {
 
-// What a checkpoint saves of a LossScaler.
+// The state of a LossScaler that a checkpoint saves.
 struct LossScalerState {
   double scale = 1;
   int64_t iteration = 0;       // how often update() was called
   int64_t last_overflow = -1;  // `iteration` at the last overflow; -1: none yet
-  int hysteresis_left = 1;     // how many overflows halve the scale, the last of them included; at least 1
+  int hysteresis_left = 1;     // number of the coming overflow that halves the scale; 1: the next one
   bool operator==(const LossScalerState&) const = default;
 };
 

@@ -7,8 +7,7 @@ namespace zeroshard {
 
 // Records the order in which a pass needs its units, and predicts later passes from that order. A pass is the forward
 // and backward of one micro-batch, or one evaluation. If a pass deviates from the prediction, the remaining units are
-// gathered on demand, and the order is recorded anew. A deviation that all ranks share never
-// causes an error or a hang.
+// gathered on demand, and the order is recorded anew. A deviation that all ranks share never causes an error or a hang.
 class ExecutionOrder {
  public:
   void begin_pass();
@@ -17,7 +16,7 @@ class ExecutionOrder {
   // Says that the pass needs `unit` now. Returns whether this was predicted.
   bool advance(size_t unit);
   // Says that the pass needs `unit` now, and that every rank always has `unit` whole, so nobody has to gather it. Such
-  // a use is never predicted, because ranks can use these units at different times. needed() includes it.
+  // a use is never predicted, because ranks can use such units at different times. needed() includes it.
   void note(size_t unit);
   void end_pass();
   // Discards the current pass, or the last one if none is running. Later passes are predicted from the order that was

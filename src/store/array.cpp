@@ -18,8 +18,8 @@ Range before(Range range, int64_t border) {
   return {std::min(range.begin, border), std::min(range.end, border)};
 }
 
-// Returns the part of `range` behind the border. Its positions count from the border, as those of the storage `rest`
-// do.
+// Returns the part of `range` after the border. Positions of the result count from the border, like those of the
+// storage `rest`.
 Range behind(Range range, int64_t border) {
   return {std::max(range.begin, border) - border, std::max(range.end, border) - border};
 }
@@ -104,7 +104,7 @@ Array::Array(std::unique_ptr<Storage> storage, Options options)
       has_master_(options.has_master),
       scales_(std::move(options.scales)) {
   const std::vector<at::Tensor>* const columns = rest_ ? nullptr : storage_->in_memory();
-  // A group can have no columns. Its storage then has no number of elements.
+  // If a group has no columns, its storage cannot say a number of elements, so the range is empty.
   if (columns != nullptr) in_memory_ = tensors_of({0, columns->empty() ? 0 : storage_->numel()}, *columns);
   if (options.while_a_save_reads) hold_ = std::make_unique<WriteHold>(std::move(*options.while_a_save_reads));
 }

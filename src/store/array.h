@@ -32,7 +32,7 @@ struct StateTensors {
 // Makes a storage over `states`, whose memory must outlive it. If there are master weights, they are the first column.
 std::unique_ptr<Storage> states_in_memory(const StateTensors& states);
 
-// The values of one group's elements that a rank has: its optimizer states, its parameters or its gradients. Code that
+// The values of those elements of one group that a rank has: their optimizer states, parameters or gradients. Code that
 // needs values borrows a range, and does not know whether the range is on the device, on the host or in files.
 // Positions count the rank's elements from 0. Only one thread at a time may use an array.
 class Array {
@@ -44,22 +44,22 @@ class Array {
 
   struct Options {
     bool has_master = false;  // whether the first column has the master weights
-    // For each slot of 8-bit codes: its scales. Their memory must outlive the array, and is the same wherever the codes
-    // are.
+    // For each slot of 8-bit codes: its scales. The memory of the scales must outlive the array. This memory does not
+    // depend on where the codes are.
     std::vector<at::Tensor> scales = {};
     // Elements from `border` on are in `rest`, which counts them from 0.
     int64_t border = std::numeric_limits<int64_t>::max();
     std::unique_ptr<Storage> rest = nullptr;
     // Set if another thread may read the array, such as the thread of a save. A borrower that wants to write waits
-    // until that thread has finished reading. While the borrower waits, it calls the function.
+    // until that thread has finished reading, and calls this function from time to time while it waits.
     std::optional<WriteHold::WhileWaiting> while_a_save_reads = std::nullopt;
   };
   explicit Array(std::unique_ptr<Storage> storage) : Array(std::move(storage), Options()) {}
   Array(std::unique_ptr<Storage> storage, Options options);
-  // Makes an array of one column. Its memory must outlive the array. The array does not order streams, so its borrowers
-  // must do that.
+  // Makes an array of one column. The memory of `values` must outlive the array. The array does not order streams, so
+  // its borrowers must do that.
   explicit Array(at::Tensor values);
-  // Makes an array of states. Their memory must outlive the array.
+  // Makes an array of states. The memory of `states` must outlive the array.
   explicit Array(StateTensors states);
 
   // Calls `use` for consecutive parts that make up `range`, like Storage::lend(). If access is not kRead, first waits
@@ -84,8 +84,8 @@ class Array {
   // needs an address should call it.
   const StateTensors* in_memory() const { return in_memory_ ? &*in_memory_ : nullptr; }
   // Returns the hold under which another thread may read the array. While that thread has the hold, a borrower that
-  // wants to write waits. Returns null if the array allows no other reader. Then values must be copied before another
-  // thread uses them.
+  // wants to write waits. Returns null if the array allows no other reader. In this case values must be copied before
+  // another thread uses them.
   WriteHold* hold() const { return hold_.get(); }
   // Returns a reader of one state, for another thread. The array must outlive the reader.
   std::unique_ptr<ArrayReader> reader(int state);

@@ -17,8 +17,8 @@
 
 namespace zeroshard {
 
-// Reads one column of a storage in a second thread. Meanwhile the first thread may lend values, but nobody may write to
-// the column.
+// Reads one column of a storage in a second thread. While it reads, the first thread may lend values, but nobody may
+// write to the column.
 class ArrayReader {
  public:
   virtual ~ArrayReader() = default;
@@ -66,7 +66,7 @@ class MemoryStorage final : public Storage {
   // `owned` is the memory of the columns. If `owned` is empty, the caller must keep the memory as long as the storage
   // lives.
   explicit MemoryStorage(std::vector<at::Tensor> columns, std::vector<FlatBuffer> owned = {});
-  // Makes a storage of one column. Its borrowers must order their accesses themselves.
+  // Makes a storage of one column. Borrowers must order their accesses themselves.
   explicit MemoryStorage(at::Tensor values) : columns_{std::move(values)} {}
   void lend(Range range, std::optional<int> column, Access access, const Use& use) override;
   std::unique_ptr<ArrayReader> reader(int column) override;
@@ -125,9 +125,9 @@ class FileStorage final : public Storage {
   Ledger& ledger_;
 };
 
-// states_on_host() and states_in_files() make the storage of a group's optimizer states that `place` puts there. On the
-// host, the memory has exactly the size of the states. If `pin` is true, it is pinned, so that `device` copies it
-// without the host.
+// states_on_host() and states_in_files() make the storage of those optimizer states of a group that `place` puts on the
+// host, or in files. On the host, the memory has exactly the size of the states. If `pin` is true, the memory is
+// pinned, so that `device` copies it without the host.
 std::unique_ptr<Storage> states_on_host(const ShardLayout& layout, const GroupPlacement& place, at::Device device,
                                         bool pin, Ledger& ledger);
 std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, const ShardLayout& layout,

@@ -15,7 +15,8 @@ namespace {
 
 using Clock = Meeting::State::Clock;
 constexpr std::chrono::milliseconds kLookEvery(300), kFarewell(3000);
-// Number of cards a waiting rank requests: more would burden the store in worlds of thousands.
+// The number of cards that a waiting rank requests at a time. More would burden the store in worlds of thousands of
+// ranks.
 constexpr int kCardsPerLook = 64;
 constexpr size_t kNamedRanks = 16;
 constexpr const char* kUnknownHost = "?";
@@ -49,7 +50,8 @@ std::string own_card(const std::string& purpose) {
   return concat(host.empty() ? kUnknownHost : host, "\n", own.pid, "\n", own.start_time, "\n", purpose);
 }
 
-// Returns the host. Processes of other hosts cannot be watched.
+// Reads the card of a rank, and returns the rank's host. Keeps the process only if it runs on this host, because
+// processes of other hosts cannot be watched.
 std::string read_process(Meeting::State& state, size_t rank, const std::string& key) {
   std::istringstream card(state.board.read(key));
   std::string host;
@@ -66,7 +68,7 @@ void read_card(Meeting::State& state, size_t rank) {
   state.hosts[rank] = read_process(state, rank, key(state, concat("card/", rank)));
 }
 
-// A rank that came to the previous meeting may die before it comes to this one, so its previous card is read.
+// Reads the card of the previous meeting, because a rank that came to that meeting may die before it comes to this one.
 bool read_previous_card(Meeting::State& state, size_t rank) {
   const std::string previous = concat(state.previous, "card/", rank);
   if (state.previous.empty() || state.processes[rank].pid != 0 || !state.board.has(previous)) return false;
@@ -128,8 +130,8 @@ void mark_left(const Meeting::State& state) {
   state.board.write(key(state, concat("left/", state.rank)), "");
 }
 
-// The store may end with rank 0. So rank 0 waits until all ranks that came to this meeting, or to the previous one,
-// know why it was over.
+// Rank 0 waits until all ranks that came to this meeting, or to the previous one, know why it was over, because the
+// store might end with rank 0.
 void await_others(Meeting::State& state) {
   const Clock::time_point end = Clock::now() + kFarewell;
   const int32_t own = this_process().pid;
@@ -158,7 +160,7 @@ bool store_runs(const Meeting::State& state) {
   return state_of(state.processes[0]) != ProcessState::kStopped;
 }
 
-// Throws for a rank that has died. If the meeting had ended before, that reason is more useful.
+// Throws for a rank that has died. If the meeting was over before, throws the reason of that, which is more useful.
 [[noreturn]] void throw_death(Meeting::State& state, const std::string& text) {
   try {
     if (store_runs(state)) check_over(state);
@@ -169,8 +171,8 @@ bool store_runs(const Meeting::State& state) {
   throw CommError(with_earlier(state, text));
 }
 
-// Throws if ranks are missing. When one rank has waited long enough, all have. Returns if the last rank has arrived
-// after all.
+// Throws if ranks are missing. When one rank has waited long enough, it makes all ranks throw. Returns if the last rank
+// has arrived after all.
 void throw_missing(Meeting::State& state) {
   std::vector<int> came, missing;
   for (int rank = 0; rank < state.world_size; ++rank)
@@ -284,7 +286,7 @@ void Meeting::check(std::string_view what) {
 
 void Meeting::explain(std::string_view error) {
   State& state = *state_;
-  // When a process dies, its connections break before the process is gone.
+  // Looks repeatedly, because the connections of a dying process break before the process is gone.
   for (int attempt = 0; attempt < 10; ++attempt) {
     if (const std::string trouble = state.watch.check_all(); !trouble.empty())
       throw CommError(concat("rank ", state.rank, ": ", with_earlier(state, trouble), ": ", error));

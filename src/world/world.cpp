@@ -56,7 +56,7 @@ CommOptions comm_options(const Config& config, const std::shared_ptr<RankObserve
   return options;
 }
 
-// Makes a note board of a store.
+// Makes a note board that keeps its notes in a store.
 NoteBoard note_board(const c10::intrusive_ptr<c10d::Store>& store) {
   return {.write = [store](const std::string& key, const std::string& note) { store->set(key, note); },
           .count = [store](const std::string& key) { return store->add(key, 1); },
@@ -64,8 +64,9 @@ NoteBoard note_board(const c10::intrusive_ptr<c10d::Store>& store) {
           .read = [store](const std::string& key) { return store->get_to_str(key); }};
 }
 
-// c10d cannot be interrupted while it connects ranks. So `connect` runs on its own thread, which is abandoned if a rank
-// dies or the time-out is over. If `connect` throws an error of another library, such a death explains it.
+// Runs `connect` on its own thread, because c10d cannot be interrupted while it connects ranks. The thread is abandoned
+// if a rank dies or the time-out is over. If `connect` throws an error of another library, the error is thrown together
+// with the death of a rank, if one has died.
 template <typename Connect>
 auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   std::packaged_task<decltype(connect())()> task(std::move(connect));
@@ -114,8 +115,9 @@ struct KeptStore {
   c10::intrusive_ptr<c10d::Store> store;
 };
 
-// The store that this process serves for a World that could not be made. A retry finds it where the other ranks look.
-// It is never destroyed, because in a forked child its destructor would wait for threads of the parent.
+// The store that this process serves for a World that could not be made. A retry finds the store where the other ranks
+// look. The object is never destroyed, because in a forked child the store's destructor would wait for threads of the
+// parent.
 KeptStore& kept_store() {
   static auto& kept = *new KeptStore();
   return kept;
@@ -139,8 +141,8 @@ std::string attempt_prefix() {
 // Note [One queue for all streams of a device]
 // With CUDA_DEVICE_MAX_CONNECTIONS=1 the device does all work in the order in which the host queued it. If ranks queue
 // gathers and reductions in different orders, devices would wait for each other in different communicators, forever. So
-// both use one communicator, for which ranks must agree on the order: a difference is detected and reported. The
-// variable is read when the world is made. If one rank sets it, all ranks use one communicator.
+// gathers and reductions use one communicator, which detects and reports a difference in their order. The variable is
+// read when the world is made. If one rank sets it, all ranks use one communicator.
 bool has_one_queue(Comm& gather, c10::Device device) {
   if (device.is_cpu() || gather.world_size() == 1) return false;
   const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -223,7 +225,8 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   use_compact_cpu_allocator();
   CommOptions options = comm_options(config, observer_);
   if (meeting != nullptr) options.processes = meeting->state().processes;
-  // One thread calls all gathers and reductions. A background thread also uses the communicator of checkpoints.
+  // The thread that calls gathers and reductions has these objects. The communicator of checkpoints does not get them,
+  // because a background thread uses it, too.
   options.wait_graph = std::make_shared<WaitGraph>();
   options.failure = std::make_shared<SharedFailure>();
   if (!device_.is_cpu()) options.device_watch = std::make_shared<DeviceWatch>();
@@ -236,7 +239,8 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
     if (!has_one_queue(*gather_, device_)) reduce_ = make_comm(reduce, device_, options, divergence);
   }
   if (sequence) {
-    // It fails with the others. It has no part in their wait graph, because it numbers the ranks of its group alone.
+    // This communicator fails together with the others. It has no part in their wait graph, because it numbers the
+    // ranks of its group alone.
     CommOptions own = options;
     own.wait_graph.reset();
     own.numbers.first = rank() - sequence->getRank();
@@ -248,7 +252,7 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
     options.wait_graph.reset();
     options.failure.reset();
     options.device_watch.reset();
-    // A rank waits here while another rank writes or reads its whole share.
+    // The time-out is longer here, because a rank waits while another rank writes or reads its whole share.
     options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
     checkpoint_ = make_comm(checkpoint, c10::kCPU, options);
   }
@@ -295,20 +299,23 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
     throw ConfigError(
         "groups that shard among themselves (zeroshard.mesh.shard) need process groups that have a "
         "store, such as those of Gloo or NCCL");
-  // Gathers and reductions share what finds that ranks have called different collectives.
+  // Gathers and reductions share a wait graph and a Divergence, which find that ranks have called different
+  // collectives.
   const auto graph = std::make_shared<WaitGraph>();
   std::shared_ptr<Divergence> divergence;
   const auto connected = [&](const std::string& name, int first, int stride, int count) {
     if (count == 1) return make_comm(Group(), device_, options);
     const auto connect = [prefixed = c10::make_intrusive<c10d::PrefixStore>(concat("mesh/", name, "/", first), store),
                           rank = (rank - first) / stride, count, device = device_, timeout = config.timeout_ms] {
-      // The caller of a collective names it when the time is over, so the group waits a little longer.
+      // At the time-out, the caller of a collective reports that collective by name. The group waits a little longer,
+      // so that its own error does not come first.
       return device.is_cpu() ? make_gloo_group(prefixed, rank, count, timeout + 2000)
                              : make_device_group(prefixed, rank, count, device, timeout + 2000);
     };
     const Group group =
         meeting != nullptr ? while_all_live(*meeting, "process groups of replicas", connect) : connect();
-    // It fails with the others. It has no part in their wait graph, because it numbers its own ranks alone.
+    // This communicator fails together with the others. It has no part in the wait graph of all ranks, because it
+    // numbers its own ranks alone. The communicators within a replica (stride 1) share a graph of their own.
     CommOptions own = options;
     own.wait_graph = stride == 1 ? graph : nullptr;
     own.processes.clear();
