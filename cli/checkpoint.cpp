@@ -176,8 +176,8 @@ void add_diff(CLI::App& parent) {
   });
 }
 
-// `zeroshard checkpoint convert` runs Python. Checkpoints of other libraries are pickles, and only zeroshard.convert
-// has a reader for pickles that runs none of their code.
+// `zeroshard checkpoint convert` runs Python, because checkpoints of other libraries are pickles. Only the Python
+// module zeroshard.convert can read pickles without running code in them.
 void add_convert(CLI::App& parent) {
   CLI::App* const app =
       parent.add_subcommand("convert", "Imports a checkpoint of DeepSpeed (ZeRO 1 to 3, universal) or PyTorch DCP");

@@ -32,8 +32,8 @@
 namespace zeroshard::cli {
 namespace {
 
-// The options of `run` that are not passed on to the hosts as the user gave them. Each host gets its own values of
-// those that it needs.
+// The options of `run` that are not passed on to the hosts as the user gave them. If a host needs such an option, it
+// gets a value of its own.
 constexpr std::array kOfTheJob{"nproc",       "num_gpus",      "nnodes",   "node_rank",  "master_addr",
                                "master_port", "job",           "hostfile", "include",    "exclude",
                                "launcher",    "launcher_args", "ssh_port", "from-stdin", "restarts"};
@@ -129,8 +129,8 @@ std::string slots_option(const JobHost& host, const HostArguments& arguments, in
   return "--include=localhost:" + list;
 }
 
-// Appends the lines NAME=VALUE of DeepSpeed's file .deepspeed_env (or of the file in DS_ENV_FILE) to `variables`. Reads
-// such a file in the home directory and in the current directory.
+// Appends the lines NAME=VALUE of DeepSpeed's file .deepspeed_env to `variables`. DS_ENV_FILE gives the file another
+// name or path. Reads the file of the home directory first, then that of the current directory.
 void add_environment_file(std::vector<std::string>& variables) {
   const char *name = std::getenv("DS_ENV_FILE"), *home = std::getenv("HOME");
   const bool is_named = name != nullptr && *name != 0;
@@ -182,14 +182,16 @@ void check_apart(const std::vector<JobHost>& hosts, const HostArguments& argumen
   }
 }
 
-// The surroundings of the command, which all starts of a job share although they may change meanwhile.
+// The command's surroundings when it began. All starts of a job get these, even if the surroundings change between two
+// starts.
 struct Surroundings {
   std::string folder = std::filesystem::current_path();
   std::vector<std::string> variables = variables_for_hosts();
   std::vector<std::string> program{own_path(), "run", "--from-stdin"};
 };
 
-// Returns what starts each host for one start of the job. `options.restarts` is set.
+// Returns, for one start of the job, the command that starts each host and the order that the host gets.
+// `options.restarts` must be set.
 std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>& hosts, const HostArguments& arguments,
                                  const LaunchOptions& options, const Surroundings& surroundings) {
   const std::string master = address_of(hosts[0], arguments), job = options.job.empty() ? random_name() : options.job;
@@ -220,8 +222,9 @@ std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>
   return starts;
 }
 
-// Waits until ranks that may still run on a lost host have been killed there, because they might use its GPUs or write
-// to the same files. Returns a signal that asks the job to end; 0 if none has come.
+// Waits as long as a lost host needs to kill its ranks, if any can still run. Without this wait, these ranks and those
+// of the next start might use the same GPUs or write to the same files. Returns the signal that asked the job to end,
+// or 0.
 int await_end_of_lost(const JobEnd& end, const LaunchOptions& options, const TakenSignals& signals) {
   constexpr double kToEndS = 10;  // from the moment when a host gives up until its ranks have ended
   const double wait_s = end.can_still_run ? patience_s(options) + kToEndS : 0;
@@ -286,7 +289,7 @@ int run_on_hosts(const CLI::App& run, std::vector<JobHost> hosts, HostArguments 
     if (!restart.begins) return end.code;
     if (const int signal = await_end_of_lost(end, options, signals)) return 128 + signal;
     last = restart.dropped.empty() ? std::optional(end) : std::nullopt;
-    // The address that the user gave is that of the first host.
+    // The user's --master_addr is the address of the first host, so it is of no use without that host.
     if (!restart.dropped.empty() && restart.dropped[0] == 0) arguments.master_addr.reset();
     for (auto dropped = restart.dropped.rbegin(); dropped != restart.dropped.rend(); ++dropped)
       hosts.erase(hosts.begin() + static_cast<std::ptrdiff_t>(*dropped));

@@ -33,8 +33,8 @@ double parse_seconds(const std::string& option, const std::string& text) {
   return value;
 }
 
-// Adds an option. While CLI11 parses the command line, it calls `read` with the option's name and its text. That is
-// before the subcommand's callback runs.
+// Adds an option. CLI11 calls `read` with the option's name and text while it parses the command line, so before it
+// calls the subcommand's callback.
 void add(CLI::App& app, const std::string& names, const std::string& expected, const std::string& help,
          std::function<void(const std::string& option, const std::string& text)> read) {
   const std::string first = names.substr(0, names.find(','));

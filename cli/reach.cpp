@@ -46,11 +46,12 @@ std::string path_of(std::string_view program, const Reach& reach) {
   return path;
 }
 
-// The words of --launcher_args come first, because ssh takes the first value that it finds for an option.
+// Puts the words of --launcher_args before zeroshard's own options. ssh takes the first value that it finds for an
+// option, so the user's value wins.
 Words ssh_command(const JobHost& host, const Reach& reach, double patience_s) {
   Words words{path_of("ssh", reach)};
   for (const std::string& word : ssh_words(reach.launcher_args)) words.push_back(word);
-  const int interval_s = static_cast<int>(std::ceil(patience_s / 5));  // five without an answer end ssh
+  const int interval_s = static_cast<int>(std::ceil(patience_s / 5));  // ssh ends after five silent intervals
   for (const std::string& option : {std::string("BatchMode=yes"), std::string("ConnectTimeout=10"),
                                     std::string("ControlMaster=no"), std::string("ControlPath=none"),
                                     concat("ServerAliveInterval=", interval_s), std::string("ServerAliveCountMax=4")}) {

@@ -13,13 +13,12 @@ struct Reach {
   std::optional<int> ssh_port;
 };
 
-// Throws ValueError for an unknown launcher, words of --launcher_args that it does not take, and a --ssh_port that it
-// does not use.
+// Throws ValueError if the launcher is unknown, does not take the words of --launcher_args, or does not use --ssh_port.
 void check_reach(const Reach& reach);
 
 // Returns the command that runs `program` on `host`, with standard input, output and error connected. A connection of
-// ssh ends when it has been silent for `patience_s`. Throws ValueError if the launcher is not in PATH, or takes no name
-// USER@HOST.
+// ssh ends when it has been silent for `patience_s`. Throws ValueError if the launcher is not in PATH, or if the host's
+// name is USER@HOST and only ssh could log in as USER.
 std::vector<std::string> command_on(const JobHost& host, const Reach& reach, double patience_s,
                                     const std::vector<std::string>& program);
 

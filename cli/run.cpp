@@ -33,8 +33,8 @@ struct RunArguments {
 };
 
 // Returns `wanted`, the number of ranks for --num_gpus or for the slots of a hostfile with one host. Throws ValueError
-// if the host has GPUs but fewer than `wanted` are visible, because DeepSpeed's launcher picks GPUs 0 to N-1. If the
-// host has no GPU, logs that the ranks run on CPUs.
+// if the host has GPUs but fewer than `wanted` are visible, because each rank then expects a GPU of its own, as
+// DeepSpeed's launcher gives it. If the host has no GPU, logs that the ranks run on CPUs.
 int ranks_for_gpus(int wanted) {
   const int gpus = count_gpus();
   if (wanted <= gpus) return wanted;
@@ -86,7 +86,7 @@ std::vector<int> cores_of(const RunArguments& arguments) {
   return arguments.bind_cores ? usable_cpus() : std::vector<int>{};
 }
 
-// Returns SCRIPT and its arguments. Throws ValueError if there is no SCRIPT, or an unknown option before it.
+// Returns SCRIPT and its arguments. Throws ValueError if SCRIPT is missing or an unknown option precedes it.
 std::vector<std::string> script_of(const CLI::App& app) {
   std::vector<std::string> rest = app.remaining();
   if (rest.empty()) throw ValueError("which script? zeroshard run [OPTIONS] SCRIPT [ARGS...]");

@@ -6,7 +6,7 @@
 // Parses DeepSpeed's notation for the GPUs and CPUs of this host: "localhost:0,2" and "0-3,8".
 namespace zeroshard::cli {
 
-// Returns the entries of `visible`, the value of CUDA_VISIBLE_DEVICES, that `include` names. If `include` is empty,
+// `visible` has the entries of CUDA_VISIBLE_DEVICES. Returns the entries that `include` names. If `include` is empty,
 // returns all entries that `exclude` does not name. A slot is an entry as it is written in `visible`, which is a number
 // or a UUID. If all entries are UUIDs, a slot may also be the index of an entry. Throws ValueError for another host,
 // and for a slot that is not visible.

@@ -10,7 +10,7 @@ std::vector<std::string> launcher_words(const std::string& text);
 
 // Does the same for words of ssh. Each word must be an option of ssh or the value of one. Throws ValueError for other
 // words, and for options that would change the host, the command or the streams of ssh (such as -N or -f), because
-// zeroshard sets those itself. The values are not examined, so `-o HostName=...` passes.
+// zeroshard itself sets these three. The values are not examined, so `-o HostName=...` passes.
 std::vector<std::string> ssh_words(const std::string& text);
 
 }  // namespace zeroshard::cli

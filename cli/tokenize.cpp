@@ -24,8 +24,8 @@ namespace {
 std::atomic<int> caught_signal{0};
 std::atomic<bool> stop{false};
 
-// Stops the work, and sets an alarm for one second later. The alarm calls this function, so it repeats. It is needed
-// because a signal that arrives just before the program waits for input does not end that wait. The next alarm does.
+// Stops the work, and sets an alarm, which calls this function again after one second. A signal that arrives just
+// before the program begins to wait for input does not end that wait, but one of the alarms does.
 extern "C" void on_signal(int signal) {
   if (signal != SIGALRM) caught_signal = signal;
   stop = true;

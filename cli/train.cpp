@@ -39,7 +39,7 @@ int run(const TrainArguments& arguments) {
   }
   if (arguments.dry_run) options.argv.emplace_back("--dry-run");
   options.prefix_stdout = !arguments.dry_run;
-  // Under torchrun, mpirun, srun or `zeroshard run`, this process is already a rank.
+  // If torchrun, mpirun, srun or `zeroshard run` started this process, it is already a rank, and must not start others.
   if (!rank_environment().source.empty()) become(options.argv);
   return launch(options);
 }

@@ -32,7 +32,7 @@ struct ActivationOptions {
   bool tiled = false;                // true: zeroshard.tile() computes the loss and the MLPs in tiles
 
   // Returns how many tokens of each sequence one rank has. The loader pads sequences so that all ranks have the same
-  // number.
+  // number of tokens.
   int64_t piece_length() const { return (sequence_length + sequence_parallel - 1) / sequence_parallel; }
   int64_t tokens() const { return batch * piece_length(); }
 };
@@ -44,20 +44,20 @@ struct PlannedActivations {
   // Bytes of the largest temporary tensors on top of `layers` and `ends`. These tensors are either the logits with the
   // loss and its gradients, or the decoder layer or MLP tile that the backward pass computes again.
   double at_most = 0;
-  // Bytes that total() does not include. `elsewhere` are the kept layer inputs on the tier
-  // ActivationOptions::checkpoints. `on_the_way` is the largest part of those inputs that is in host memory at one
-  // time, between a device and files.
+  // Bytes that total() does not include. `elsewhere` counts the kept layer inputs on the tier
+  // ActivationOptions::checkpoints. `on_the_way` counts the inputs that are in host memory at one time while they move
+  // between a device and files.
   double elsewhere = 0, on_the_way = 0;
 
   double total() const { return layers + ends + at_most; }
 };
 
 // Returns the planned activations of a model of transformers 5 in eager mode: the bytes of the tensors that autograd
-// saves. The plan assumes attention that stores no scores (SDPA). Only for gemma2 it counts the scores, because gemma2
-// caps the logits of attention and so stores them. The plan leaves out padding and the temporary memory of single
+// saves. The plan assumes attention that stores no scores (SDPA). The plan counts the scores only for gemma2, which
+// stores them because it caps the logits of attention. The plan leaves out padding and the temporary memory of single
 // operators. A rank of a sequence group keeps either its piece of the sequence for all heads or the whole sequence for
-// its own heads. Both take the same memory. Throws ValueError for a batch or a length below 1, and for ranks that
-// cannot share the heads or the sequence.
+// its own heads. The plan does not say which, because both take the same memory. Throws ValueError for a batch or a
+// length below 1, and for ranks that cannot share the heads or the sequence.
 PlannedActivations plan_activations(const ModelShapes& model, const ActivationOptions& options);
 
 }  // namespace zeroshard

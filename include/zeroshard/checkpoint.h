@@ -17,10 +17,10 @@ struct TensorState {
   std::string kind;  // "buffer", or the state's name
   at::Tensor tensor;
   std::vector<int64_t> shape;  // shape of the whole tensor
-  int64_t begin = 0;           // first element of `tensor` in the whole tensor, in row-major order
+  int64_t begin = 0;           // index of `tensor`'s first element in the whole tensor, in row-major order
 };
 
-// Describes a tensor in a checkpoint that the engine does not manage.
+// Describes a saved tensor that the engine does not manage.
 struct TensorInfo {
   std::string name, kind, dtype;  // `dtype` is the name that safetensors has for it
   std::vector<int64_t> shape;
@@ -57,9 +57,10 @@ struct LoadOptions {
   // The engine calls `accept` with the saved CheckpointContents::state before it reads any tensor. `accept` throws
   // ValueError to refuse the checkpoint.
   std::function<void(const std::string& state)> accept = {};
-  // `finish` loads the caller's own part. The engine calls it on all ranks after it has loaded the engine's part. If
+  // `finish` loads the caller's own part. The engine first loads its part, and then calls `finish` on all ranks. If
   // `finish` throws on one rank, the load has failed half way on all ranks. The engine then refuses to continue until a
-  // load of the same parts succeeds. Messages use the words in `takes` for the caller's part.
+  // load of the same parts succeeds. `takes` names the things that `finish` loads, so that an error after a failed load
+  // can name them.
   std::function<void(const LoadedState&)> finish = {};
   std::vector<std::string> takes = {};
 };
@@ -68,10 +69,10 @@ struct LoadOptions {
 // {"torch": ...}}.
 std::string random_state();
 // Restores the state of LibTorch's random generator from `rank_states`, the states that all ranks of a run saved. Rank
-// `rank` of the current run takes the state of the same rank. A rank that did not exist in the saved run takes another
-// rank's state with a seed of its own. In that case the function returns the seed, so that the caller can seed the
-// other generators of the process. Does nothing for an imported checkpoint, because it has no random state. Throws
-// ValueError on every rank if another version of zeroshard saved the state of some rank in another form.
+// `rank` of the current run takes the state of the same rank. A rank that did not exist in the saved run draws a seed
+// of its own from another rank's state. The function returns that seed, so that the caller can seed the other
+// generators of the process. Does nothing for an imported checkpoint, because it has no random state. Throws ValueError
+// on every rank if any rank's state does not fit the generator of this LibTorch.
 std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank_states, int rank);
 
 // Writes `values`, which have the shape and dtype of `buffer`, to `buffer`. This also works for tensors to which torch
@@ -79,9 +80,9 @@ std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank
 // gradients.
 void set_buffer(const at::Tensor& buffer, const at::Tensor& values);
 
-// A function that the caller of a load provides. The load passes it descriptions of the checkpoint's tensors that the
-// engine does not manage. The function returns memory for those of them that the load is to read. The memory must not
-// be the caller's own state, because a load that fails leaves the memory partly filled. In that case the load calls the
+// A function that the caller of a load provides. The load passes it descriptions of the saved tensors that the engine
+// does not manage. The function chooses the tensors to read, and returns memory for each of them. The memory must not
+// be the caller's own state, because a damaged checkpoint leaves the memory partly filled. The load then calls the
 // function again, for an older checkpoint.
 using ChooseTensors = std::function<std::vector<TensorState>(const std::vector<TensorInfo>&)>;
 

@@ -7,8 +7,9 @@
 #include <vector>
 
 // Reads, checks and writes checkpoints as files, without a model or ranks. `zeroshard checkpoint` calls these
-// functions. A `path` names one checkpoint (ROOT/TAG), or a ROOT, which means its newest checkpoint. All functions
-// throw ValueError for a wrong argument or an unusable checkpoint, and IoError if a file cannot be read or written.
+// functions. A `path` is either ROOT/TAG, which names one checkpoint, or ROOT, which stands for the newest checkpoint
+// in it. All functions throw ValueError for a wrong argument or an unusable checkpoint, and IoError if a file cannot be
+// read or written.
 namespace zeroshard {
 
 struct CheckpointSummary {
@@ -17,10 +18,10 @@ struct CheckpointSummary {
   int world_size = 0;   // number of ranks that wrote the checkpoint
   int64_t bytes = 0;    // size of its data files
   bool latest = true;   // true: a load without a tag can choose this checkpoint
-  std::string problem;  // why it cannot be used; empty if its manifest is sound and its files have the expected sizes
+  std::string problem;  // why nobody can use it; empty: its manifest is sound and its files have the expected sizes
 };
 // Returns the checkpoints in `root`, the newest commit first. After these come checkpoints that a run abandoned when it
-// went back to an older one. Checkpoints with a problem come last.
+// went back to an older checkpoint. Checkpoints with a problem come last.
 std::vector<CheckpointSummary> list_checkpoints(const std::string& root);
 
 struct StoredTensor {
@@ -47,8 +48,8 @@ class StoredCheckpoint {
   StoredCheckpoint& operator=(const StoredCheckpoint&) = delete;
 
   const CheckpointDetails& details() const;
-  // Fills `out` with the whole tensor of this name and kind, converted to `dtype`. Compares each byte with its checksum
-  // before it is used. Needs 32 MiB of memory in addition to `out`.
+  // Fills `out` with the whole tensor of this name and kind, converted to `dtype`. Verifies the checksums of all bytes
+  // that it reads. Needs 32 MiB of memory in addition to `out`.
   void read(const std::string& name, const std::string& kind, const std::string& dtype, void* out);
 
  private:
@@ -56,12 +57,12 @@ class StoredCheckpoint {
   std::unique_ptr<Impl> impl_;
 };
 
-// Reads every byte of a checkpoint and compares the checksums. Returns one line per error, or nothing if there is none.
+// Reads every byte of a checkpoint and compares the checksums. Returns one line per error.
 std::vector<std::string> verify_checkpoint(const std::string& path);
 
 struct ExportOptions {
   std::string dtype = "F32";               // dtype of exported floating-point tensors: F32, BF16 or F16
-  int64_t max_file_bytes = 5'000'000'000;  // a tensor above this limit gets a file of its own
+  int64_t max_file_bytes = 5'000'000'000;  // largest size of a file; a larger tensor gets a file of its own
   std::string file_stem = "model";
   // Returns the exported name of a tensor, or an empty string to leave the tensor out. Unset: all tensors keep their
   // names.
@@ -75,8 +76,9 @@ struct ExportOptions {
 };
 // Writes a checkpoint's weights and buffers to `directory` in Hugging Face's layout: STEM.safetensors, or several files
 // and an index. Writes tied parameters once. Needs 16 MiB of memory, or 24 MiB if `change` is set. Writes all files
-// under temporary names first, so a failure leaves the directory unchanged. At the end, deletes files of an earlier
-// export with the same stem that this export has not replaced. Returns the names of the files, with the index last.
+// under temporary names first, so a failure leaves the directory unchanged. At the end, deletes those files of an
+// earlier export with the same stem that this export has not replaced. Returns the names of the files, with the index
+// last.
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
                                         const ExportOptions& options = {});
 

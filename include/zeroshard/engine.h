@@ -38,7 +38,8 @@ struct ParamDefinition {
 };
 
 // Writes elements [begin, end) of the floating-point parameter `name`, in row-major order, to `out` on the host as
-// fp32. Each rank calls it for the elements that it keeps. The values of an element must be the same on every rank.
+// fp32. Each rank calls the reader for the elements that the rank keeps. An element must have the same value on every
+// rank.
 using ParameterReader = std::function<void(const std::string& name, int64_t begin, int64_t end, float* out)>;
 
 // The definition of a unit: parameters that are gathered, reduced and freed together. It is normally one transformer
@@ -48,7 +49,8 @@ struct UnitDefinition {
   std::vector<ParamDefinition> params;
   int parent = -1;  // index of the unit whose modules contain this unit's modules; -1: none
   // Returns the tensors of each parameter, several if the parameter is tied by storage. The engine's constructor calls
-  // it once per unit, one unit after the other, so that the caller can create a model larger than one rank's memory.
+  // the functions of the units one after the other, and shards each unit before it calls the next function. So the
+  // function may create the unit's tensors, and the model may be larger than one rank's memory.
   std::function<std::vector<std::vector<at::Tensor>>()> tensors;
   ParameterReader values = {};  // if set, provides the values, and the tensors need no memory
 };
@@ -69,8 +71,9 @@ struct EngineOptions {
   std::vector<std::pair<std::string, NamedValues>> agreement;
   std::vector<std::pair<std::string, at::Tensor>> buffers;  // named buffers of the model, on `device`
   std::shared_ptr<RankObserver> observer = nullptr;  // gets reports about steps, see World::observer(); may be null
-  // Called with the reason when a backward pass fails on this rank, before all ranks discard the pass. It must end the
-  // waits of other ranks in the caller's own communicators, such as those of a sequence group. May be empty.
+  // Called with the reason when a backward pass fails on this rank, before all ranks discard the pass. The function
+  // must end the waits of other ranks in the caller's own communicators, such as those of a sequence group. May be
+  // empty.
   std::function<void(const std::string&)> on_failed_backward = {};
 };
 
@@ -88,7 +91,7 @@ struct OptimizerSlice {
   int param_group = 0;
   at::Tensor master;
   bool has_grad = false;  // valid between prepare_step() and finish_step()
-  at::Tensor grad;        // fp32, without loss scale and clipped; undefined if the parameter has no gradient
+  at::Tensor grad;        // fp32, clipped, without loss scale; undefined if the parameter has no gradient
   // The engine's moments of these elements, fp32 and 1-D. They are copies if the moments lie in files or are not fp32.
   std::vector<at::Tensor> moments;
   std::vector<int64_t> shape;  // shape of the whole parameter
@@ -109,10 +112,10 @@ class Engine {
  public:
   // Takes over the parameters. Collective. The parameters and buffers get rank 0's values on every rank. `gather` and
   // `reduce` may be the same communicator. With two communicators, each rank can interleave gathers with reductions in
-  // an order of its own. `checkpoint` moves host memory, and a separate thread uses it. Without it nothing can be saved
-  // or loaded. The engine must be destroyed before the communicators. With `replication`, `gather` and `reduce` have
-  // only the ranks of this replica, and `checkpoint` has all ranks. Throws ValueError on every rank if parameters or
-  // options differ among ranks.
+  // an order of its own. `checkpoint` moves host memory, and a separate thread uses it. Without `checkpoint` nothing
+  // can be saved or loaded. The engine must be destroyed before the communicators. With `replication`, `gather` and
+  // `reduce` have only the ranks of this replica, and `checkpoint` has all ranks. Throws ValueError on every rank if
+  // parameters or options differ among ranks.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce,
          Comm* checkpoint = nullptr, const ReplicaComms& replication = {});
   // Works like the constructor above with the communicators of `world`, which the engine then owns.
@@ -122,8 +125,8 @@ class Engine {
   void begin_forward(bool training);
   void pre_forward(size_t unit);
   // `outputs` are the tensors that the unit's module returns. Returns true if one of them is a parameter of the unit or
-  // a view of one. The unit then stays unsharded, and the caller must call post_forward() for it again at the end of
-  // the forward in which it called the unit.
+  // a view of one. The unit then stays unsharded, and the caller must call post_forward() for the unit again at the end
+  // of the enclosing forward.
   bool post_forward(size_t unit, const std::vector<at::Tensor>& outputs);
   // Does the same as post_forward(), for a caller that is not inside another unit's forward. Throws StateError if
   // post_forward() would return true.
@@ -139,7 +142,7 @@ class Engine {
     return output;
   }
 
-  // Moves a tensor that a backward pass will need to the tier zeroshard.offload.activations, so that the caller can
+  // Moves `tensor`, which a backward pass will need, to the tier zeroshard.offload.activations, so that the caller can
   // free the tensor. The engine expects the calls of KeptTensor::bring_back() in reverse order of keep(). Returns null
   // if the tensor stays in place because the configuration says so, because it is small, or because its memory has
   // gaps. Any thread may call keep(). Throws IoError; after that the engine must not be used.
@@ -147,15 +150,15 @@ class Engine {
   // Returns whether the configuration moves activation checkpoints, so that keep() can return something else than null.
   bool keeps_tensors() const;
 
-  // Returns loss * loss_scale / micro_batches. Without `micro_batches` it divides by progress().batch.accumulation.
+  // Returns loss * loss_scale / micro_batches. The default of `micro_batches` is progress().batch.accumulation.
   at::Tensor scale_loss(const at::Tensor& loss) const;
   at::Tensor scale_loss(const at::Tensor& loss, int64_t micro_batches) const;
   // Returns loss * loss_scale, for a caller that calls loss.backward() itself and averages over micro-batches itself.
   // With a loss scale, such a caller must scale every loss with this function first.
   at::Tensor scale(const at::Tensor& loss);
   // The caller calls begin_backward() before loss.backward() and end_backward() after it. If `sync` is false (no_sync),
-  // the gradients are only added to this rank's own sum until the next pass with `sync` or the step reduces the sum.
-  // end_backward() is collective, and so is the first begin_backward() with `sync`.
+  // the pass only adds the gradients to this rank's own sum. The next pass with `sync`, or else the step, reduces that
+  // sum. end_backward() is collective, and so is the first begin_backward() with `sync`.
   void begin_backward(bool sync = true);
   void end_backward();
   // Calls begin_backward(), backward() of the scaled loss, and end_backward() for one micro-batch. The micro-batch ends
@@ -163,18 +166,18 @@ class Engine {
   void backward(const at::Tensor& loss);
   // The caller calls it instead of end_backward() on a rank whose loss.backward() threw. All ranks then discard all
   // gradients since the last step. On the other ranks end_backward() throws StateError with `reason`. The caller may
-  // then begin the step anew. With the same batches it gives the same bits as a step that never failed.
+  // then begin the step anew. A new step with the same batches gives the same bits as a step that never failed.
   void fail_backward(const std::string& reason) noexcept;
   // Returns the text of a CommError that a hook threw in the last backward pass, or "". It is for callers that get the
   // exception without its type, such as Python.
   const std::string& backward_comm_error() const;
   // Does the same for an IoError.
   const std::string& backward_io_error() const;
-  // Waits until no other rank reads this rank's parameters any more. An external optimizer that writes master weights
-  // between steps must call it before it writes.
+  // Waits until no other rank reads this rank's parameters any more. An external optimizer must call it before it
+  // writes to master weights between steps.
   void await_readers_of_master_weights();
-  // Copies the master weights to the parameters of all ranks. An external optimizer that writes master weights between
-  // steps must call it after it has written. Collective.
+  // Copies the master weights to the parameters of all ranks. An external optimizer must call it after it has written
+  // to master weights between steps. Collective.
   void publish_master_weights();
   // Discards all gradients since the last step, and no longer counts their micro-batches. Collective.
   void zero_grad();
@@ -196,14 +199,15 @@ class Engine {
   // Sets how many samples each micro-batch of the caller has from now on.
   void set_micro_batch_size(int64_t samples);
 
-  // If Progress::is_boundary() says that the step ends, clips the gradients, updates the parameters, publishes them to
-  // all ranks, and counts the step. `groups` are the param groups of this step, so that for example learning rates can
-  // change from step to step. Throws ValueError if `groups` differ among ranks.
+  // Clips the gradients, updates the parameters, publishes them to all ranks, and counts the step. The caller must call
+  // it only when Progress::is_boundary() says that the step ends, because step() itself does not check this. `groups`
+  // are the param groups of this step, so that for example learning rates can change from step to step. Throws
+  // ValueError if `groups` differ among ranks.
   StepResult step(const std::vector<ParamGroupOptions>& groups);
   StepResult step();
   // These three are the parts of step(), for an external optimizer. The caller calls prepare_step(), runs its optimizer
-  // on slices() if `applied` of the result is true, and calls finish_step() with the result. Ranks compare `groups`
-  // with one another. Nothing else uses them.
+  // on slices() if `applied` of the result is true, and calls finish_step() with the result. prepare_step() uses
+  // `groups` only to check that all ranks pass the same ones.
   StepResult prepare_step(const std::vector<ParamGroupOptions>& groups = {});
   std::vector<OptimizerSlice> slices();
   void finish_step(const StepResult& result);
@@ -230,7 +234,7 @@ class Engine {
   // Returns the whole gradient in the parameter's shape, or nothing if no rank has one. Collective.
   std::optional<at::Tensor> full_grad(size_t unit, size_t param);
   // Returns the 2-norm of the gradient of each parameter that has a full_grad(), by the parameter's first name. Each
-  // rank sums its own part in fp64. Collective: one call for all norms together.
+  // rank sums its own part in fp64. Collective. The number of parameters does not change the number of collectives.
   std::vector<std::pair<std::string, double>> grad_norms();
   // Set those elements of the gradient or of the weights that this rank keeps. `values` begin at element `begin` of the
   // parameter. Every rank passes the same values, or the values of its own slice. set_weights() also sets master
@@ -255,9 +259,9 @@ class Engine {
   // Unshards these units until release(), so that the caller can read their parameters. With `modify_rank` >= 0,
   // release() broadcasts that rank's values to every rank, including master weights. With kReadOnly, release() throws
   // StateError on a rank that has changed values of units gathered without `to_modify`. With kDropWrites, release()
-  // does not check for changes, and restores the values of units gathered with `can_drop`. It does not restore them if
-  // a step was taken since gather(). For this, gather() copies units that are not sharded to the host. Without
-  // `can_drop`, gather() uses the value of `to_modify`.
+  // does not check for changes, and restores the values of units gathered with `can_drop`, unless a step was taken
+  // since gather(). If such a unit is not sharded, gather() copies its values to the host, because the unit has no
+  // shards with these values. The default of `can_drop` is the value of `to_modify`.
   void gather(const std::vector<size_t>& units, bool to_modify = false, std::optional<bool> can_drop = std::nullopt);
   void release(const std::vector<size_t>& units, int modify_rank = kReadOnly);
 
@@ -272,8 +276,8 @@ class Engine {
   // error instead and returns false. Every call that has to wait for a save treats the save's error in this way.
   bool wait_for_checkpoint();
   // Throws the error of a failed background save on every rank, or logs it with zeroshard.checkpoint.on_error "warn".
-  // The caller must call it after a step with StepResult::save_failed. The step was applied, so the caller must count
-  // it first.
+  // The caller must call it after a step with StepResult::save_failed. The step was applied, so the caller must first
+  // count the step.
   void report_failed_save();
   // Waits for a pending save, then runs `step` on this rank. Collective. If `step` throws on any rank, every rank
   // throws the error of the lowest such rank. ValueError and StateError keep their type; other errors become IoError.
@@ -318,8 +322,8 @@ class Engine {
   int skipped_in_a_row() const;
   const Config& config() const;
   std::vector<MemoryLine> memory() const;
-  // Returns how many bytes of freed CPU tensors this process keeps for the next step. Kept and used memory together are
-  // never more than the operators needed at one time.
+  // Returns how many bytes of freed CPU tensors this process keeps for the next step. Kept and used memory together
+  // never exceed the largest amount that was in use at one time in this step and the last.
   static int64_t kept_memory();
   size_t num_units() const;
   // Returns whether every rank keeps all of the unit's parameters, so that they are never gathered.

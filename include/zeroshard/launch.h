@@ -9,22 +9,23 @@ namespace zeroshard {
 struct LaunchOptions {
   int nproc = 1;  // ranks on this host
   int nnodes = 1, node_rank = 0;
-  std::string job;  // with several hosts: launchers of a job with another name are refused; empty: no check
+  std::string job;  // with several hosts: node 0 refuses launchers of a job with another name; empty: no check
   std::string master_addr = "127.0.0.1";
   int master_port = 0;  // port of rank 0's store; 0: a free port; with several hosts: a port that all of them know
   double grace_period_s = 30;   // seconds from a signal to SIGKILL
   double stall_timeout_s = 10;  // seconds that a rank may be stopped; 0: no limit
-  double hang_timeout_s = 0;    // seconds without progress of ranks that have reported a step; 0: no limit
+  double hang_timeout_s = 0;    // seconds without progress after ranks have reported a step; 0: no limit
   int max_restarts = 0;         // how often a failed job is restarted
   int min_ranks = 0;            // smallest number of ranks of a restart; 0: as many as before
-  // The restarts that the command for several hosts has made so far. Without it, several hosts cannot be restarted.
+  // How often the command for several hosts has restarted the job so far. Unset: this command starts one host alone. A
+  // job of several hosts then cannot have max_restarts.
   std::optional<int> restarts;
   std::string log_dir;        // directory of rank-N.log with all output of rank N; empty: no files
   bool prefix_stdout = true;  // prefix lines with the rank if there are several ranks; false: pass output on unchanged
   std::vector<std::string> argv;  // argv of every rank; argv[0] is the path of the program
   int local_rank_at = 0;   // position in argv for "--local_rank=N", which DeepSpeed passes to each rank; 0: not passed
   std::vector<int> cores;  // CPUs to divide among the ranks, which are bound to them; empty: all ranks share all CPUs
-  bool bind_numa = true;   // true, and no `cores`: binds each of several ranks to one NUMA node, the one of its GPU
+  bool bind_numa = true;   // true: without `cores`, binds each of several ranks to one NUMA node, if possible its GPU's
   // The directory that contains /sys and /proc, which describe NUMA nodes and GPUs. Tests use another one.
   std::string system_root = "/";
   bool signal_whole_group = true;  // true: signals go to all processes of a rank; false: to its first process alone
@@ -39,9 +40,9 @@ int launch(const LaunchOptions& options);
 void check_launch_options(const LaunchOptions& options);
 
 // Returns the real-time signal with which launch() requests a rank's stack trace; ZEROSHARD_STACK_SIGNAL has the same
-// number. Python code may register faulthandler for this signal, too. If an Engine or World exists at that time, it
-// must use chain=True, so that zeroshard's handler is called as well. Otherwise it must use chain=False, because
-// chaining would run the signal's default action, which ends the process.
+// number. Python code may register faulthandler for this signal, too. If an Engine or World exists at that time, the
+// code must pass chain=True, so that zeroshard's handler is called as well. If none exists, the code must pass
+// chain=False, because chaining would run the signal's default action, which ends the process.
 int stack_dump_signal();
 
 // Returns the number of CUDA devices of this host that CUDA_VISIBLE_DEVICES leaves visible. Works without a driver.

@@ -50,10 +50,10 @@ class Meeting {
 
   // The caller must call it when all ranks are connected. After that, the ranks do not watch one another any more.
   void end();
-  // Ends the meeting because this rank gives up. The caller must call it after every error. The other ranks learn it at
-  // once. They also learn `reason`, except if they already know another reason. Does nothing after end(). On rank 0 it
-  // returns when all ranks that arrived have left, or after three seconds, because the board can be a part of rank 0's
-  // process.
+  // Ends the meeting because this rank gives up. The caller must call it after every error. The other ranks learn at
+  // once that this rank has left. They also learn `reason`, except if they already know another reason. Does nothing
+  // after end(). Rank 0 waits in leave() until all ranks that arrived have left, but at most three seconds, because the
+  // board can be a part of rank 0's process.
   void leave(std::string_view reason) noexcept;
 
   int64_t number() const;

@@ -46,9 +46,9 @@ class RunMetrics {
   RunMetrics(const RunMetrics&) = delete;
   RunMetrics& operator=(const RunMetrics&) = delete;
 
-  // Appends a record. When it returns, the record is in the files and survives the end of the process. If a write to a
-  // file fails, that file lacks this record, and the next call tries to write to the file again. Throws ValueError for
-  // an invalid or repeated name and for a step below the previous one, and StateError after finish().
+  // Appends a record. When record() returns, the record is in the files and survives the end of the process. If a write
+  // to a file fails, that file lacks this record, and the next call tries to write to the file again. Throws ValueError
+  // for an invalid or repeated name and for a step below the previous one, and StateError after finish().
   void record(int64_t step, const MetricValues& values);
   // Writes the plot, and returns when all files are on the disk for good. Later calls do nothing.
   void finish();
@@ -63,7 +63,7 @@ struct ProgressOptions {
   int64_t start_step = 0;   // steps before this run; not 0 if the run was resumed
   int64_t every = 10;       // steps between plain lines
   int fd = 1;               // file descriptor of the output; the object copies it, and a thread of its own writes to it
-  std::optional<bool> terminal = std::nullopt;  // true: draw a bar; unset: draw a bar if `fd` is a terminal that can
+  std::optional<bool> terminal = std::nullopt;  // true: draw a bar; unset: draw a bar if `fd` is a capable terminal
   std::function<double()> now = nullptr;        // seconds from any origin; unset: the steady clock
 };
 

@@ -101,7 +101,7 @@ class ModuleEngine : public Engine {
   }
 
   // Clips the gradients and updates the parameters. Advances the learning-rate schedule of the configuration if the
-  // step was applied. The caller must call it once after every Config::grad_accumulation_steps calls of backward().
+  // step was applied. The caller must call step() once after every Config::grad_accumulation_steps calls of backward().
   StepResult step();
   double lr() const;  // learning rate of the next step
   int64_t steps() const { return progress().global_steps; }

@@ -30,7 +30,7 @@ struct PlacementOptions {
   int64_t grad_accumulation_steps = 1;
   Tier parameter_tier = Tier::kDevice;  // tier of the shards of gathered units, at stage 3
   bool on_device = false;               // ranks run on a GPU or another accelerator; false: on the CPU
-  int64_t parameters_in_memory = 0;     // if parameters are in files: elements of a rank that stay in host memory
+  int64_t parameters_in_memory = 0;     // if parameters are in files: how many elements of a rank stay in host memory
   bool masters_in_memory = false;   // true: fp32 parameters that are their own master weights also stay in host memory
   Tier state_tier = Tier::kDevice;  // tier of master weights and moments, from stage 1 on
   double state_share = 1;  // share (0 to 1) of each group's states on state_tier; the others stay on the device

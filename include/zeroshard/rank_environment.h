@@ -25,7 +25,7 @@ RankEnvironment rank_environment();
 RankEnvironment rank_environment(const std::function<std::optional<std::string>(const char*)>& variable);
 
 // Returns an observer that reports this rank's progress to `zeroshard run`. If another launcher or none started this
-// rank, the observer does nothing. It is never null. Each World and each Meeting has an observer of its own.
+// rank, the observer does nothing. The result is never null. Each World and each Meeting has an observer of its own.
 std::shared_ptr<RankObserver> launcher_observer();
 
 }  // namespace zeroshard

@@ -10,12 +10,12 @@ namespace zeroshard {
 
 class Comm;
 
-// The ranks that train on the same rows. Each has an equal piece of the sequence, and attends over whole rows with an
-// equal part of the heads. All functions are collective over these ranks only, and throw CommError if a rank fails.
+// The ranks that train on the same rows. Each rank has an equal piece of the sequence, and attends over whole rows with
+// an equal part of the heads. All functions are collective over these ranks only, and throw CommError if a rank fails.
 class SequenceGroup {
  public:
-  // `comm` is World::sequence(); null: this rank has whole rows. The autograd graphs of exchange() and mean() share the
-  // communicator, because they can outlive the group.
+  // `comm` is World::sequence(); null: this rank has whole rows. The autograd graphs of exchange() and mean() share
+  // ownership of `comm`, because the graphs can outlive the group.
   explicit SequenceGroup(std::shared_ptr<Comm> comm);
 
   int rank() const;
@@ -35,8 +35,8 @@ class SequenceGroup {
   at::Tensor gather(const at::Tensor& piece) const;
 
   // Returns the mean of the ranks' losses, each weighted by its `count`. A rank with a count of 0 does not contribute.
-  // The backward pass multiplies by the number of ranks. So the mean of the gradients over all ranks of the world is
-  // the gradient of the mean loss of all groups.
+  // The backward pass multiplies the gradient of each rank's loss by S, the number of ranks in the group. So if all
+  // ranks of the world average their gradients, the result is the gradient of the mean loss of all groups.
   at::Tensor mean(const at::Tensor& loss, const at::Tensor& count) const;
 
   // Returns the `numbers` of every rank, by rank. All ranks must pass equally many. Takes one small gather over host

@@ -22,11 +22,11 @@ struct CommOptions;
 class Meeting;
 class RankObserver;
 
-// Returns the device of this rank. `name` is "cpu" or one of these. A kind of device, such as "cuda", means the device
-// whose number is the rank's number on its host. A single device, such as "cuda:1", is for a rank that is alone on its
-// host. "auto" means this LibTorch's kind of accelerator if the host has one, else the CPU. Throws ConfigError if there
-// is no such device, or if there are fewer devices than ranks, on all ranks of a host alike. `place` says in messages
-// where the user gave the name.
+// Returns the device of this rank. `name` is "cpu", a kind of device, a single device or "auto". A kind, such as
+// "cuda", means the device whose number is the rank's number on its host. A single device, such as "cuda:1", is for a
+// rank that is alone on its host. "auto" means this LibTorch's kind of accelerator if the host has one, else the CPU.
+// Throws ConfigError if there is no such device, or if there are fewer devices than ranks, on all ranks of a host
+// alike. `place` says in messages where the user gave the name.
 c10::Device choose_device(const std::string& name, const std::string& place,
                           const RankEnvironment& ranks = rank_environment());
 
@@ -52,9 +52,10 @@ class World {
   World(const Config& config, c10::Device device, const RankEnvironment& ranks = rank_environment(),
         std::shared_ptr<RankObserver> observer = launcher_observer());
   // Uses the caller's process groups, such as NCCL's. Gathers and reductions need a group each, because each rank can
-  // interleave them in an order of its own. If both are null, the world has one rank. `checkpoint` is a group for host
-  // memory (Gloo), over which the ranks save and load. Without it, several ranks cannot save or load. With `meeting`,
-  // errors name a rank that dies while the ranks connect. The constructor ends the meeting when they are connected.
+  // interleave them in an order of its own. If both groups are null, the world has one rank. `checkpoint` is a group
+  // for host memory (Gloo), over which the ranks save and load. Without `checkpoint`, several ranks cannot save or
+  // load. With `meeting`, errors name a rank that dies while the ranks connect. The constructor ends the meeting when
+  // all ranks are connected.
   World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
         const Group& checkpoint = nullptr, Meeting* meeting = nullptr,
         std::shared_ptr<RankObserver> observer = launcher_observer());
@@ -67,8 +68,8 @@ class World {
   c10::Device device() const { return device_; }
   const std::shared_ptr<RankObserver>& observer() const { return observer_; }
   std::string_view transport() const;  // "shm", "gloo", "nccl", ...
-  // Returns the transports of gathers, of reductions and of checkpoints ("": no checkpoints). Where the transport is
-  // "shm", nobody needs the caller's process group any more.
+  // Returns the transports of gathers, of reductions and of checkpoints ("": no checkpoints). If a transport is "shm",
+  // zeroshard no longer needs the caller's process group for it.
   std::vector<std::string> transports() const;
 
   // Returns the communicator of the ranks that shard one copy of the states among themselves. These are all ranks, or

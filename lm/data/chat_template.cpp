@@ -68,7 +68,7 @@ ChatTemplate::ChatTemplate(const std::string& name, const Tokenizer& tokenizer) 
     bos_ = special("bos", tokenizer.bos(), tokenizer);
   } else {
     eos_ = special("eos", tokenizer.eos(), tokenizer);
-    // The templates alpaca and plain begin with BOS only if the tokenizer puts BOS before any text.
+    // The templates alpaca and plain begin with BOS only if the tokenizer puts BOS before every text.
     const bool prose = form_ == Form::kAlpaca || form_ == Form::kPlain;
     const std::vector<int32_t> around = prose ? tokenizer.encode("", true, false) : std::vector<int32_t>();
     if (!prose || (tokenizer.bos() && !around.empty() && around.front() == *tokenizer.bos()))
@@ -190,8 +190,8 @@ void ChatTemplate::render_plain(const std::vector<Message>& messages, std::vecto
   begin_prose(pieces);
 }
 
-// Puts the BOS token before the pieces, to be encoded separately. So the text after BOS is encoded as the beginning of
-// a text, in the same way as a prompt for the trained model.
+// Puts the BOS token before the pieces, and separates it from them. So the first piece is encoded as the beginning of a
+// text, in the same way as a prompt for the trained model.
 void ChatTemplate::begin_prose(std::vector<TextPiece>& pieces) const {
   if (bos_.empty()) return;
   pieces.front().starts = true;

@@ -16,9 +16,9 @@ struct Message {
   std::string content;
 };
 
-// A text of which either all tokens are learned as targets or none. If `starts` is true, this piece and the pieces
-// after it are encoded separately from the pieces before it. Such a piece either begins with a special token, where
-// tokenizers cut the text anyway, or follows BOS.
+// A text. The model learns either all tokens of the text as targets or none of them. If `starts` is true, this piece
+// and the pieces after it are encoded separately from the pieces before it. Such a piece either begins with a special
+// token, where tokenizers cut the text anyway, or follows BOS.
 struct TextPiece {
   std::string text;
   bool learn = false;

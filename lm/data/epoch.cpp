@@ -73,10 +73,10 @@ int64_t PieceEpoch::length_of(const Part& part) const {
   return std::min(length_, corpus_.length(part.member) - int64_t(part.number) * length_);
 }
 
-// Returns the row of each part, chosen by best-fit decreasing over the whole epoch. It places parts from the longest to
-// the shortest, each into the fullest row that has enough room. The number of rows depends only on the lengths, so it
-// is the same in every epoch. Among parts of equal length it keeps the order of parts_. So this order decides which
-// parts share a row.
+// Returns the row of each part, chosen by best-fit decreasing over the whole epoch. This method places parts from the
+// longest to the shortest, each into the fullest row that has enough room. The number of rows depends only on the
+// lengths, so it is the same in every epoch. Parts of equal length keep the order that they have in parts_. So that
+// order decides which parts share a row.
 std::vector<uint32_t> PieceEpoch::pack() const {
   std::vector<uint32_t> by_length(parts_.size()), lengths;
   std::iota(by_length.begin(), by_length.end(), 0U);

@@ -16,8 +16,8 @@ extern "C" {
 // An open file. Only one thread at a time may use it.
 struct ParquetRows;
 
-// A column to read. Without fields, it is a column of strings. With fields, it is a column of lists of structs, and
-// only these fields of the structs are read, which are strings.
+// A column to read. Without fields, it is a column of strings. With fields, it is a column of lists of structs. The
+// plugin then reads only these fields of the structs. They must be strings.
 struct ParquetColumn {
   const char* name;
   const char* const* fields;
@@ -36,7 +36,7 @@ struct ParquetPlugin {
   // Selects the columns. The caller calls it once, before next(). Returns 0, or -1 on failure.
   int (*select)(ParquetRows* rows, const ParquetColumn* columns, size_t count);
   // Sets `json` and `bytes` to the selected values of the next row, as a JSON object in UTF-8. They are valid until the
-  // next call. Returns 1, 0 at the end, or -1 on failure.
+  // next call. Returns 1 for a row, 0 at the end, or -1 on failure.
   int (*next)(ParquetRows* rows, const char** json, size_t* bytes);
   void (*close)(ParquetRows* rows);
 };

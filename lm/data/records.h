@@ -16,8 +16,8 @@ class DocumentEncoder {
 
   // Returns whether documents have tokens that are not learned.
   bool masked() const { return template_.has_value(); }
-  // Returns the ids of a document, which are none for a document without text. Sets `learn` only if masked(). Throws a
-  // ValueError that names the file, the line and the field.
+  // Returns the ids of a document. A document without text has none. Sets `learn` only if masked(). Throws a ValueError
+  // that names the file, the line and the field.
   EncodedDocument encode(const RawDocument& document) const;
 
  private:

@@ -42,8 +42,8 @@ struct Again final : torch::CustomClassHolder {
 };
 
 struct Recompute final : torch::autograd::Function<Recompute> {
-  // `trained` is an input that always requires a gradient, even if `input` does not. Without it autograd would leave
-  // out the backward pass, although parameters inside of `forward` can require gradients.
+  // `trained` is an input that always requires a gradient, even if `input` does not. Without `trained`, autograd would
+  // leave out the backward pass, although parameters inside of `forward` can require gradients.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& /*trained*/,
                             std::function<at::Tensor(const at::Tensor&)> forward, const KeepInput& keep) {
     const auto again = c10::make_intrusive<Again>(forward, RandomState(input.device()));

@@ -22,7 +22,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kGrainNumel = 32768;  // a thread with fewer elements than this does not pay
+constexpr int64_t kGrainNumel = 32768;  // with fewer elements than this, a thread costs more time than it saves
 // The number of rows in a chunk. Each chunk adds up what its rows contribute to a weight's gradient, and then the sums
 // of the chunks are added in order. The number does not depend on the number of threads, so neither does the gradient.
 constexpr int64_t kChunkRows = 64;
@@ -84,7 +84,7 @@ struct RmsNormFunction final : torch::autograd::Function<RmsNormFunction> {
     return {dx, parts.defined() ? sum_of_parts(parts) : at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
-  // The backward pass if it must be differentiable itself, for gradients of gradients.
+  // Computes the backward pass with differentiable operations, for gradients of gradients.
   static variable_list differentiable_backward(AutogradContext* context, const at::Tensor& dy, const at::Tensor& x,
                                                const at::Tensor& weight) {
     const double eps = context->saved_data["eps"].toDouble(), offset = context->saved_data["offset"].toDouble();

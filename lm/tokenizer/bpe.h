@@ -37,8 +37,8 @@ class Bpe {
     // true: no merge joins U+2581 to a different character before it, so text can be cut into words before each U+2581.
     bool words_begin_at_space = false;
     Unknown unknown;
-    // Ids from first_extra on belong to the characters in `extra`. These are no tokens themselves, but merge into
-    // tokens.
+    // Ids from first_extra on belong to the characters in `extra`. These characters are no tokens themselves, but merge
+    // into tokens.
     int32_t first_extra = INT32_MAX;
     std::vector<std::string> extra;
   };

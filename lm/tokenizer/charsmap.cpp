@@ -12,8 +12,9 @@ uint32_t little_endian(std::string_view bytes) {
   return value;
 }
 
-// The parts of a unit of the double array: the byte that leads to the unit (with bit 31 set it matches no byte),
-// whether a text ends at the unit, and the offset whose XOR with the unit's position is the position of its successors.
+// These functions return the parts of a unit of the double array. label_of() returns the byte that leads to the unit,
+// or a number with bit 31 set, which equals no byte. ends_text() returns whether a text ends at the unit. The XOR of
+// offset_of() and the unit's position is the position of the unit's successors.
 uint32_t label_of(uint32_t unit) {
   return unit & 0x800000FFU;
 }

@@ -17,11 +17,11 @@ class Charsmap {
 
   // Reads the compiled rules in `bytes`, which can be empty. Throws a ValueError that names `name` if they are invalid.
   Charsmap(std::string_view bytes, const std::string& name);
-  // Returns the rule for the longest text with which `text` begins. SentencePiece applies that rule.
+  // Returns the rule for the longest prefix of `text` that has one. SentencePiece applies that rule.
   Rule longest(std::string_view text) const { return find(text, Which::kLongest); }
-  // Returns all of `text` normalized as Hugging Face's `tokenizers` does it. A grapheme of less than 6 bytes is
-  // replaced by the rule for the shortest text with which the grapheme begins. If there is no such rule, or if the
-  // grapheme is longer, each of its characters is replaced by its own rule.
+  // Returns all of `text` normalized as Hugging Face's `tokenizers` does it. If a grapheme has less than 6 bytes and a
+  // prefix of it has a rule, the rule of the shortest such prefix replaces the whole grapheme. Otherwise each character
+  // of the grapheme is replaced by its own rule.
   std::string apply_to_graphemes(std::string_view text) const;
 
  private:

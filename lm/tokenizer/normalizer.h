@@ -22,8 +22,8 @@ class Normalizer {
   // If `field` is null, text stays unchanged. Throws ValueError for unsupported normalizers.
   explicit Normalizer(const JsonField& field);
 
-  // Returns the changed text. If nothing changes, this is `text` itself. Otherwise it is in the workspace, and is valid
-  // until the next call with that workspace.
+  // Returns the changed text, which is in the workspace, and is valid until the next call with that workspace. If
+  // nothing changes, returns `text` itself.
   std::string_view apply(std::string_view text, Workspace& workspace) const;
   bool empty() const { return steps_.empty(); }
 

@@ -18,7 +18,7 @@ class PieceTrie {
   // bytes.
   explicit PieceTrie(std::vector<Entry> entries);
 
-  // Calls visit(value, bytes) for each string with which `text` begins, the shortest first.
+  // Calls visit(value, bytes) for each string that is a prefix of `text`, the shortest first.
   template <typename Visit>
   void each_prefix(std::string_view text, const Visit& visit) const {
     if (text.empty()) return;

@@ -14,8 +14,7 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kMaxJitStackBytes = size_t{16} << 20;
-// The largest number of steps of a match, plus more steps for each byte of the text. A match that takes more steps
-// throws.
+// A match may take kMatchSteps steps, plus kMatchStepsPerByte steps for each byte of the text. After that it throws.
 constexpr uint32_t kMatchSteps = 1'000'000, kMatchStepsPerByte = 20;
 
 std::string message_of(int error) {

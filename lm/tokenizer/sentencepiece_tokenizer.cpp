@@ -65,8 +65,8 @@ void SentencePieceTokenizer::read_pieces(const SentencePieceModel& model, const 
   }
 }
 
-// Removes the longest text that has a rule from the front of `text`, or one character if there is none. Returns the
-// normalized form of what it removed.
+// Removes one part from the front of `text`: the longest user-defined piece, else the longest text that has a rule,
+// else one character. Returns the normalized form of that part.
 std::string_view SentencePieceTokenizer::normalize_prefix(std::string_view& text) const {
   const auto take = [&](size_t bytes) {
     const std::string_view taken = text.substr(0, bytes);

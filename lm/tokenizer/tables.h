@@ -67,7 +67,7 @@ class MergeTable {
   size_t mask_ = 0, count_ = 0;
 };
 
-// A set of byte strings. Finds the longest string with which a text begins.
+// A set of byte strings. Finds the longest string that is a prefix of a text.
 class PrefixTrie {
  public:
   struct Found {

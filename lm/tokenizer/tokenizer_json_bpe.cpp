@@ -33,8 +33,8 @@ std::optional<Parts> parts_of(const JsonField::Json& merge) {
   return Parts{merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
 }
 
-// Calls visit(left, right, index) for each merge. There are hundreds of thousands of merges, so it makes a path for
-// errors only if there is an error.
+// Calls visit(left, right, index) for each merge. There are hundreds of thousands of merges, so this function makes the
+// path of a merge only for an error.
 template <typename Visit>
 void each_merge(const JsonField& merges, const Visit& visit) {
   if (!merges.json().is_array()) merges.refuse("it must be an array");

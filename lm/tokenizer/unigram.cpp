@@ -45,7 +45,8 @@ Unigram::Unigram(Parts parts)
       trie_(entries_of(parts.pieces)) {}
 
 // Encodes a text from left to right. At a position that no piece spans, all paths meet. So the ids before that position
-// are final. They are appended, and their nodes are freed. So ordinary text needs nodes for only a few words at a time.
+// are final. These ids are appended, and the nodes before that position are freed. So ordinary text needs nodes for
+// only a few words at a time.
 class Unigram::Run {
  public:
   Run(const Unigram& model, std::string_view text, Scratch& scratch, std::vector<int32_t>& out)

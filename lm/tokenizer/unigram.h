@@ -10,8 +10,8 @@
 
 namespace zeroshard {
 
-// Cuts text into the pieces with the highest sum of scores (Kudo 2018, arXiv:1804.10959). Of paths with equal sums, the
-// one whose last piece begins first wins. Immutable. Any number of threads may encode, each with a Scratch of its own.
+// Cuts text into the pieces with the highest sum of scores (Kudo 2018, arXiv:1804.10959). If paths have equal sums, the
+// path whose last piece begins first wins. Immutable. Any number of threads may encode, each with a Scratch of its own.
 class Unigram {
  public:
   // The library whose results encode() reproduces. SentencePiece and Hugging Face differ in their rounding, which

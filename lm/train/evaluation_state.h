@@ -31,7 +31,7 @@ EvaluationState evaluation_state_of(const nlohmann::json& saved, int64_t step);
 void write_evaluation(const std::string& checkpoints, const EvaluationState& state);
 
 // Returns the state from the file if the state belongs to `step`, else `saved`. Collective. Deletes a file of another
-// step. Either this run will repeat that step, or the file belongs to an earlier run.
+// step, because either this run will repeat that step, or an earlier run wrote the file.
 EvaluationState read_evaluation(const std::string& checkpoints, int64_t step, const EvaluationState& saved,
                                 World& world);
 

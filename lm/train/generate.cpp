@@ -21,9 +21,9 @@
 namespace zeroshard {
 namespace {
 
-// Runs a model whose blocks are distributed over ranks in equal, consecutive ranges. The first rank has everything
-// before the blocks, and the last rank everything after them. When a range ends, its rank sends its result to all
-// ranks.
+// Runs a model whose blocks are distributed over ranks in consecutive ranges of nearly equal size. The first rank has
+// everything before the blocks, and the last rank everything after them. A rank broadcasts the result of the last block
+// of its range.
 class PipelineRunner final : public PartRunner {
  public:
   PipelineRunner(Comm& comm, at::Device device, int64_t num_blocks)
@@ -43,8 +43,8 @@ class PipelineRunner final : public PartRunner {
   }
 
  private:
-  // Calls `forward` on rank `rank` alone. With `share`, returns its result on all ranks. Without `share`, returns the
-  // input unchanged on the other ranks.
+  // Calls `forward` on rank `rank` alone. With `share`, returns the result of `forward` on all ranks. Without `share`,
+  // returns the input unchanged on the other ranks.
   at::Tensor run_on(int rank, bool share, const at::Tensor& input, const Forward& forward) const {
     at::Tensor output = comm_.rank() == rank ? forward(input).contiguous() : input;
     return share && comm_.world_size() > 1 ? shared(output, rank) : output;

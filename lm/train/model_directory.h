@@ -12,20 +12,20 @@ struct ModelExport {
   std::string dtype = "F32";  // F32, BF16 or F16
 };
 
-// Checks the output directory of a run. Throws ValueError if the run would overwrite a model of somebody else. That is
-// the model from which it starts, or a model in `output` if `checkpoints` has no checkpoint. Throws IoError if a file
-// that the run copies at its end cannot be read.
+// Checks the output directory of a run. Throws ValueError if the run would overwrite a model of somebody else. Such a
+// model is the one from which the run starts, or a model in `output` if `checkpoints` has no checkpoint. Throws IoError
+// if a file that the run copies at its end cannot be read.
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints);
 
 // Returns the symbolic links that lead out of the directory `model` as "NAME (TARGET), ...", or "" if there are none.
 // Lists only files that a run copies to its output. Leaves out links into the blobs/ of a Hugging Face cache.
 std::string links_out_of(const std::string& model);
 
-// Writes a Hugging Face directory. It contains the tensors that `weights` chooses as safetensors in `what.dtype`,
-// config.json with that dtype, the other files of `what.model` for transformers (such as its tokenizer), and a
-// generation config, which is made from config.json if the model has none. Renames each file to its final name when the
-// file is complete, and config.json last. So an error (IoError or ValueError) leaves no half-written file under its
-// final name.
+// Writes a Hugging Face directory. The directory contains the tensors that `weights` chooses, as safetensors in
+// `what.dtype`. It also contains config.json with that dtype, and the other files of `what.model` for transformers,
+// such as the tokenizer. If the model has no generation config, the function makes one from config.json. Renames each
+// file to its final name when the file is complete, and config.json last. So an error (IoError or ValueError) leaves no
+// half-written file under its final name.
 void write_model_directory(const ModelExport& what, ExportOptions weights = {});
 
 // Does the same for a directory with adapters in PEFT's format instead of a model. `weights` chooses the tensors.

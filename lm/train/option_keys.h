@@ -3,8 +3,9 @@
 
 namespace zeroshard {
 
-// Throws a ConfigError if the configuration's object "train" has unknown keys. It names all of them, each with the
-// nearest known key. The function does not check values, because options.cpp checks each value when it reads it.
+// Throws a ConfigError if the configuration's object "train" has unknown keys. The error names all unknown keys, each
+// with the nearest known key. The function does not check values, because options.cpp checks each value when it reads
+// it.
 void refuse_unknown_options(const Json& train);
 
 }  // namespace zeroshard

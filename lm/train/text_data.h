@@ -10,7 +10,7 @@ namespace zeroshard {
 bool is_text(const std::string& path);
 
 // Makes token files of the text files in `options` with the tokenizer of the model's directory, and replaces the text
-// files in `options` by them. The token files stay in output/tokens for the next run.
+// files in `options` by these token files. The token files stay in output/tokens for the next run.
 void tokenize_texts(TrainOptions& options);
 // Does the same on all ranks, and rank 0 makes the files for all. Collective. Returns false on all ranks if `stop` has
 // become true on any of them.

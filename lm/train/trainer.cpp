@@ -124,8 +124,8 @@ class Run {
   }
 
  private:
-  // Throws StateError if all steps of the run were skipped. That is possible in a short run, because only
-  // zeroshard.max_skipped_steps skipped steps in a row end a run by themselves.
+  // Throws StateError if all steps of the run were skipped. A short run can skip all its steps, because only
+  // zeroshard.max_skipped_steps skipped steps in a row end a run.
   void check_trained() const {
     if (engine_.steps() == 0 || engine_.skipped_in_a_row() < engine_.steps()) return;
     throw StateError(concat("none of the run's ", engine_.steps(),
@@ -156,7 +156,8 @@ class Run {
     return sum_of_losses(model_->logits(batch.tokens, runner_), batch.targets);
   }
 
-  // The number of groups of ranks that share rows, and the number of this rank's group.
+  // The ranks that share rows form a row group. row_groups() returns the number of groups, and row_group() the index of
+  // this rank's group.
   int64_t row_groups() const { return world_.world_size() / config_.sequence_parallel_size; }
   int64_t row_group() const { return world_.rank() / config_.sequence_parallel_size; }
 
@@ -229,7 +230,7 @@ class Run {
 
   // Reports progress of this rank to the launcher, and returns whether a signal came on any rank. Called before each
   // pass of an evaluation. The result is the same on all ranks. The ranks communicate only before every fourth pass,
-  // because a pass of a small model takes less time than that.
+  // because a pass of a small model takes less time than the communication.
   bool is_stopped(int64_t pass) {
     if (world_.observer()) world_.observer()->step_finished(engine_.steps());
     return pass % 4 == 0 && world_.mean(stop_ ? 1 : 0) > 0;

@@ -34,8 +34,8 @@ py::object& kept_interrupt() {
   return *kept;
 }
 
-// Turns an error that a Python callback raised into an error of the core, and throws that. So every rank hears of it,
-// and code that reads a checkpoint does not report a damaged file.
+// Turns an error that a Python callback raised into an error of the core, and throws that. So every rank learns of the
+// error, and code that reads a checkpoint does not mistake it for a damaged file.
 [[noreturn]] void throw_as_own(const py::error_already_set& error) {
   const py::gil_scoped_acquire gil;
   const auto text_of = [](const py::handle& value) {

@@ -25,8 +25,8 @@ struct Later {
   int64_t from_ns;
 };
 
-// By number of the signal. Global, because a handler gets only that number. An entry is written before its handler is
-// installed.
+// Has an entry for each signal number. It is global, because a handler gets only that number. An entry is written
+// before the handler that reads it is installed.
 std::array<Later, NSIG> later{};
 
 void act_later(int number) {

@@ -91,7 +91,7 @@ class Keeper:
 
 
 class _Stayed:
-    """A tensor that stays in memory. It compares versions itself, because torch compares them only without hooks."""
+    """Keeps a tensor in memory, and detects writes to it, because torch detects them only without hooks."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._version = tensor, tensor._version
@@ -123,7 +123,7 @@ class _Checkpoint:
 
 
 class _Part:
-    """A function that the backward pass computes a second time. Checkpoints inside of it are torch's own, then too."""
+    """A function that the backward pass computes a second time. Checkpoints inside of it are always torch's own."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -141,7 +141,8 @@ def _checkpointed(
 ) -> Any:
     if keeper is None or _thread.recomputes or not torch.is_grad_enabled():
         return checkpoint(function, *args, **kwargs)
-    # The hooks of `checkpoint`, and not these, get the tensors that autograd saves inside the function.
+    # These hooks get the inputs of the function. The tensors that autograd saves inside the function go to the hooks of
+    # `checkpoint` instead.
     with saved_tensors_hooks(keeper.pack, _unpack):
         return checkpoint(_Part(function), *args, **kwargs)
 

@@ -52,7 +52,7 @@ def find_buffers(model: nn.Module, device: torch.device, parsed: _C.ParsedConfig
 
 
 def _chooser(model: nn.Module, parsed: _C.ParsedConfig) -> Callable[[nn.Module, str, torch.Tensor], torch.dtype]:
-    """Returns a function that chooses the dtype of a buffer from its module, its path and the buffer."""
+    """Returns a function that chooses a buffer's dtype from the buffer's module, its path and the buffer itself."""
     key = "data_types."
     given = {path.removeprefix(key): json.loads(value) for path, value, _ in parsed.values if path.startswith(key)}
     compute = parsed.config.compute_dtype

@@ -29,8 +29,8 @@ _CLIENT = "client"
 _RANK_STATE = "rank_state"
 _BUFFER = "buffer"
 _OPTIMIZER = "optimizer."  # prefix of the kinds of states of a user's optimizer: "optimizer.exp_avg"
-# Prefix of the kinds of states of a user's optimizer that are saved as they are for one slice of a parameter, without
-# being cut to single elements: "stretch.absmax@1".
+# Prefix of the kinds of states of an optimizer with tables. Each of these states is saved as one tensor for a whole
+# slice of a parameter: "stretch.absmax@1".
 _OF_STRETCH = "stretch."
 
 
@@ -146,7 +146,7 @@ def _collect(
 
 
 def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
-    """Returns the state of the run. The checkpoint contains that of rank 0."""
+    """Returns the state of the run. The checkpoint contains rank 0's state."""
     state = {
         **dict(run.core.progress_at_last_step.counts()),
         "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
@@ -238,8 +238,8 @@ def _external_states(
 ) -> tuple[list[_C.TensorState], dict[str, list[_C.TensorState]], dict[str, dict[str, Any]]]:
     """Returns the states of the user's optimizer: slices of parameters, whole tensors by kind, and other values.
 
-    A load cuts slices anew for its own ranks. If some rank has tables, every rank saves ``whole`` tensors instead of
-    slices. Only a run that cuts each parameter at the same elements can load whole tensors.
+    A load cuts slices anew for its own ranks. ``whole`` says that some rank has tables. Every rank then saves whole
+    tensors instead of slices. Only a run that cuts each parameter at the same elements can load whole tensors.
     """
     slices: list[_C.TensorState] = []
     tables: dict[str, list[_C.TensorState]] = {}
@@ -449,7 +449,7 @@ def _check_rank_state(run: Run, saved: dict[str, Any]) -> None:
 
 
 def _check_scheduler(run: Run, state: Any) -> None:
-    """Makes the scheduler load ``state`` and then its own state, so that a wrong state fails before any load."""
+    """Lets the scheduler load ``state`` and then its old state, so that a wrong state fails before any load."""
     scheduler = run.lr_scheduler
     if state is None or not (hasattr(scheduler, "load_state_dict") and hasattr(scheduler, "state_dict")):
         return
@@ -568,7 +568,7 @@ def _own_copies(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _restore_random(run: Run, rank_states: list[str]) -> None:
-    """Continues each rank's own random numbers. Ranks that the saving run did not have begin new ones."""
+    """Restores this rank's random state. A rank that the saving run did not have gets a new state."""
     saved = json.loads(rank_states[run.rank % len(rank_states)]).get("random")
     if saved is not None:  # an imported checkpoint has no random state, so the run keeps its own
         restore_other_random_state(saved, run.device)

@@ -28,10 +28,10 @@ def convert(
 ) -> tuple[str, list[str]]:
     """Converts the checkpoint ``source`` of DeepSpeed or DCP to ``out``.
 
-    Returns its path there, and notes on lost parts. ``buffers`` are patterns for the names of buffers, because DCP does
-    not distinguish buffers from frozen parameters. The disk of ``out`` must have room for the new checkpoint twice.
-    Raises ``ValueError`` if the source is no checkpoint of either kind, is damaged or is incomplete, and if ``out``
-    already has a checkpoint of that tag.
+    Returns the path of the new checkpoint, and notes on parts that were lost. ``buffers`` are patterns for the names of
+    buffers, because DCP does not distinguish buffers from frozen parameters. The disk of ``out`` must have room for the
+    new checkpoint twice. Raises ``ValueError`` if the source is no checkpoint of either kind, is damaged or is
+    incomplete, and if ``out`` already has a checkpoint of that tag.
     """
     source, out = os.fspath(source), os.fspath(out)
     try:
@@ -109,7 +109,7 @@ def _reserve(scratch: Any, size: int, out: str) -> None:
 def _assemble(entries: list[Entry], scratch: Any, out: str) -> list[tuple[_C.StoredTensor, torch.Tensor]]:
     """Copies whole tensors to a mapped file, so that they need not fit into memory together.
 
-    Returns them with descriptions.
+    Returns each tensor with its description.
     """
     begins, end = [], 0
     for entry in entries:

@@ -119,8 +119,8 @@ def end_default_group() -> None:
 def _end_with_the_process() -> None:
     """Ends the groups that a script has not ended, while the interpreter still lives.
 
-    After the end of the interpreter, Gloo's threads might free tensors. They would need Python's lock for that, and
-    would abort the process.
+    After the end of the interpreter, Gloo's threads might free tensors. The threads would need Python's lock for that,
+    and would abort the process.
     """
     _C.let_threads_stay()
     if not _has_started_group() or dist.get_backend() != "gloo":
@@ -142,7 +142,7 @@ def _end_with_the_process() -> None:
 def forget_stores() -> None:
     """Forgets the stores in a forked child.
 
-    They belong to the parent, and the child does not have the parent's threads.
+    The stores belong to the parent, whose threads the child does not have.
     """
     global _started_group
     _started_group = None

@@ -49,9 +49,9 @@ def _of_run(name: str, doc: str) -> property:
 class Engine(Getters, nn.Module):
     """Trains ``module`` with its states sharded over all ranks. ``zeroshard.initialize`` makes an engine.
 
-    A step is ``loss = engine(...)``, ``engine.backward(loss)``, ``engine.step()``. Of every
-    ``gradient_accumulation_steps`` calls of ``step()``, the last one updates the parameters. Every rank must make the
-    same calls in the same order.
+    A step is ``loss = engine(...)``, ``engine.backward(loss)``, ``engine.step()``. The last of every
+    ``gradient_accumulation_steps`` calls of ``step()`` updates the parameters. Every rank must make the same calls in
+    the same order.
 
     >>> for batch in loader:
     ...     loss = engine(**batch).loss
@@ -213,7 +213,7 @@ class Engine(Getters, nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Keeps the gradients of backward passes inside on this rank. The next backward pass outside reduces them, too.
+        """Makes backward passes inside keep gradients on this rank. The next backward pass outside reduces them, too.
 
         >>> with engine.no_sync():
         ...     engine.backward(engine(**batch).loss)
@@ -268,7 +268,7 @@ class Engine(Getters, nn.Module):
         """Ends the engine: frees its states, removes its hooks, and turns the parameters into whole, ordinary tensors.
 
         Collective. Parameters that stage 3 has sharded lose their values if some rank does not have the memory for all
-        of them, and if ``destroy()`` is called while an exception is handled. Raises ``IoError`` if the last checkpoint
+        of them, or if ``destroy()`` is called while an exception is handled. Raises ``IoError`` if the last checkpoint
         could not be written.
 
         >>> engine.destroy()
@@ -295,9 +295,9 @@ class Engine(Getters, nn.Module):
         ``save_checkpoint`` or ``wait_for_checkpoint()`` raises its error. A process that ends waits for the thread. If
         ``zeroshard.checkpoint.async`` is false, the call returns when the checkpoint is written.
 
-        ``client_state`` may contain numbers, text, tensors, lists, tuples and dicts. The checkpoint gets rank 0's.
-        ``rank_state`` may contain the same, and the checkpoint gets every rank's. An example for it are a rank's
-        averages of its own shards.
+        ``client_state`` may contain numbers, text, tensors, lists, tuples and dicts. The checkpoint contains rank 0's
+        ``client_state``. ``rank_state`` may contain such values, too, for example a rank's averages of its own shards.
+        The checkpoint contains the ``rank_state`` of every rank.
 
         >>> engine.save_checkpoint("checkpoints", client_state={"epoch": 3})
         """
@@ -340,7 +340,8 @@ class Engine(Getters, nn.Module):
         Without a tag the call loads the newest whole checkpoint. It skips a damaged checkpoint with a warning, or
         raises ``IoError`` with ``strict``. Returns the checkpoint's path and its ``client_state``, or ``(None, None)``
         if there is no checkpoint. Puts the ``rank_state`` that this rank has saved into the dict ``rank_state``. If
-        that argument is given but another number of ranks has saved, the call raises ``ValueError`` and loads nothing.
+        that argument is given but another number of ranks saved the checkpoint, raises ``ValueError`` and loads
+        nothing.
 
         >>> path, client_state = engine.load_checkpoint("checkpoints")
         """
@@ -379,11 +380,11 @@ class Engine(Getters, nn.Module):
     def save_pretrained(self, save_dir: str | os.PathLike, tokenizer: Any = None, **options: Any) -> None:
         """Writes the model as a directory that ``from_pretrained`` reads. Collective.
 
-        The model must be of transformers, diffusers or PEFT, for which only the adapters are written, in PEFT's format.
-        Rank 0 calls the model's own ``save_pretrained`` with the gathered weights, in their training dtype, and with
-        ``options`` such as ``max_shard_size``. Rank 0 needs host memory for the weights that it writes. The files of
-        the tokenizer come from ``tokenizer`` or, without it, from the directory from which the model was loaded. Raises
-        ``ValueError`` for other modules.
+        The model must be of transformers, diffusers or PEFT. For a model of PEFT the call writes only the adapters, in
+        PEFT's format. Rank 0 calls the model's own ``save_pretrained`` with the gathered weights, in their training
+        dtype, and with ``options`` such as ``max_shard_size``. Rank 0 needs host memory for the weights that it writes.
+        The files of the tokenizer come from ``tokenizer`` or, without it, from the directory from which the model was
+        loaded. Raises ``ValueError`` for other modules.
 
         >>> engine.save_pretrained("trained")
         """
@@ -474,8 +475,8 @@ class Engine(Getters, nn.Module):
 
         ``tiers`` has the same totals by the place of the bytes: ``"device"``, ``"host"`` or ``"file"``. On the CPU the
         device's memory is the host's memory, and ``"host"`` counts only copies for checkpoints. ``kept`` has the bytes
-        of freed CPU tensors that the process keeps for the next step. Kept and used bytes together are never more than
-        the operators of the last step needed at one time.
+        of freed CPU tensors that the process keeps for the next step. Kept and used bytes together never exceed the
+        largest amount that was in use at one time in this step and the last.
 
         >>> engine.memory_report()["measured_peak"]
         """

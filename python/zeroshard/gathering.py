@@ -18,15 +18,16 @@ from .shards import whole
 def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: int | None = None) -> Iterator[None]:
     """Makes parameters whole inside the context, so that they can be read like any other tensor.
 
-    Every rank must enter the context with the same parameters. With ``modify_rank``, every rank takes over the values
-    that rank ``modify_rank`` has written, when the context ends. Master weights take them over, too. After an exception
-    inside, the writes are dropped, and the parameters get their old values back. For this, ``gathered`` first copies
+    Every rank must enter the context with the same parameters. At the end of a context with ``modify_rank``, every rank
+    takes over the values that rank ``modify_rank`` has written. Master weights take over these values, too. After an
+    exception inside, the writes are dropped, and the parameters get their old values back. So ``gathered`` first copies
     parameters that are whole anyway, as at stages 0 to 2, to host memory.
 
-    Without ``modify_rank`` the parameters may only be read. A rank that has written to one raises ``StateError`` when
-    the context ends. (Only writes to parameters of ``deepspeed.zero.Init`` that no engine has yet are dropped without
-    an error.) Views that were made inside (``param.detach()``) may be kept. They keep the values that the parameters
-    have when the context ends. ``params`` may contain None and tensors of no engine, which do not change.
+    Without ``modify_rank`` the parameters may only be read. A rank that has written to a parameter raises
+    ``StateError`` when the context ends. (Only writes to parameters of ``deepspeed.zero.Init`` that no engine has yet
+    are dropped without an error.) Views that were made inside (``param.detach()``) may be kept. They keep the values
+    that the parameters have when the context ends. ``params`` may contain None and tensors of no engine, which do not
+    change.
 
     >>> with zeroshard.gathered(model.parameters()):
     ...     model.generate(ids, max_new_tokens=8)
@@ -55,7 +56,7 @@ def _gathered(
 
 @contextmanager
 def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can_drop: bool) -> Iterator[None]:
-    """Makes the units of those parameters whole that belong to engines.
+    """Makes the units of those ``tensors`` whole that are parameters of an engine.
 
     With ``can_drop``, restores the old values after an exception and, if there is no ``modify_rank``, at the end.
     """
@@ -91,7 +92,7 @@ def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
                 "load_state_dict(assign=True) would replace parameters that zeroshard shards: leave assign out, or "
                 "load before zeroshard.initialize"
             )
-        # Keeps no copy for an exception inside, because there might be no memory for a second whole model.
+        # Keeps no copy to restore after an exception, because there might be no memory for a second whole model.
         loading.append(_gathered(module.parameters(), 0, can_drop=False))
         loading[-1].__enter__()
 

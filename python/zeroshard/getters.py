@@ -93,7 +93,7 @@ class Getters:
         return self._run.optimizer.rates()
 
     def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of every param group. A scheduler replaces it when it steps.
+        """Sets the learning rate of every param group. The next step of a scheduler replaces this rate.
 
         >>> engine.set_lr(1e-5)
         """

@@ -29,8 +29,8 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
     If some units are sharded, ``core`` also learns when a forward only reads from a unit, such as a head that
     multiplies by ``embedding.weight`` without calling the embedding. Such a unit stays gathered until the innermost
     running forward, of a unit's module or of the model, has ended. It is gathered anew for the backward pass of that
-    forward. The same holds for a unit whose module returns a parameter or a view of one, and for a unit from which a
-    backward pass reads.
+    forward. A unit whose module returns a parameter or a view of one, and a unit from which a backward pass reads, are
+    treated in the same way.
     """
     readers = Readers(core)
     some_are_sharded = not all(core.is_replicated(index) for index in range(len(units)))
@@ -125,8 +125,8 @@ class TileLoop:
             readers.leave(_BETWEEN, self.outputs)
 
     def use(self, readers: Readers, unit: int) -> None:
-        # A unit whose backward pass is running is whole already. Its use is no event for the core, because ranks can
-        # have different numbers of tiles.
+        # A unit whose backward pass is running is whole already. The use of such a unit is no event for the core,
+        # because ranks can have different numbers of tiles.
         if readers.computes_backward(unit):
             return
         if readers not in self._readers:
@@ -206,7 +206,7 @@ class Readers:
 
     @contextmanager
     def reading(self, unit: int, made: list[torch.Tensor]) -> Iterator[None]:
-        """Gathers ``unit`` inside a forward, and anew for the backward pass of the tensors in ``made`` at the end."""
+        """Gathers ``unit`` in this context, and anew for the backward pass of the tensors in ``made`` at its end."""
         self.enter(_BETWEEN)
         try:
             self.read(unit)

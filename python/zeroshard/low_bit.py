@@ -1,4 +1,4 @@
-"""Reads the settings of optimizers of bitsandbytes and torchao. The core does their work with its own 8-bit moments."""
+"""Reads the settings of optimizers of bitsandbytes and torchao. The core updates in their place, with 8-bit moments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK = 256  # elements that share a scale, in the core and by default in both 
 _LEAST_CODED = 4096  # smaller parameters keep fp32 moments in the core
 
 _PREFIXES, _SUFFIXES = ("", "Paged"), ("", "8bit", "32bit")
-# The core's types for the optimizers of bitsandbytes. Its Adam decays weights in the same way as AdamW.
+# The core's types for the optimizers of bitsandbytes. The Adam of bitsandbytes decays weights in the same way as AdamW.
 _BITSANDBYTES = {
     f"{prefix}{name}{suffix}": kind
     for name, kind in (
@@ -38,7 +38,7 @@ class LowBit:
     without_effect: list[str] = field(default_factory=list)
 
 
-# The step() of each package calls these methods. A subclass can replace them.
+# Methods that the step() of these packages calls. A subclass that replaces one of them updates in another way.
 _PARTS = ("update_step", "init_state", "get_config", "get_state_buffer", "_new_buffer", "_subclass_zeros")
 
 
@@ -97,7 +97,7 @@ def _refuse(found: LowBit, setting: str, value: Any, advice: str) -> None:
 
 
 def _read_bitsandbytes(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> bool:
-    """Returns whether all states have 32 bits."""
+    """Reads the settings of bitsandbytes into ``found``. Returns whether all states have 32 bits."""
     args = optimizer.args
     if (percentile := getattr(args, "percentile_clipping", 100)) != 100:
         _refuse(found, "percentile_clipping", percentile, "set 100, and gradient_clipping in the configuration")

@@ -77,7 +77,7 @@ def _tell(low_bit: LowBit) -> None:
 
 
 def _leaves_of(module: nn.Module, parsed: _C.ParsedConfig) -> tuple[list[nn.Module], list[str]]:
-    """Returns the leaf modules that the configuration names, and those of its names that the model does not have."""
+    """Returns the leaf modules that the configuration names, and the configured names that the model does not have."""
     key = "zero_optimization.leaf_module."
     wanted = {path.removeprefix(key): json.loads(value) for path, value, _ in parsed.values if path.startswith(key)}
     return named_leaves(module, **wanted)
@@ -142,7 +142,7 @@ def _make_core(
 def _tensors_of(
     module: nn.Module, unit: Unit, device: torch.device, begin: Callable[[], None] | None
 ) -> Callable[[], list[list[torch.Tensor]]]:
-    """Returns a function that gives the core the tensors of a unit. The core calls it once all ranks have agreed."""
+    """Returns a function that gives the core the tensors of a unit. The core calls it after all ranks agreed."""
 
     def tensors() -> list[list[torch.Tensor]]:
         if begin is not None:

@@ -28,7 +28,7 @@ class Mark(NamedTuple):
 
 
 def refuse_to_pickle() -> NoReturn:
-    """Raises ``StateError``, because what an engine has must not be pickled, as ``torch.save`` does."""
+    """Raises ``StateError``, because objects of an engine must not be pickled, for example by ``torch.save``."""
     raise _C.StateError(
         "what belongs to an engine cannot be pickled, and so not be saved by torch.save: save "
         "model.state_dict() inside zeroshard.gathered(model.parameters()), or call engine.save_checkpoint, "
@@ -85,7 +85,7 @@ def unmark_optimizer(optimizer: torch.optim.Optimizer) -> None:
 def made_with(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
     """Returns the parameters with which an optimizer was made, by param group.
 
-    This also works while the optimizer has slices in their place.
+    The function also works while the optimizer has slices instead of these parameters.
     """
     owner = getattr(optimizer, _OWNER, lambda: None)()
     return owner.params_of_groups if owner is not None else [group["params"] for group in optimizer.param_groups]

@@ -25,8 +25,8 @@ class Init:
     initial values one unit at a time, so that a rank never holds more than its shards and one unit. The values come
     from the ``reset_parameters`` of the modules and from the model's ``_init_weights``.
 
-    The following tensors keep their memory and values: a parameter that replaces another (``from_pretrained``,
-    ``load_state_dict(..., assign=True)``, an assignment), buffers, parameters that are no floating-point numbers, and
+    Some tensors keep their memory and values. These are buffers, parameters that are no floating-point numbers,
+    parameters that replace another one (``from_pretrained``, ``load_state_dict(..., assign=True)``, an assignment), and
     parameters made from values (``nn.Parameter(torch.ones(n) * 1e-6)``) up to 64 MiB together. Beyond 64 MiB, a
     parameter made from values may only have one value for all elements (``torch.zeros(n)``). If it has different
     values, ``initialize`` raises an error. ``initialize`` also raises an error if other code than the two methods above
@@ -91,7 +91,7 @@ class Init:
     def _place(self, module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
         """Returns the replacement of ``param``.
 
-        It is always the same for the same parameter, so that tied parameters stay tied.
+        The replacement is always the same for the same parameter, so that tied parameters stay tied.
         """
         lazy = isinstance(param, nn.parameter.UninitializedTensorMixin)
         if not isinstance(param, nn.Parameter) or lazy or not param.is_floating_point():
@@ -256,7 +256,7 @@ def _buffers_kept(modules: list[nn.Module]) -> Iterator[None]:
 def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
     """Yields the modules that contain one of ``owners``, inner ones first.
 
-    With each come the modules that initialize it.
+    Yields with each module the list of modules that initialize it.
     """
     seen: dict[int, bool] = {}
     found = []

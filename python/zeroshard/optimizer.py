@@ -300,7 +300,7 @@ def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
 def _kept(value: Any) -> Callable[[], Any]:
     """Returns a function that returns ``value`` as it is now.
 
-    For a tensor, it returns the same tensor with its present values.
+    If ``value`` is a tensor, the returned function first writes the tensor's present values back into it.
     """
     values = value.clone() if isinstance(value, torch.Tensor) else None
     return lambda: value if values is None else value.copy_(values)
@@ -443,7 +443,7 @@ class Optimizer(torch.optim.Optimizer):
         # This object shares its hooks with the user's optimizer, so that hooks on either are called.
         self._optimizer_step_pre_hooks = getattr(setup.inner, "_optimizer_step_pre_hooks", OrderedDict())
         self._optimizer_step_post_hooks = getattr(setup.inner, "_optimizer_step_post_hooks", OrderedDict())
-        self._inner = setup.inner  # set last, because a front of the same class then sets its other attributes there
+        self._inner = setup.inner  # last, because a subclass can set later attributes on the user's optimizer instead
 
     def belong_to(self, engine: Any) -> None:
         """Connects to ``engine``, which has ``zero_grad`` and ``_update``.

@@ -24,8 +24,8 @@ from .publishing import Publishing
 from .run import Run
 from .together import together
 
-# Methods of the user's own optimizer that the engine's optimizer replaces. The user's optimizer has neither gradients
-# nor whole states for them.
+# Methods that the user's optimizer gets from the engine's optimizer, because the user's optimizer itself has neither
+# gradients nor whole states.
 _BORROWED = ("zero_grad", "add_param_group", "state_dict", "load_state_dict")
 
 
@@ -135,7 +135,8 @@ class Ownership:
     def end(self, *, gather: bool = True) -> None:
         """Returns all remaining units and frees the core. Without ``gather``, does not return sharded units.
 
-        Raises ``MemoryError`` only with ``gather``. Without it, a unit that does not fit into memory has no values.
+        Raises ``MemoryError`` only with ``gather``. Without ``gather``, a unit that does not fit into memory has no
+        values.
         """
         for index, sharded in enumerate(self._sharded):
             try:
@@ -152,7 +153,7 @@ class Ownership:
 
 
 def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run) -> MethodType:
-    """Returns a bound ``step()`` that updates through the engine, or by ``own`` if slices have own gradients."""
+    """Returns a bound ``step()`` that updates by the engine, or by ``own`` if the user's slices have gradients."""
     front, outside, replaced = run.optimizer, run.external is not None, optimizer.step
 
     def step(_: Any, closure: Callable | None = None) -> Any:

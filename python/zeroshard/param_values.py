@@ -6,8 +6,9 @@ and micro-batches, without the loss scale and before clipping. They exist from `
 for training begins, so they still exist after ``step``.
 
 Getters return fp32 tensors in the parameter's shape. Setters take the same whole tensor on every rank, and each rank
-keeps its share. Every rank must call them with the same parameter. With ``local=True`` a getter returns, and a setter
-takes, a 1-D tensor of the elements that this rank updates. That tensor can be empty. At stage 0 it has all elements.
+keeps its share. Every rank must call these functions with the same parameter. With ``local=True`` a getter returns, and
+a setter takes, a 1-D tensor of the elements that this rank updates. That tensor can be empty. At stage 0 it has all
+elements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds changes to parameters during training that would keep them from learning without an error."""
+"""Finds changes to parameters during training that would silently keep the parameters from learning."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ def backward_pass(
 ) -> Iterator[None]:
     """Surrounds ``loss.backward()``. If it raises, all ranks learn of the exception and discard the step's gradients.
 
-    The same holds for an interruption just before or after the end of the pass. Code that catches the interruption must
-    begin the step anew. On a rank whose backward pass fails, ``on_failure`` is called first. It must end the waits of
+    An interruption just before or after the end of the pass has the same effect. Code that catches the interruption
+    must begin the step anew. A rank whose backward pass fails first calls ``on_failure``, which must end the waits of
     other ranks in communicators that the engine does not know.
     """
     core.begin_backward(sync)

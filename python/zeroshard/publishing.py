@@ -22,7 +22,7 @@ def _make(make: Callable, *arguments: Any) -> Any:
 
 
 class _Silent:
-    """Comes before a class in a subclass's method resolution order, so that the class does not learn of it."""
+    """Comes before a class in the method resolution order of a subclass, of which the class must not learn."""
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Does not call the method of the class, because that can register subclasses and require keywords."""

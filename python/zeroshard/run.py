@@ -147,7 +147,7 @@ class Run:
         self.core = self.units = self.parameter_check = Ended(why)
 
     def external_params(self) -> Iterator[tuple[_C.OptimizerSlice, nn.Parameter]]:
-        """Yields the slices that the user's own optimizer updates on this rank, each with its parameter for it."""
+        """Yields this rank's slices for the user's optimizer, each with the parameter that the optimizer has for it."""
         if self.external is None:
             return
         params = [iter(group["params"]) for group in self.external.param_groups]

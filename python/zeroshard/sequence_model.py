@@ -27,7 +27,7 @@ from .sequence_rows import PIECE_WITHOUT_LABELS
 _NO_GRAPH = "sequence parallelism exchanges pieces of rows here, between graphs: compile without fullgraph=True"
 _PER_HEAD = ("position_bias", "s_aux", "alibi", "head_mask")  # arguments of attention that this module does not cut
 
-# The cut of each module of a model.
+# Maps each module of a cut model to the model's cut.
 _cuts: weakref.WeakKeyDictionary[nn.Module, Cut] = weakref.WeakKeyDictionary()
 _replaced: dict[str, Callable] = {}  # attention functions of transformers that were replaced for cut models, by name
 _running: list[Forward] = []  # at most one: the running forward
@@ -348,7 +348,7 @@ def _check_call(
 def _groups_of_heads(module: nn.Module, groups: int) -> Iterator[None]:
     """Sets how many query heads share a key-value head.
 
-    These are fewer than in the module if key-value heads are replicated.
+    If key-value heads are replicated, this number is smaller than the one that the module itself has.
     """
     before = getattr(module, "num_key_value_groups", groups)
     if before == groups:
@@ -405,7 +405,7 @@ _PARTS = 1024  # items count in parts, because the number of items can be a mean
 
 
 def _items(kwargs: dict[str, Any], model: nn.Module) -> list[int] | None:
-    """Returns the parts of ``num_items_in_batch`` (-1 without it) and this rank's labels; None if models ignore it."""
+    """Returns ``num_items_in_batch`` in parts (-1: not given) and the count of labels; None if the model ignores it."""
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels")
     if items is None:
         return [-1, 0]

@@ -137,8 +137,8 @@ class PieceLoader:
 class SharedLoader(PieceLoader):
     """Gives each rank of the group its piece of rows that the first rank of the group has loaded.
 
-    All ranks load rows, so that every loader has the same position. Only the rows of the first rank are used, because
-    the rows of other ranks differ from them if a dataset or its collate_fn draws random numbers.
+    All ranks load rows, so that every loader has the same position. Only the rows of the first rank are used, because a
+    dataset or collate_fn that draws random numbers gives other rows on other ranks.
     """
 
     def __len__(self) -> int:

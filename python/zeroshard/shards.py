@@ -253,7 +253,7 @@ def cut(
 
 
 def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
-    """Ties a parameter that was made from the data of a sharded parameter to it. Returns False if this one was not."""
+    """Ties ``param`` to the sharded parameter from whose data it was made. Returns False if there is none."""
     shard = _shard_of_memory(param)
     if shard is None or (is_whole(param) and not (shard.is_held and _is_of(param, shard.gathered))):
         if not is_whole(param):
@@ -275,7 +275,7 @@ def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
 
 @contextmanager
 def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[None]:
-    """Makes parameters that have shards whole inside. Collective, except over parameters that a context already holds.
+    """Makes sharded parameters whole in this context. Collective, except over parameters that a context already holds.
 
     At the end every rank takes over the writes of rank ``modify_rank``. Without ``modify_rank``, or after an exception,
     drops the writes. An inner context does nothing with parameters that an outer context already holds, so it may run

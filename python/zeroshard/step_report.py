@@ -19,9 +19,9 @@ from .run import Run
 class StepReport:
     """Reports loss, pace and memory. Costs nothing on other ranks, and between lines only if metrics are enabled.
 
-    The loss is the mean over this rank's micro-batches of the step. The pace is the pace of all ranks together. Tokens
-    are the elements of the argument ``input_ids`` or, if the model has none, of the first argument if it has integers
-    in two dimensions.
+    The loss is the mean over this rank's micro-batches of the step. The pace is that of all ranks together. Tokens are
+    the elements of the argument ``input_ids`` or, if the model has none, of the first argument if it has integers in
+    two dimensions.
     """
 
     def __init__(self, run: Run) -> None:

@@ -26,8 +26,8 @@ MOMENT_S = 2.0
 def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
     """Makes the first signal of each kind request a stop.
 
-    A second one after ``MOMENT_S`` has the signal's former effect. If the run's engine has ended, the first signal has
-    the former effect, too. Workers of data loaders ignore the signals.
+    A second signal of that kind has its former effect if it comes ``MOMENT_S`` later or more. If the run's engine has
+    ended, the first signal has the former effect, too. Workers of data loaders ignore the signals.
     """
     first: dict[int, float] = {}  # signal -> time of its first arrival
 

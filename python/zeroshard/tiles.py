@@ -297,7 +297,7 @@ class _Body:
 def _in_place_of(module: nn.Module, values: dict[str, Any]) -> Iterator[None]:
     """Gives the module's attributes these values inside.
 
-    Python finds attributes of the instance before it looks for submodules.
+    ``values`` may also replace submodules, because Python finds attributes of the instance first.
     """
     own = vars(module)
     before = {name: own[name] for name in values if name in own}

@@ -95,7 +95,7 @@ class _Use:
 
 
 def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[_Use]]:
-    """Returns the occurrences of each module, by its ``id()``. A module that several modules contain has several."""
+    """Returns the occurrences of each module, by its ``id()``. A module in several modules has several occurrences."""
     is_block = {id(block) for block in blocks}
     uses: dict[int, list[_Use]] = {}
 

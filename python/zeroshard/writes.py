@@ -21,7 +21,8 @@ class Writes(TorchDispatchMode):
     """Records which tensors were never written, and which meta tensors lose values.
 
     A write to a tensor without memory is lost. Only initializers can be called a second time to repeat their writes.
-    The records are attributes of the storage, because views also write to it, and at the end of the parameters.
+    The records are attributes of the storage, because views also write to the storage. ``mark()`` copies them to
+    attributes of the parameters.
     """
 
     def __init__(self) -> None:

@@ -92,14 +92,15 @@ class CausalLM : public torch::nn::Module {
   // Writes the values that initialize() draws for elements [begin, end) of one parameter, in row-major order, to `out`
   // on the host as fp32. Each value depends only on `seed`, the element's position and the parameter's name.
   void initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out);
-  // Declares that parameter `name` is not a part of the architecture, but for example of an adapter. Its initial values
-  // are drawn uniformly from [-bound, bound], and the model's files do not contain it.
+  // Declares that parameter `name` is not a part of the architecture, but for example of an adapter. initialize() draws
+  // the parameter's values uniformly from [-bound, bound]. The model's files do not contain it.
   void add_parameter(const std::string& name, double bound) { added_[name] = bound; }
   bool is_added(const std::string& name) const { return added_.contains(name); }
 
  protected:
   explicit CausalLM(const Sizes& sizes) : sizes_(sizes) {}
-  // Computes the result of logits(). `batch` has all its members, and logits() has checked it.
+  // Computes the result of logits(). logits() has checked `batch`, and has set its positions to this rank's piece of
+  // them.
   virtual at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) = 0;
   // Fills `elements`, which are some elements of parameter `name`, with values of the parameter's initial distribution.
   virtual void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) = 0;
@@ -125,7 +126,8 @@ ParameterValues initial_values(CausalLM& model, uint64_t seed);
 // Returns the values in the safetensors files of a directory, of any floating-point dtype. Parameters of
 // CausalLM::add_parameter() have no values there. Throws the errors of load_causal_lm().
 ParameterValues stored_values(const CausalLM& model, const std::string& directory);
-// Gives the parameters of a model without memory all their memory, with undefined values or with `values`.
+// Allocates all parameters of `model`, which have no memory yet. Fills them with `values`, or leaves the values
+// undefined.
 void allocate(CausalLM& model);
 void allocate(CausalLM& model, const ParameterValues& values);
 

@@ -39,9 +39,10 @@ struct DatasetOptions {
   std::optional<int32_t> eos;
 };
 
-// An endless sequence of rows, epoch after epoch. Each epoch has every token of the files once, in an order that
-// depends only on (seed, epoch). Row `i` is the same for any number of ranks, so a run can continue from a row number.
-// The files stay mapped, and row() copies only the tokens of its row. Any number of threads may call row().
+// An endless sequence of rows, epoch after epoch. Each epoch has every token of the chosen part of the files once, in
+// an order that depends only on (seed, epoch). Row `i` is the same for any number of ranks, so a run can continue from
+// a row number. The files stay mapped, and row() copies only the tokens of its row. Any number of threads may call
+// row().
 class Dataset {
  public:
   // Throws an IoError or ValueError that names a file that is not a token file, is damaged, is empty or has ids outside

@@ -28,8 +28,8 @@ struct GenerateOptions {
 };
 
 // A model of a Hugging Face directory whose blocks are distributed over the ranks. Each rank computes its own blocks,
-// and sends one vector per token to the rank with the next blocks. No parameters are gathered. Each method is
-// collective.
+// and broadcasts one vector per token after the last of them. The rank with the next blocks continues with these
+// vectors. No parameters are gathered. Each method is collective.
 class Generator {
  public:
   // Loads the model to the world's device. `dtype` is the dtype of parameters and arithmetic: F32 or BF16. Throws the

@@ -40,8 +40,7 @@ ParameterValues with_adapters(const CausalLM& model, ParameterValues base, Param
 // The error also names a tensor that is missing, has another shape, or belongs to no adapter of the model.
 ParameterValues stored_adapters(const CausalLM& model, const std::string& directory);
 
-// Loads the model of `directory`, a Hugging Face directory, and the adapter of the directory `adapter`, both with their
-// weights, into memory.
+// Loads a model from the Hugging Face directory `directory`, and its adapter from the directory `adapter`, into memory.
 std::shared_ptr<CausalLM> load_causal_lm(const std::string& directory, const std::string& adapter);
 
 }  // namespace zeroshard

@@ -17,16 +17,17 @@ class Tokenizer {
   // Python's errors="replace" does. With `parse_special`, the names of special tokens in `text` become those tokens.
   // `add_special` adds the ids that the tokenizer puts around a sequence, such as <s>.
   virtual std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const = 0;
-  // Returns the text of `ids`. It contains the bytes of incomplete characters unchanged. `skip_special` leaves out
-  // special tokens. Throws ValueError for an id outside the vocabulary.
+  // Returns the text of `ids`. The text contains the bytes of incomplete characters unchanged. `skip_special` leaves
+  // out special tokens. Throws ValueError for an id outside the vocabulary.
   virtual std::string decode(const std::vector<int32_t>& ids, bool skip_special) const = 0;
 
   virtual int64_t vocab_size() const = 0;  // largest id + 1, including added tokens
   virtual std::optional<int32_t> id_of(std::string_view token) const = 0;
   virtual const std::string& token(int32_t id) const = 0;
 
-  // Return the tokens that begin and end a sequence, if the tokenizer has any. They come from tokenizer_config.json or
-  // special_tokens_map.json in the same directory. A SentencePiece model contains its own.
+  // Return the tokens that begin and end a sequence, if the tokenizer has any. Their names come from
+  // tokenizer_config.json or special_tokens_map.json in the same directory. A SentencePiece model itself contains their
+  // names.
   const std::optional<int32_t>& bos() const { return bos_; }
   const std::optional<int32_t>& eos() const { return eos_; }
   // Returns 16 hexadecimal digits. They are equal for tokenizers whose encode() gives the same results.

@@ -94,7 +94,7 @@ enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
 // Trains the model. Collective. Resumes from the newest checkpoint, if there is one. At the end the trained model is in
 // `output`. When `stop` becomes true on any rank (a signal handler may set it), the run saves a checkpoint and ends,
 // after its current step or in the middle of an evaluation. A run that still tokenizes texts at that time ends at once,
-// before TrainObserver::started(). If it fails, throws Error on every rank.
+// before TrainObserver::started(). If training fails, throws Error on every rank.
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop);
 
 // Returns lines of text about the run that train() would make: the model, the data and its first row, the steps, and

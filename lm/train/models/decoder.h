@@ -52,7 +52,7 @@ struct DecoderDefaults {
 };
 DecoderOptions read_decoder_options(Fields& fields, const DecoderDefaults& defaults);
 
-// A feed-forward module. Its input and output are [batch, length, features].
+// A feed-forward module. The input and the output are [batch, length, features].
 class FeedForward : public torch::nn::Module {
  public:
   virtual at::Tensor forward(const at::Tensor& x) = 0;

@@ -32,9 +32,9 @@ class Expert final : public torch::nn::Module {
   std::shared_ptr<Linear> gate_, down_, up_;
 };
 
-// Returns for each of `count` experts the indices of the choices in favour of it, in ascending order. `experts` has the
-// number of the chosen expert for each choice. If the choices are on a device, the host waits for it once, because only
-// the device knows how often each expert was chosen.
+// `experts` has the number of the chosen expert for each choice. Returns, for each of `count` experts, the ascending
+// indices of the choices that name this expert. If the choices are on a device, the host waits for it once, because
+// only the device knows how often each expert was chosen.
 std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t count) {
   std::vector<at::Tensor> choices;
   if (experts.is_cpu()) {
@@ -53,7 +53,7 @@ std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t cou
   return choices;
 }
 
-// Sends each token through `chosen` experts, those to which the router gives the largest shares (Jiang et al. 2024).
+// Sends each token through the `chosen` experts to which the router gives the largest shares (Jiang et al. 2024).
 class Experts final : public FeedForward {
  public:
   Experts(const DecoderOptions& options, int64_t count, int64_t chosen) : chosen_(chosen) {

@@ -8,7 +8,7 @@
 // supports, and makes the model.
 namespace zeroshard {
 
-// Returns " for parameter ...", the end of the error for a parameter for which there is not enough memory.
+// Returns " for parameter ...", the end of the error message if there is not enough memory for a parameter.
 std::string missing_for(const std::string& name, const at::Tensor& parameter);
 
 std::shared_ptr<CausalLM> make_llama(Fields& fields);

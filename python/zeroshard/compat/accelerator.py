@@ -54,7 +54,7 @@ class Accelerator:
 
 
 class CudaAccelerator(Accelerator):
-    """Has the functions for CUDA. Those that are not defined in the class are functions of ``torch.cuda``."""
+    """Has the functions for CUDA. Functions that are not defined in the class are those of ``torch.cuda``."""
 
     _OWN = frozenset(
         [

@@ -73,7 +73,7 @@ def _distances(named: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
 
 
 def _reading(param: nn.Parameter, made: list[torch.Tensor]) -> AbstractContextManager[None]:
-    """Gathers the parameter's unit inside, and for the backward pass of the tensors that are in ``made`` at the end."""
+    """Gathers the parameter's unit in this context, and for the backward pass of the tensors in ``made`` at its end."""
     mark = mark_of(param)
     return nullcontext() if mark is None else mark.owner().readers.reading(mark.unit, made)
 

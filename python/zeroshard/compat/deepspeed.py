@@ -67,8 +67,8 @@ class DeepSpeedEngine(Engine):
     def coalesce_grad_reduction(self) -> Iterator[None]:
         """Reduces the gradients of all backward passes inside at once, when the context ends.
 
-        It must end before ``step()``. Collective. Until the end each rank keeps its own gradients whole. Raises
-        ``StateError`` inside ``no_sync()`` and inside another such context.
+        The context must end before ``step()``. Collective. Until the end each rank keeps its own gradients whole.
+        Raises ``StateError`` inside ``no_sync()`` and inside another such context.
         """
         if not self._syncs:
             raise _C.StateError(
@@ -200,7 +200,7 @@ class DeepSpeedEngine(Engine):
             self.module.load_state_dict(checkpoint["module"], strict=strict)
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
-        """Returns the whole model's ``state_dict`` on rank 0's CPU, gathered unit by unit, else None. Collective."""
+        """Returns the ``state_dict`` on rank 0's CPU, gathered unit by unit, and None on other ranks. Collective."""
         try:
             return state_dict_of_rank_0(self._run, lambda p: p.requires_grad or not exclude_frozen_parameters)
         except ValueError as error:  # because Trainer takes a ValueError for "gathering is off"

@@ -45,7 +45,7 @@ def unwrap_model_for_generation(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _kept(module: nn.Module) -> list[nn.Parameter]:
-    """Returns the parameters to keep gathered, which are those of each engine that is within its budget."""
+    """Returns the parameters to keep gathered: all parameters of each engine that is within its budget."""
     by_core: dict[_C.Engine, list[nn.Parameter]] = {}
     for param in module.parameters():
         if (mark := mark_of(param)) is not None and (core := mark.core()) in _budgets:

@@ -187,7 +187,8 @@ def _also(named: type[torch.optim.Optimizer]) -> type[DeepSpeedOptimizer]:
     """Makes a subclass of DeepSpeedOptimizer and of ``named``, with the attributes of the caller's object.
 
     Does not call ``__init__`` of ``named``, because the new object has no states of its own. Methods, properties and
-    ``with`` statements that ``named`` has and DeepSpeedOptimizer lacks act on the caller's object, which updates.
+    ``with`` statements that ``named`` has and DeepSpeedOptimizer lacks act on the caller's object, because that object
+    makes the updates.
     """
     own: dict[str, Any] = {"__getattr__": _get_of_inner, "__setattr__": _set_of_inner, "__delattr__": _delete_of_inner}
     for name in {name for each in named.__mro__ if each not in DeepSpeedOptimizer.__mro__ for name in vars(each)}:

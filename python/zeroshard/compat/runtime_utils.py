@@ -31,7 +31,7 @@ def see_memory_usage(message: str, force: bool = False) -> None:
 
 
 def move_to_device(item: Any, device: Any, criterion_func: Any = None) -> Any:
-    """Returns ``item`` with those tensors in its lists, tuples and dicts on ``device`` that meet the criterion."""
+    """Returns ``item`` with its tensors on ``device`` if they meet the criterion. Visits lists, tuples and dicts."""
     if isinstance(item, torch.Tensor):
         return item.to(device) if criterion_func is None or criterion_func(item) else item
     if isinstance(item, list | tuple):

@@ -76,7 +76,7 @@ class _Pieces(IterableDataset):
 
 
 class UlyssesSPDataLoaderAdapter:
-    """Gives each rank of the sequence group its pieces of the rows of ``dl`` on all ranks of the group, on the CPU.
+    """Gives this rank, on the CPU, its piece of each row that the ``dl`` of any rank of the sequence group has.
 
     Rows must have ``position_ids``. The result has ``shift_labels`` in place of ``labels``.
     """

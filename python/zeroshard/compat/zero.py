@@ -178,7 +178,7 @@ class Init:
         param_swapper: Any = None,
     ) -> None:
         is_over_all = sequence_data_parallel_group in (None, dist.group.WORLD)
-        if mpu is not None:  # raises for any mpu but that of sequence groups, over which nothing is sharded
+        if mpu is not None:  # raises for an mpu of other groups; nothing is sharded over sequence groups
             size_of_mesh(mpu)
         if data_parallel_group is not None or not is_over_all:
             raise ValueError("deepspeed.zero.Init: zeroshard shards over all ranks; leave data_parallel_group out")
@@ -221,13 +221,13 @@ class Init:
 
 
 class GatheredParameters:
-    """Makes sharded parameters of ``Init`` or of an engine whole inside.
+    """Makes sharded parameters of ``Init`` or of an engine whole in the context.
 
     ``params`` is a tensor, or an iterable that may also have None, duplicates, buffers and parameters that are not
-    sharded. With ``modifier_rank`` every rank takes over the values that rank ``modifier_rank`` wrote. Without it, the
-    writes are dropped, except for writes to parameters of an engine at stages 0 to 2, because these are whole anyway.
-    Collective, except over parameters that an outer context holds. The outer context writes such parameters back, so an
-    inner context with only such parameters may run on one rank alone.
+    sharded. With ``modifier_rank`` every rank takes over the values that rank ``modifier_rank`` wrote. Without
+    ``modifier_rank``, the writes are dropped, except for writes to parameters of an engine at stages 0 to 2, because
+    these are whole anyway. Collective, except over parameters that an outer context holds. The outer context writes
+    such parameters back, so an inner context with only such parameters may run on one rank alone.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Computes the size of a pickle's values as if every reference to a value were written out.
 
-Ten lists, each of which has the previous list ten times, take a hundred bytes, but code that walks through them visits
-ten thousand million values. So this module first counts the values, and looks at each object only once.
+A pickle of a hundred bytes can have ten lists, each of which contains the previous list ten times. Code that walks
+through these lists visits ten thousand million values. So this module first counts the values, and looks at each object
+only once.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ def open_regular(path: str) -> BinaryIO:
 
 
 def named_below(directory: str, file_name: str) -> str | None:
-    """Returns the directory in ``directory`` that the file ``file_name`` there names, or None.
+    """Returns the subdirectory that the file ``file_name`` in ``directory`` names, or None.
 
-    An example is ``latest``.
+    An example of ``file_name`` is ``latest``.
     """
     try:
         with open_regular(os.path.join(directory, file_name)) as file:
