@@ -150,8 +150,8 @@ TEST(Groups, AreFoundByUnitAndByNumber) {
   run([](Comm& comm, int stage) {
     const std::vector<UnitLayout> units = make_units(comm.world_size());
     Ledger ledger;
-    Groups groups(units, place(units, options_of(comm.world_size(), stage)), {at::kCPU, {{2, 0, -1}, {}, {1}}}, comm,
-                  ledger);
+    Groups groups(units, place(units, options_of(comm.world_size(), stage)),
+                  {.device = at::kCPU, .param_groups = {{2, 0, -1}, {}, {1}}}, comm, ledger);
     EXPECT_EQ(groups.all().size(), 4U);
     EXPECT_TRUE(groups.of_unit(1).empty());
     for (size_t u = 0; u < units.size(); ++u) {
