@@ -15,6 +15,7 @@
 #include "engine/check_offload.h"
 #include "engine/host_threads.h"
 #include "engine/memory_needs.h"
+#include "layout/matrix_owners.h"
 #include "plan/device_memory.h"
 #include "precision/loss_scaler.h"
 
