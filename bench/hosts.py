@@ -2,8 +2,8 @@
 """Times a training step of two hosts with two ranks each over a slow link, beside `zeroshard plan` and FSDP2's HSDP.
 
 The arms: one copy of the states over all ranks, in two levels and flat over Gloo; a replica of the states on each host
-(zeroshard.mesh.shard), with exact sums of gradients and with sums in 8 bits; and FSDP2 on a mesh of hosts and ranks,
-which also has a replica on each host.
+(zeroshard.mesh.shard), with exact sums of gradients and with sums in 8 bits; a replica of the parameters on each host
+whose hosts share the optimizer states; and FSDP2 on a mesh of hosts and ranks, which also has a replica on each host.
 
     bench/hosts.py                       # as root; writes bench/results/hosts-DATE.{md,json}
 
@@ -36,6 +36,7 @@ ARMS = {
     "two levels": {"transport": "auto"},
     "flat": {"transport": "process_group"},
     "replicas": {"mesh": {"shard": "host"}},
+    "shared states": {"mesh": {"shard": "host", "outer": "optimizer"}},
     CODED: {"mesh": {"shard": "host"}},
 }
 HOSTS, RANKS = 2, 2
