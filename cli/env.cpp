@@ -1,4 +1,5 @@
-// `zeroshard env`: prints the environment variables with which a shell finds zeroshard under DeepSpeed's name.
+// `zeroshard env`: prints environment variables for a shell. With them `import deepspeed` imports zeroshard, and the
+// command `deepspeed` is zeroshard's.
 #include <CLI/CLI.hpp>
 #include <iostream>
 

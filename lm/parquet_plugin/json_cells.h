@@ -24,8 +24,8 @@ class JsonCells {
   virtual void append(std::string& json, int64_t row) const = 0;
 };
 
-// Makes the cells of an array. If the array has lists of structs, the JSON has only `fields` of the structs. If it has
-// strings, `fields` must be empty.
+// Makes the cells of an array. For an array of lists of structs, the JSON has only `fields` of each struct. For an
+// array of strings, `fields` must be empty.
 std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array, const std::vector<std::string>& fields);
 
 }  // namespace zeroshard

@@ -207,7 +207,8 @@ class HostActivations::Kept final : public KeptTensor {
   Kept& operator=(const Kept&) = delete;
 
   at::Tensor bring_back() override {
-    // The copy ran concurrently with later computation, so it may have the value before or after the change.
+    // If later computation changed the tensor in place, the copy to the host may have the old or the new values,
+    // because it ran at the same time.
     if (version_.current_version() != kept_version_)
       throw StateError(
           "the input of a checkpointed layer was changed in place after the layer had begun: its copy on the host "

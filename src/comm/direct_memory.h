@@ -22,9 +22,9 @@ class DirectMemory {
   virtual ~DirectMemory() = default;
   virtual ControlBlock& control() = 0;
 
-  // Makes `bytes` at `data` readable by peers until all ranks have finished `seq`. Copies data outside of a segment. If
-  // there is no room for the copy, returns nothing. The caller must then try again when all ranks have finished
-  // collective oldest_staged().
+  // Makes `bytes` at `data` readable by peers until all ranks have finished `seq`. Copies the data first if it
+  // does not lie in a segment. If there is no room for the copy, returns nothing. The caller must then try again when
+  // all ranks have finished collective oldest_staged().
   virtual std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) = 0;
   virtual uint64_t oldest_staged() const { return 0; }
   virtual const void* read(int peer, const PeerAddress& address) = 0;

@@ -46,7 +46,7 @@ class Saves {
   bool has_saved() const { return async_saver_ != nullptr; }
   bool busy() const { return async_saver_ && async_saver_->busy(); }
   bool failed() const { return async_saver_ && async_saver_->failed(); }
-  // Waits for a running save and frees its memory and locks.
+  // Waits for a running save, then frees its memory and gives up its locks.
   void retire();
 
   // Returns whether saves need staging memory. Without it they write the state directly from its place.
@@ -56,7 +56,7 @@ class Saves {
   void plan_staging(int64_t bytes);
   // Starts a save in the background, which a call of its saver's prepare() has prepared.
   void start(SaveRequest request, int64_t staging_bytes);
-  // Plans memory for states that a load uploads to a device, beside that of the last save.
+  // Plans memory for states that a load uploads to a device, in addition to the memory of the most recent save.
   void plan_uploads(int64_t bytes) { plan_staging(staging_planned_ + bytes); }
   void wait_for_turn(std::string_view call);
   bool report_failed();

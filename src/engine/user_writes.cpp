@@ -158,8 +158,9 @@ std::string UserWrites::refused_memory(size_t unit, size_t param) const {
       shape_text(spec.shape), ", cannot be read, or differ between tensors that are tied");
 }
 
-// Takes the memory that rank `root` gave to parameters of units, before its writes are taken. Returns on all ranks why
-// that is not possible, or "". Collective.
+// Takes back parameters that the user of rank `root` moved to other memory (param.data = ...): copies their values to
+// the memory of their units. Call it before the values that were written are taken. Returns on all ranks why the values
+// of a parameter cannot be copied, or "". Collective.
 std::string UserWrites::take_moved(const std::vector<size_t>& units, int root) {
   const bool is_root = ranks_.all.rank() == root;
   std::vector<std::pair<size_t, size_t>> params;

@@ -68,9 +68,9 @@ class ChunkStore {
   ChunkStore& operator=(const ChunkStore&) = delete;
 
   // Calls `use` for consecutive parts that make up `range`. If `slot` is given, other slots are neither read nor
-  // written. With kModify and kOverwrite, the store keeps the values that `use` has written, even if `use` throws. But
-  // if `use` throws with kOverwrite, the values of that part are undefined. `use` must not call the store, except for
-  // read_on().
+  // written. With kModify and kOverwrite, the store keeps what `use` has written. If `use` throws, the parts before it
+  // stay written. Of the part for which it threw, kModify keeps what was written so far, and kOverwrite leaves all
+  // values undefined. `use` must not call the store, except for read_on().
   void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
   // Says that `reader` reads the lent part until the reader is done. Until then the values do not change, because a
   // caller that borrows them to write waits. A caller that needs the buffer waits, too. Only `use` may call read_on().

@@ -70,8 +70,8 @@ class Divisor {
   typename V::F negative_, reciprocal_;
 };
 
-// Reads and writes an optimizer's moments. draw() returns the random bits for the stores of one place, if stores need
-// any.
+// Reads and writes an optimizer's moments. draw() returns the random bits with which the moments of one place are
+// rounded when they are written. It is empty if moments are not rounded at random.
 template <class V, typename Moment>
 struct Moments {
   explicit Moments(const StepBuffers& /*buffers*/) {}

@@ -32,8 +32,8 @@ inline constexpr int64_t kLeastCodedNumel = 4096;
 // planner, the runtime and the checkpoint reader share it.
 class ShardLayout {
  public:
-  // `world_size` is the number of shards, and `parts` that of the parts of a shard. Parameters keep the order of
-  // `numels`. A numel may be 0. Each parameter begins at a multiple of `alignment`, which must divide kBlockNumel.
+  // `world_size` is the number of shards, and `parts` is the number of parts of each shard. Parameters keep the order
+  // of `numels`. A numel may be 0. Each parameter begins at a multiple of `alignment`, which must divide kBlockNumel.
   // Throws ValueError for a negative numel, for a world_size or parts below 1, and for about 2^62 elements or more.
   ShardLayout(std::span<const int64_t> numels, int world_size, int64_t alignment = 1, int parts = 1);
 

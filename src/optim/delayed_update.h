@@ -51,7 +51,7 @@ class DelayedUpdate {
   // and updates the states in the thread.
   void begin(Step step);
   bool is_on_thread() const { return thread_id_ == std::this_thread::get_id(); }
-  // Waits until the thread is idle. If an update threw an exception, every call throws it.
+  // Waits until the thread is idle. If an update threw an exception, this call and all later ones throw it.
   void await() { thread_.wait(while_waiting_); }
   // Returns whether there is an update that was not published.
   bool is_pending() const { return is_pending_; }

@@ -20,8 +20,8 @@ std::vector<Device> places_of_states(const Config& config, bool on_device, bool 
   return places;
 }
 
-// Returns the places of parameters to try. If both places are "auto", parameters are offloaded only after their states,
-// because parameters are moved in each micro-batch.
+// Returns the places to try for parameters. If the places of parameters and of optimizer states are both "auto",
+// parameters leave only if the states leave, because parameters move in each micro-batch and states once in a step.
 std::vector<Device> places_of_parameters(const Config& config, Device states, bool on_device, bool may_use_files) {
   if (config.offload_param.device != Device::kAuto) return {config.offload_param.device};
   const bool are_states_given = config.offload_optimizer.device != Device::kAuto;

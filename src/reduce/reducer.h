@@ -54,9 +54,9 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   // Call it before the first gradient of a backward pass. `needed` has the units of the forward pass in order, one
-  // entry per use. The first call with `sync` is collective over the communicator of the gathers. There a difference
-  // between the ranks' forward passes is detected. If all ranks leave the call out, the first pass goes from the last
-  // unit to the first.
+  // entry per use. The first call with `sync` is collective over `gather_comm`, and throws if the ranks' forward
+  // passes differ. If all ranks leave the call out, the first backward pass launches buckets from the last unit to the
+  // first.
   void begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm);
   // Starts to read the earlier gradients of the step from files, because this backward adds to them.
   void read_ahead();

@@ -16,7 +16,8 @@ class ExecutionOrder {
   // Says that the pass needs `unit` now. Returns whether this was predicted.
   bool advance(size_t unit);
   // Says that the pass needs `unit` now, and that every rank always has `unit` whole, so nobody has to gather it. Such
-  // a use is never predicted, because ranks can use such units at different times. needed() includes it.
+  // a use is never predicted, because ranks can use such units at different times. The list of
+  // needed() has this use, too.
   void note(size_t unit);
   void end_pass();
   // Discards the current pass, or the last one if none is running. Later passes are predicted from the order that was

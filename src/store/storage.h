@@ -52,7 +52,8 @@ class Storage {
   virtual std::optional<ChunkStore::Announced> place_in_files(Range) const { return std::nullopt; }
   // Returns the columns if they are in memory for the whole run. Otherwise returns null.
   virtual const std::vector<at::Tensor>* in_memory() const { return nullptr; }
-  // Says that copies of a device read the last loan until `event`. A borrower that wants to write waits for the event.
+  // Says that a device copies from the memory of the most recent loan until `event`. A borrower that wants to write
+  // waits for the event.
   virtual void read_until(c10::Event event) { event.synchronize(); }
   // Says that copies on `stream` read the current loan. Only `use` may call it. If the storage reuses the memory of the
   // loan, it first waits for these copies.

@@ -99,9 +99,9 @@ class Unit {
   // begin_hold() and end_hold() bound the time in which users hold the unit gathered; see Note [Views that users keep].
   // They do nothing for a replicated unit, which shares its memory with such views, as plain tensors do.
   void begin_hold();
-  // `leaves` says whether the unit goes out of use. If so, the unit becomes sharded, unless it is kPersistent, and
-  // views that users keep take over its memory. If not, the unit stays in use, and reading a view that users keep
-  // throws.
+  // `leaves` says whether the unit goes out of use. If it does, views that users keep take over the unit's memory, and
+  // the unit becomes sharded, except a kPersistent one. If it does not, the unit stays in use, and reading a view that
+  // users keep throws.
   void end_hold(bool leaves);
 
   // start_refresh() and finish_refresh() must follow a write to what this rank updates. They gather the parts of the

@@ -155,7 +155,8 @@ void check_over(Meeting::State& state) {
   if (const std::string why = why_over(state); !why.empty()) throw CommError(concat("rank ", state.rank, ": ", why));
 }
 
-// Returns whether the store runs. A stopped store does not answer; the watch notices if that takes too long.
+// Returns whether the store's process runs. A process that is stopped (by SIGSTOP) does not answer. The watch notices
+// one that stays stopped for too long.
 bool store_runs(const Meeting::State& state) {
   return state_of(state.processes[0]) != ProcessState::kStopped;
 }

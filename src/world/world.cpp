@@ -314,8 +314,8 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
     };
     const Group group =
         meeting != nullptr ? while_all_live(*meeting, "process groups of replicas", connect) : connect();
-    // This communicator fails together with the others. It has no part in the wait graph of all ranks, because it
-    // numbers its own ranks alone. The communicators within a replica (stride 1) share a graph of their own.
+    // This communicator fails together with the others. It cannot be in the wait graph of all ranks, because it numbers
+    // its ranks from 0. The two communicators within a replica (stride 1) share another wait graph.
     CommOptions own = options;
     own.wait_graph = stride == 1 ? graph : nullptr;
     own.processes.clear();
