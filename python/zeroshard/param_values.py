@@ -36,7 +36,8 @@ def set_master_weight(param: torch.Tensor, value: torch.Tensor, *, local: bool =
     """Sets the parameter and its master weights. Raises ``ValueError`` for a wrong number of elements.
 
     Other ranks that keep the parameter whole see the values of a ``local`` call after the next step. If no rank keeps
-    it whole, other ranks see the values at the next gather of the parameter.
+    it whole, other ranks see the values at the next gather of the parameter. Groups of ranks that share the optimizer
+    states (``"outer": "optimizer"``) see the values of another group's ``local`` call after the next step.
 
     >>> zeroshard.set_master_weight(model.lm_head.weight, torch.zeros(100, 32))
     """

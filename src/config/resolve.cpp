@@ -324,6 +324,10 @@ class Resolver {
       tell(
           "zero_optimization.zero_quantized_weights = true: it is for 16-bit parameters, whose master weights stay "
           "exact: enable bf16 or fp16");
+    if (config().quantized_weights && config().shares_states() && config().shard_ranks() == 1)
+      tell(
+          "zero_optimization.zero_quantized_weights = true: groups of one rank have all parameters, which users may "
+          "write, and send them as they are");
     if (config().shard_size == 0 && config().groups_share_states)
       tell(outer, " = \"optimizer\": it is for groups of ranks, whose size ", own, " says");
     if (config().shard_size == ranks && ranks > 1)

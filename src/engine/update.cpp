@@ -78,9 +78,19 @@ void Update::apply(const Step& step) {
   const auto has_grad = [&](const ShardedGroup& group) -> const std::vector<bool>& { return step.of(group); };
   if (matrices_) matrices_->update({gradients, step.options, has_grad, step.grad_scale});
   refresh_with_states(step, [&](ShardedGroup& group) {
-    if (group.flat().is_matrix) return;  // already updated
-    optimizer_.update(group, gradients(group), step.options, step.of(group), step.grad_scale);
+    if (!group.flat().is_matrix)  // those are already updated
+      optimizer_.update(group, gradients(group), step.options, step.of(group), step.grad_scale);
+    bool updates_all = true;
+    for (size_t i = 0; i < group.num_params(); ++i)
+      updates_all = updates_all && step.of(group)[i] && group.param_group(i) >= 0;
+    if (!updates_all) undo_rounding(group);
   });
+}
+
+// Parameters that travel in 8 bits are rounded in each refresh. Those that an update leaves out would be rounded again
+// and again, by the scales of neighbours that change, if they did not get the values of their master weights first.
+void Update::undo_rounding(ShardedGroup& group) const {
+  if (memory_.coded_refresh && !group.is_open()) group.publish_master();
 }
 
 void Update::end_gradients() {
@@ -106,6 +116,7 @@ void Update::refresh(const UpdateGroup& update) {
     return;
   }
   executor_.refresh(reducer_.order_of_forward(), update_unit);
+  if (memory_.coded_refresh) memory_.gathers.side.join();  // which has written to the parameters
   memory_.gathers.after_current_stream();
   if (memory_.parameters_in_files) memory_.read_parameters_ahead(reducer_.order_of_forward(), executor_);
   // After this point users may write to replicated parameters, so peers that read them directly must have finished.
@@ -148,7 +159,10 @@ void Update::await() const {
 void Update::publish() {
   if (!is_pending()) return;
   delayed_->await();
-  refresh([this](ShardedGroup& group) { delayed_->publish(group); });
+  refresh([this](ShardedGroup& group) {
+    delayed_->publish(group);
+    undo_rounding(group);
+  });
   writes_.remember_open_parameters();
   tell_autograd();
   writes_.forget_readings();

@@ -68,6 +68,7 @@ class Update {
  private:
   void begin_delayed(const Step& step);
   void announce(const Step& step);
+  void undo_rounding(ShardedGroup& group) const;
 
   const EnginePlan& plan_;
   const Ranks& ranks_;

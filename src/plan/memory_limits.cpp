@@ -69,7 +69,7 @@ std::vector<PlanOptions> offloads_of_state(const FitSearch& search, const PlanOp
     if (tier == Tier::kFile) to.parameters_in_memory = 0;
     changes.push_back(std::move(to));
   };
-  const bool may_leave = from.stage == 3 && !from.delayed_update;
+  const bool may_leave = from.stage == 3 && !from.delayed_update && from.parts == 1;
   const bool to_host = may_leave && from.on_device && from.parameter_tier == Tier::kDevice;
   if (from.on_device && from.state_tier != Tier::kFile) {
     add_with_states_on(Tier::kHost, from, changes);

@@ -115,11 +115,14 @@ RingClass refresh_codes(std::span<const UnitLayout> units, PlacementTable table,
   RingClass codes;
   for (size_t u = 0; u < units.size(); ++u) {
     int64_t bytes = 0;
-    for (const FlatGroup& group : units[u].groups)
-      if (refreshes_in_codes(group, table[u].parameters, options))
-        bytes += replica_sum_bytes(group.layout.shard_numel(), options.parts, /*is_coded=*/true);
+    bool has_codes = false;  // perhaps of no element
+    for (const FlatGroup& group : units[u].groups) {
+      if (!refreshes_in_codes(group, table[u].parameters, options)) continue;
+      bytes += replica_sum_bytes(group.layout.shard_numel(), options.parts, /*is_coded=*/true);
+      has_codes = true;
+    }
     codes.slot_bytes = std::max(codes.slot_bytes, bytes);
-    if (bytes > 0) ++codes.units;
+    if (has_codes) ++codes.units;
   }
   codes.slots = std::min(kRefreshes, codes.units);
   return codes;

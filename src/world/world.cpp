@@ -274,7 +274,7 @@ std::string describe_replicas(const Config& config) {
                    " % of the largest of 256 neighbours");
   };
   if (config.quantized_gradients) add_bound("sums of gradients", "0.7");
-  if (config.quantized_weights && config.shares_states() && config.compute_dtype != DType::kFloat32)
+  if (config.quantized_weights && config.shares_states() && size > 1 && config.compute_dtype != DType::kFloat32)
     add_bound("updated parameters", "0.4");
   if (!std::has_single_bit(unsigned(size)))
     text +=

@@ -205,6 +205,26 @@ TEST(Replicas, ParametersInEightBitsAreEqualOnAllRanksAndNearTheExactOnes) {
   }
 }
 
+// A parameter without a gradient shares blocks with neighbours that grow. It keeps its master weights, and so its value
+// within the error of one rounding.
+TEST(Replicas, ParametersInEightBitsWithoutAGradientStayNearTheirValues) {
+  Scenario scenario = in_groups(make_scenario(4, 3), 2, /*share_states=*/true);
+  scenario.config.compute_dtype = DType::kBFloat16;
+  scenario.config.quantized_weights = true;
+  scenario.config.optimizer->lr = 0.1;
+  scenario.config.optimizer->weight_decay = 0;
+  scenario.model.unused = true;
+  scenario.steps = 60;
+  const Result result = train(scenario);
+  ASSERT_TRUE(result.values.defined());
+  constexpr int64_t kUnitNumel = kWidth * (kWidth + 3), kUnused = 77;
+  const at::Tensor unit = result.values.slice(0, 2 * kUnitNumel, 3 * kUnitNumel + kUnused);
+  const at::Tensor before = random_tensor({kUnused}, 99), after = unit.slice(0, kUnitNumel, kUnitNumel + kUnused);
+  const float largest = unit.abs().max().item<float>();
+  EXPECT_GT(largest, 2);  // or the scale of the block does not change
+  EXPECT_LT((after - before).abs().max().item<float>(), largest / 254 + 1.F / 256);
+}
+
 TEST(Replicas, SumsInEightBitsThatAreNotFiniteSkipTheStep) {
   Scenario scenario = in_groups(skipping_a_step(make_scenario(4, 3)), 2);
   scenario.config.quantized_gradients = true;
