@@ -10,7 +10,7 @@
 namespace zeroshard {
 namespace {
 
-// Returns `mine` of every rank, in rank order. All texts have the same length.
+// Returns the text `mine` of every rank, in rank order. All texts must have the same length.
 std::vector<std::string> all_gather_text(Comm& comm, const std::string& mine) {
   const auto size = int64_t(mine.size());
   const auto received = comm.allocate(size * comm.world_size(), "agreement");

@@ -14,7 +14,7 @@ struct MemoryPlan {
   const std::vector<UnitLayout>& layouts;
   const PlanOptions& options;
   const Bytes& bytes;
-  int64_t model_bytes = 0;  // bytes of the current parameters, which are freed meanwhile
+  int64_t model_bytes = 0;  // bytes of the model's own parameters, which are freed while the engine is built
 };
 
 // The memory limits of this rank.

@@ -19,7 +19,7 @@ void tell_offload_param(const Config& config, std::span<const UnitLayout> units,
                         std::span<const UnitPlacement> placements) {
   int64_t stay = 0, leave = 0;
   for (size_t u = 0; u < units.size(); ++u) {
-    // Small units and those of a rule stay on the device anyway.
+    // Units that are not sharded, because they are small or a rule says so, stay on the device anyway.
     if (placements[u].parameters != Placement::kSharded) continue;
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const bool stays = placements[u].groups[g].parameters.tier == Tier::kDevice;

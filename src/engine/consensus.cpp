@@ -15,7 +15,8 @@ std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp
 }
 
 void compare_histories(std::span<Comm* const> comms, std::string_view tag) {
-  std::vector<int64_t> words;  // each history and its negation: all are equal exactly if both maxima agree
+  // Each history and its negation. The ranks' histories are all equal exactly if both maxima belong to one history.
+  std::vector<int64_t> words;
   std::vector<Comm*> compared;
   for (Comm* const comm : comms) {
     const auto history = comm->history();
@@ -57,8 +58,8 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
     kHash,
     kHashSquare
   };
-  constexpr int64_t kHashes = int64_t{1} << 24;  // small enough to add the squares of many ranks
-  ExactSum carried;                              // normalised, so that limbs of many ranks can be added
+  constexpr int64_t kHashes = int64_t{1} << 24;  // small, so that the squares of many ranks' hashes can be added
+  ExactSum carried;                              // normalised, so that the limbs of many ranks can be added
   carried.add(squares);
   std::vector<int64_t> words(carried.limbs().begin(), carried.limbs().end());
   int64_t missing = 0;
@@ -98,7 +99,7 @@ std::string find_non_finite(Comm& comm, std::span<ShardedGroup* const> groups, c
     }
     return kNone;
   };
-  // Negated, so that the maximum over ranks is the first parameter.
+  // first_here() returns a negated position, so that the maximum over ranks is the first parameter.
   const int64_t agreed = all_reduce(comm, {first_here()}, ReduceOp::kMax, kTag)[0];
   if (agreed == kNone) return "";
   return groups[size_t(-agreed / kGroupStride)]->param(size_t(-agreed % kGroupStride)).name();

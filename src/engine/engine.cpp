@@ -13,7 +13,7 @@
 namespace zeroshard {
 namespace {
 
-// If the options have no observer, the world's observer is told about steps.
+// Returns the options with the world's observer if they have none.
 EngineOptions observed(EngineOptions options, const World& world) {
   if (!options.observer) options.observer = world.observer();
   return options;
@@ -50,7 +50,8 @@ void Engine::begin_forward(bool training) {
 
 std::shared_ptr<KeptTensor> Engine::keep(const at::Tensor& tensor) {
   if (!impl_->memory->activations) return nullptr;
-  // Views of parameters stay, because updates and gathers write to them without a change of their version.
+  // Views of parameters stay on the device. They must not be copied, because updates and gathers write to them without
+  // advancing their version counter.
   if (is_swapped(tensor)) {
     for (size_t u = 0; u < impl_->executor->size(); ++u)
       if (impl_->executor->unit(u).owns(tensor)) return nullptr;
@@ -72,12 +73,12 @@ void Engine::pre_forward(size_t unit) {
 bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   impl_->check_in_use();
   for (const at::Tensor& output : outputs) {
-    if (!output.requires_grad() || output.is_leaf()) continue;  // it is a parameter: nothing was computed
+    if (!output.requires_grad() || output.is_leaf()) continue;  // nothing was computed that has a backward
     impl_->pass->add_output(unit, output);
   }
   const WithoutTransforms plain_tensors;
   const Unit& own = impl_->executor->unit(unit);
-  // Returns true if an output lies in memory that is freed when the unit is resharded.
+  // If an output lies in the memory of the unit, which resharding would free, the unit is not resharded now.
   const bool is_own = own.placement() == Placement::kSharded &&
                       std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
   if (!is_own) impl_->executor->post_forward(unit, zeroshard::in_backward());
@@ -112,7 +113,7 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
   const bool ends_pass = is_unsynced || pass.progress().has_open_gradients();
   if (ends_pass || (has_other && impl.executor->is_in_backward())) {
     end_backward();
-  } else if (has_other) {  // a later forward has ended the units
+  } else if (has_other) {  // a later forward has already ended the backward of the units
     pass.end_launched();
   }
   return impl.step->prepare(groups, impl.saves->failed());
@@ -145,7 +146,7 @@ std::vector<OptimizerSlice> Engine::slices() {
   std::vector<OptimizerSlice> result;
   impl.update->await();
   for (const ShardedGroup* const group : impl.memory->groups->trained()) {
-    // The external optimizer may write to the master weights.
+    // The external optimizer may write to the master weights, so what was remembered of the parameters gets invalid.
     if (!impl.options.external_optimizer.empty()) group->forget_parameters();
     for (const ParamSlice& slice : zeroshard::slices(*group)) {
       const ParamSpec& param = group->param(slice.index);
@@ -270,7 +271,7 @@ void Engine::Impl::check_whole() const {
   saves->check_not_half_loaded();
 }
 
-// Gathers that a forward without a backward has left must end first.
+// First ends gathers that a forward without a backward has left, because publishing writes to the shards.
 void Engine::Impl::publish_outside_of_steps() {
   for (size_t unit = 0; unit < plan.layouts.size(); ++unit) executor->end_gather(unit);
   update->publish();
@@ -279,7 +280,7 @@ void Engine::Impl::publish_outside_of_steps() {
 
 void Engine::Impl::publish_before_load(bool has_gradients) {
   if (!update->is_pending()) return;
-  if (agree_on_flags(ranks.all, {has_gradients ? 1 : 0}).front() != 0) return;  // the load will be refused
+  if (agree_on_flags(ranks.all, {has_gradients ? 1 : 0}).front() != 0) return;  // then the load will be refused
   publish_outside_of_steps();
 }
 

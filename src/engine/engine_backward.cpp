@@ -7,11 +7,11 @@ namespace zeroshard {
 void Engine::begin_backward(bool sync) {
   Pass& pass = *impl_->pass;
   impl_->check_whole();
-  // Within a pass that reduces nothing, other ranks may never reach the collectives that they wait for. So those end
-  // here.
+  // Gradients of an earlier loss.backward() may still be being reduced. A pass under no_sync reduces nothing, so other
+  // ranks could wait in vain for this rank's part in these reductions. So they are ended first.
   if (!sync && pass.progress().has_open_gradients()) pass.end_launched();
-  // A late update waits for a save that reads its states, and gradients wait for that update. This wait can be
-  // interrupted.
+  // The thread of a delayed update may wait for a save that reads the states, and new gradients wait for this update.
+  // The update is awaited here, because this wait can be interrupted.
   if (impl_->memory->states_in_files && impl_->saves->busy()) impl_->update->await();
   pass.begin(sync);
   if (impl_->memory->activations) impl_->memory->activations->begin_backward();
@@ -39,7 +39,7 @@ void Engine::fail_backward(const std::string& reason) noexcept {
   try {
     if (impl_->options.on_failed_backward) impl_->options.on_failed_backward(reason);
     impl_->pass->end(reason.empty() ? "an error without a text" : reason);
-  } catch (const std::exception& error) {  // from now on every call fails with this text, on all ranks
+  } catch (const std::exception& error) {  // makes later collectives fail with this text on all ranks
     const std::string text = concat("the failed backward could not be discarded: ", error.what());
     ranks.fail_all(text);
     log(LogLevel::kWarning, text);
@@ -53,7 +53,7 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss) const {
 at::Tensor Engine::scale(const at::Tensor& loss) {
   at::Tensor scaled = loss * loss_scale();
   const int64_t micro_batches = impl_->pass->progress().counts().batch.accumulation;
-  // The division happens before the gradient enters the model, because it may be fp16 there.
+  // The gradient of the loss is divided before it enters the model, because gradients in the model may be fp16.
   mark_scaled_loss(scaled, [micro_batches](const at::Tensor& grad) {
     return micro_batches > 1 ? grad / double(micro_batches) : grad;
   });

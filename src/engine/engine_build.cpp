@@ -15,8 +15,8 @@
 namespace zeroshard {
 namespace {
 
-// Copies rank 0's values to every rank. Buffers with the same values are not written, because some buffers cannot be
-// written.
+// Copies rank 0's values of the buffers to every rank. A buffer that has these values already is not written, because
+// some buffers cannot be written.
 void share_buffers(Comm& comm, const std::vector<std::pair<std::string, at::Tensor>>& buffers) {
   if (comm.world_size() == 1) return;
   const at::NoGradGuard no_grad;
@@ -28,14 +28,15 @@ void share_buffers(Comm& comm, const std::vector<std::pair<std::string, at::Tens
   }
 }
 
-// glibc keeps memory that initialisation frees if it lies between blocks that stay. Over all units, that may be as much
-// as the whole model. Returning it scans the whole heap, so it is not done after each of many small units.
+// Memory that initialisation frees stays with glibc if it lies between blocks that are still used. Over all units, that
+// may be as much memory as the whole model has. Returning it to the system scans the whole heap, so it is only done
+// after this many freed bytes, and not after each of many small units.
 constexpr int64_t kReturnBytes = 4 << 20;
 
 void return_free_memory() {
 #ifdef __GLIBC__
-  // One thread at a time: if another malloc is used (jemalloc, a sanitizer's), this call is the first one to glibc's
-  // own malloc, which initialises itself without a lock.
+  // Only one thread at a time may make this call. If another malloc is used (jemalloc, a sanitizer's), this is the
+  // first call of glibc's own malloc, which then initialises itself without a lock.
   static std::mutex mutex;
   const std::scoped_lock lock(mutex);
   malloc_trim(0);
@@ -72,7 +73,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       optimizer(options.optimizer, options.device, &plan.ledger) {
   const auto build = [&] {
     memory = std::make_unique<Memory>(units, options, plan, ranks, [this] {
-      // The thread of a delayed update cannot be interrupted.
+      // The thread of a delayed update only looks for failed ranks, because it cannot be interrupted.
       if (update && update->is_on_thread()) return ranks.all.check();
       ranks.check_while_waiting("it waited for a checkpoint to be read");
     });
@@ -82,7 +83,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       callbacks.on_upcoming = [this](std::span<const size_t> next) { memory->read_parameters_ahead(next, *executor); };
     executor = make_executor(units, plan, ranks, *memory, std::move(callbacks));
     share_buffers(ranks.values(), options.buffers);
-    options.buffers.clear();  // the model owns them
+    options.buffers.clear();  // the engine does not keep them, because the model owns them
     reducer = make_reducer(options, plan, ranks, *memory);
     pass = std::make_unique<Pass>(options.config, ranks, *executor, *reducer);
     writes = std::make_unique<UserWrites>(ranks, *memory, *executor, optimizer);

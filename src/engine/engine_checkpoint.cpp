@@ -23,9 +23,9 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kSave = Saves::kSaveCall, kLoad = "load_checkpoint";
 
-// Returns the absolute path, because the working directory may change before the background thread writes. Links and
-// ".." are resolved like by the kernel, as far as the path exists, because ranks in different directories may mean the
-// same path.
+// Returns the absolute path, because the working directory may change before the background thread writes. As far as
+// the path exists, resolves links and ".." like the kernel, so that ranks with different working directories get equal
+// texts for the same directory. Returns `path` itself if this fails.
 std::string from_root(const std::string& path) {
   std::error_code failed;
   std::filesystem::path full = std::filesystem::absolute(path, failed);
@@ -40,16 +40,16 @@ int64_t bytes_of(const CheckpointContents& contents) {
   return bytes;
 }
 
-// Returns whether some states are in files and the others on a device. A thread that reads such states during training
-// would need a copy of the device's part, so they are saved synchronously.
+// Returns whether some states of the group are in files and the others on a device. A thread that reads such states
+// during training would need a copy of the device's part. So a save of them does not run in the background.
 bool are_split_beside_device(const ShardedGroup& group, c10::Device device) {
   const GroupPlacement& place = group.place();
   return !device.is_cpu() && place.state_tier() == Tier::kFile &&
          place.numel_of_host(group.layout()) < group.updated().size();
 }
 
-// A damaged checkpoint was partly read. The checkpoint that is `chosen` now must replace everything that was
-// overwritten.
+// Throws if reading a damaged checkpoint has overwritten a state that the checkpoint chosen now does not replace.
+// `overwritten` has the damaged checkpoint of each overwritten state, and `chosen` the states of the one chosen now.
 void check_replaces(const std::map<StateKey, std::string>& overwritten, const std::set<StateKey>& chosen) {
   for (const auto& [state, damaged] : overwritten) {
     ZS_CHECK(chosen.contains(state), damaged, " is damaged, and reading it has overwritten '", state.name, "' (",
@@ -77,8 +77,9 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   });
   const bool async = wants_async && !at_once && saves.has_room_for_staging(staging);
   const bool staged = async || saves.must_stage();
-  // The save takes users' writes into master weights in files while it reads them: see state_data(). A background save
-  // cannot, because users may already be writing again. 32-bit parameters are saved themselves.
+  // A save that is not staged takes users' writes into master weights in files while it reads these: see state_data().
+  // A staged save cannot, because users may already be writing again. So these writes are taken here, except to 32-bit
+  // parameters, which are saved instead of their master weights.
   const auto of_master = staged ? UserWrites::OfMaster::kAllButSaved : UserWrites::OfMaster::kInMemory;
   SaveRequest request;
   // Runs everything that may fail on one rank alone, before the other ranks write or wait in the background.
@@ -95,7 +96,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   if (!staged) {
     try {
       return tell_saved(request, zeroshard::save_checkpoint(request, impl.ranks.checkpoint(), posix_io()));
-    } catch (const IoError& error) {  // handled like an error of a save in the background
+    } catch (const IoError& error) {  // if the caller asked for a background save, its rule for errors applies
       if (!wants_async || impl.options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;
       return saves.tell_failed(error);
     }
@@ -115,15 +116,16 @@ void Engine::report_failed_save() {
 
 void Engine::run_together(std::string_view call, const std::function<void()>& step) {
   impl_->ranks.check_caller();
-  // The ranks wait in the communicator that also serves steps. If a rank comes here alone, the error then names this
-  // rank and the calls of the other ranks.
+  // The ranks meet in the communicator that also serves steps. So if one rank comes here while others are in a step,
+  // the error names this rank and the calls of the others.
   impl_->ranks.all.barrier(call);
-  impl_->saves->wait_for_turn(call);  // until then the saver uses the checkpoint communicator
+  impl_->saves->wait_for_turn(call);  // a running save uses the checkpoint communicator
   zeroshard::together(impl_->ranks.checkpoint(), "checkpoint", step);
 }
 
 std::vector<bool> Engine::differ_among_ranks(const std::vector<at::Tensor>& tensors) {
-  std::vector<int64_t> extremes;  // hashes and their complements: all h are equal if the highest h is the lowest
+  // Each hash and its complement. Their maxima give the highest and the lowest hash, which are equal if all hashes are.
+  std::vector<int64_t> extremes;
   run_together(kSave, [&] {
     for (const at::Tensor& tensor : tensors) {
       const at::Tensor host = tensor.detach().cpu().contiguous();
@@ -147,16 +149,16 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   const std::string root = from_root(path);
   run_together(kLoad, [&] {
     impl.writes->check_no_change_begun("load_checkpoint()");
-    AsyncSaver::await_saves_in(root);  // waits for other engines of the process
+    AsyncSaver::await_saves_in(root);  // waits for saves of other engines of the process
     impl.publish_before_load(has_pending_gradients());
     impl.writes->take_all();  // also takes writes to states that are not loaded
     if (has_pending_gradients())
       throw StateError(
           "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
           "those of the loaded ones. Load after step() has applied them, or into a new engine");
-    // A pass without a backward may have left gathers.
+    // Ends gathers that a forward without a backward may have left.
     for (size_t unit = 0; unit < impl.plan.layouts.size(); ++unit) impl.executor->end_gather(unit);
-    impl.memory->groups->await_copies();  // files are read into states on the host
+    impl.memory->groups->await_copies();  // because the load writes to states on the host
     for (const ShardedGroup* const group : impl.memory->groups->trained()) group->forget_parameters();
   });
   Uploads uploads(impl.plan.ledger, saves.device_copies());

@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::string_view kExport = "save_16bit_model";
 
-// A file of weights. Rank 0 writes it while all ranks gather one unit after another. It is deleted unless it is
-// finished.
+// A file of weights. Rank 0 writes it while all ranks gather one unit after another. The destructor deletes a file that
+// is not finished.
 class WeightFile {
  public:
   WeightFile() = default;
@@ -98,7 +98,8 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
   const auto exported = [&](const ParamSpec& param) { return param.requires_grad || !exclude_frozen; };
   run_together(kExport, [&] {
     impl.check_whole();
-    // Between micro-batches it does not publish, because the step's gradients belong to the present parameters.
+    // Between micro-batches, an export does not publish a delayed update, because the gradients of the current step
+    // belong to the present parameters.
     if (impl.update->is_pending() && agree_on_flags(impl.ranks.all, {has_pending_gradients() ? 1 : 0}).front() == 0)
       publish_update();
     impl.writes->take_all(UserWrites::OfMaster::kNone);  // the export only reads the parameters

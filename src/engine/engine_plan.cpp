@@ -115,7 +115,7 @@ EnginePlan::EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& 
   for (const auto& [what, values] : engine_options.agreement) check_agreement(ranks.all, what, values);
   check_agreement(ranks.all, "parameters of the model", describe(layouts));
   check_agreement(ranks.all, "buffers of the model", describe(engine_options.buffers));
-  static_cast<void>(LossScaler(config.fp16));  // throws for bad settings while the model still has its values
+  static_cast<void>(LossScaler(config.fp16));  // throws for bad settings now, while the model still has its values
   check_matrices(layouts, engine_options);
   double momentum = 0;
   for (const ParamGroupOptions& group : engine_options.param_groups) momentum = std::max(momentum, group.momentum);
@@ -125,7 +125,7 @@ EnginePlan::EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& 
   const auto plan_of = [&](const Config& of) {
     PlanOptions made = plan_options(of, engine_options.device, ranks, moments);
     made.masters_in_memory =
-        !engine_options.external_optimizer.empty();  // the external optimizer writes to master weights
+        !engine_options.external_optimizer.empty();  // because it writes to master weights by their addresses
     made.matrix_dtype = matrix_dtype(engine_options);
     return made;
   };

@@ -10,12 +10,12 @@
 
 namespace zeroshard {
 
-// Completes the options by what the configuration and the model say. Without param groups, uses the optimizer of the
-// configuration. Muon has one group for the matrices of `units` and one for the other parameters. A device without an
-// index becomes the current one.
+// Completes the options by what the configuration and the model say. If they have no param groups, makes one from the
+// optimizer of the configuration. Muon gets two: the first for other parameters, the second for the hidden matrices,
+// whose param_group in `units` is set to 1. A device without an index becomes the current one.
 EngineOptions completed(EngineOptions options, std::vector<UnitDefinition>& units);
 
-// An engine plans here what it will keep where, and its ledger counts what it keeps.
+// The plan of what an engine will keep where. Its ledger counts what the engine really keeps.
 struct EnginePlan : PlanReport {
   // Compares the model and the options of the ranks, replaces "auto" places in the configuration, and checks that the
   // plan fits. Allocates nothing. Collective.

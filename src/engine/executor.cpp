@@ -8,8 +8,8 @@
 namespace zeroshard {
 namespace {
 
-// The number of updates after which a unit's refresh is awaited. It is small, so that the values are still in the
-// processor's cache. It is not zero, because other ranks may need longer for a unit.
+// The refresh of a unit is awaited after the updates of this many later units. The number is small, so that the unit's
+// values are still in the processor's cache. It is not zero, because other ranks may need longer for the unit's update.
 constexpr size_t kRefreshesUnderWay = 2;
 
 }  // namespace
@@ -31,7 +31,7 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
 
 void Executor::begin_pass(bool training) {
   if (backward_begun_) end_units_of_backward();  // a loss.backward() that nobody has ended
-  forwards_.abandon();                           // a forward that failed has left its units there
+  forwards_.abandon();                           // a forward that failed has left its units in forwards_
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
   order_->begin_pass();
@@ -83,7 +83,8 @@ void Executor::post_forward(size_t index, bool recomputing) {
 void Executor::pre_backward(size_t index, int64_t output) {
   if (in_backward_.contains(index)) return;
   finish_others(index, output);
-  // This is not done before a recomputation, because it may recompute several units whose backward has not begun.
+  // A recomputation does not call end_whole_units(), because it may recompute several units whose backward is still to
+  // come.
   end_whole_units(forwards_.take(index));
   let_others_pass(index);
   finish_others(index, output);
@@ -96,8 +97,8 @@ void Executor::finish_others(size_t index, std::optional<int64_t> output) {
   for (auto next = in_backward_.begin(); next != in_backward_.end();) {
     const auto [other, begun_with] = *next;
     if (contains(other, index) || (output && begun_with == output)) {
-      // A unit that returned its input has no gradients here, but may have some on other ranks, which wait for its
-      // reduction.
+      // If the units do not enclose each other, and the forward of `index` ended first, `other` has returned its input.
+      // So `other` has no gradients on this rank, but other ranks may have some, and wait for their reduction.
       const bool is_before = !contains(other, index) && !contains(index, other) &&
                              forwards_.time_of_end(index) < forwards_.time_of_end(other);
       if (is_before) callbacks_.on_unit_done(other);
@@ -115,7 +116,7 @@ void Executor::begin_backward() {
   order_->begin_backward();
 }
 
-// Reports those of `units` that stay whole as done, because the backward does not need their forwards.
+// Reports the ends of those of `units` that stay whole and whose backward is not running.
 void Executor::end_whole_units(const std::vector<size_t>& units) {
   for (const size_t unit : units)
     if (units_[unit]->placement() != Placement::kSharded && !in_backward_.contains(unit)) callbacks_.on_unit_done(unit);
@@ -134,7 +135,8 @@ void Executor::let_others_pass(size_t index) {
   }
 }
 
-// Advances the order as if this rank's backward needed the unit, with the same gathers as on ranks whose backward does.
+// Advances the order as if this rank's backward needed the unit. So this rank makes the same gathers as the ranks whose
+// backward does need it.
 void Executor::skip(size_t index) {
   if (!in_backward_.contains(index)) {
     finish_others(index, std::nullopt);
@@ -144,8 +146,9 @@ void Executor::skip(size_t index) {
   demand(index);
 }
 
-// Returns the unit to gather next: of the units that ranks wait for, the one whose forward ended last. Nothing if all
-// ranks are done. Takes part in the gather if the unit is not `mine`.
+// Returns the unit to gather next, or nothing if all ranks are done. `mine` is the unit that this rank needs next, or
+// nothing. Among the units that ranks need next, the one whose forward ended last is chosen. If it is not `mine`, takes
+// part in its gather.
 std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   constexpr int64_t kStride = int64_t{1} << 32;
   const int64_t next =
@@ -154,7 +157,7 @@ std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   if (!agreed || agreed == mine) return agreed;
   order_->advance(*agreed);
   units_[*agreed]->take_part();
-  // Reported at once, because the other ranks may wait for this unit's reduction before they agree again.
+  // The end is reported at once, because the other ranks may wait for this unit's reduction before they agree again.
   if (!in_backward_.contains(*agreed)) callbacks_.on_unit_done(*agreed);
   return agreed;
 }
@@ -164,7 +167,7 @@ void Executor::let_all_others_pass() {
   end_whole_units(forwards_.take_all());
   if (!callbacks_.max_over_ranks) return;
   if (order_->is_recording()) {
-    finish_all();  // other ranks wait for its reduction before they need the next unit
+    finish_all();  // other ranks may wait for the reductions of these units before they agree on the next unit
     while (agree_on_next(std::nullopt)) {
     }
     return;
@@ -200,7 +203,8 @@ void Executor::reshard(size_t index) {
   if (holds_[index] == 0 && unit.placement() == Placement::kSharded) unit.reshard();
 }
 
-// Returns whether a forward or backward of the unit is running. It needs the unit whole, and reshards it at its end.
+// Returns whether a forward, recomputation or backward of the unit is running. It needs the unit unsharded, and
+// reshards it at its end.
 bool Executor::is_running(size_t index) const {
   return in_backward_.contains(index) || recomputed_.contains(index) || forwards_.is_running(index);
 }

@@ -17,14 +17,14 @@ namespace zeroshard {
 // nothing about gradients or autograd.
 //
 // Note [When a unit is resharded]
-// After its forward, a unit is resharded at once, unless the recorded order says that it is needed next (the last
-// unit's backward follows its forward). In backward, a unit is resharded when the backward of another unit begins.
-// Autograd runs later-created nodes first, so by then no node of this unit is left to run, not even for frozen
-// parameters. Counting gradients instead would be too early for frozen parameters. A unit that encloses the other unit
-// is not finished. A unit encloses another if its modules contain the other's modules, or if the other was called in
-// its forward (a tied parameter belongs to one unit, and other units use it). Recomputation (activation checkpointing)
-// calls forward hooks inside backward. A recomputed unit stays unsharded until its own backward has ended, or until a
-// unit that it does not enclose is recomputed.
+// After its forward, a unit is resharded at once, unless the recorded order says that it is needed next. (For example,
+// the backward of the last unit follows the unit's own forward.) In backward, a unit is resharded when the backward of
+// another unit begins, unless it encloses the other unit. Autograd runs later-created nodes first, so by then no node
+// of the unit is left to run, not even for frozen parameters. Resharding a unit when its last gradient arrives would be
+// too early, because nodes of frozen parameters may still be left. A unit encloses another if its modules contain the
+// other's modules, or if the other was called in its forward (a tied parameter belongs to one unit, and other units use
+// it). Recomputation (activation checkpointing) calls forward hooks inside backward. A recomputed unit stays unsharded
+// until its own backward has ended, or until a unit that it does not enclose is recomputed.
 //
 // Note [Ranks whose backward passes need other units]
 // A module may enter the loss on some ranks only, and a backward may fail on one rank. The other ranks continue, and
@@ -38,12 +38,12 @@ namespace zeroshard {
 // all-reduce per unit. A rank that needs another unit, or none, takes part in the gather of the agreed unit. It then
 // reports that unit's end before it waits again, because other ranks may wait for its part in the reduction.
 //
-// At every ZeRO stage, each rank also reports the ends of units that stay whole. When the backward of a unit begins,
-// the rank looks at the units whose forward ended later. This pass no longer needs those whose backward has not begun,
-// so the rank reports those of them that stay whole. At the end of the backward it reports the remaining ones. So a
-// bucket of a unit that some rank needs is launched after the same number of ends at every ZeRO stage, and sums are
-// rounded alike. While an order is recorded, the end of a unit that no rank needs is reported only if the unit stays
-// whole.
+// At every ZeRO stage, each rank also reports the ends of units that stay whole and whose backward this pass skips.
+// When the backward of a unit begins, the pass skips all units whose forward ended later and whose backward has not
+// begun, so the rank reports the whole ones among them. At the end of the backward it reports the remaining ones. So
+// the reduction of a unit that some rank needs is launched after the same number of ends at every ZeRO stage, and sums
+// are rounded alike. While an order is recorded, the end of a unit that no rank needs is reported only if the unit
+// stays whole.
 //
 // One case remains: some ranks, but not all, need a unit that no rank needed in the recorded pass. The gathers of the
 // ranks then differ, which is an error.
@@ -71,15 +71,15 @@ class Executor {
   void begin_pass(bool training);
   void pre_forward(size_t unit, bool recomputing);
   void post_forward(size_t unit, bool recomputing);
-  // The gradient of a unit's output is known, so its backward begins. `output` is the number of that tensor
-  // (BackwardHooks). A unit may return its input itself, or the result of an inner unit. Several units then begin their
-  // backward with the same tensor, and they end together.
+  // Begins the backward of a unit, because the gradient of one of its outputs is known. `output` is the number that
+  // BackwardHooks has given this tensor. A unit may return its input itself, or the result of an inner unit. Several
+  // units then begin their backward with the same tensor, and their backwards end together.
   void pre_backward(size_t unit, int64_t output);
-  // Call it before the first event of a backward, because a rank may have no events.
+  // Call it at the beginning of a backward, because pre_backward() may not be called for any unit on this rank.
   void begin_backward();
   // Collective if units are sharded.
   void end_backward();
-  // The last pass has failed on some rank, so the order of the pass before it is kept.
+  // Forgets the order of the last pass, because the pass failed on some rank. The order of the pass before it is kept.
   void forget_pass() { order_->forget(); }
   // Returns whether a backward has begun and not ended.
   bool is_in_backward() const { return backward_begun_; }
@@ -89,15 +89,15 @@ class Executor {
   std::span<const size_t> needed() const { return order_->needed(); }
 
   // hold() keeps a unit unsharded until release() was called as often. If the unit's forward or backward is running at
-  // that time, the unit stays unsharded until it ends.
+  // the last release(), the unit stays unsharded until this forward or backward ends.
   void hold(size_t unit);
   void release(size_t unit);
-  // Call it on all ranks before the shards of a unit are written between passes. Parameters gathered by a pass that
-  // ended early are dropped (or kept, if the unit stays whole). When it returns, no rank reads the shards for that
-  // gather any more.
+  // Call it on all ranks before the shards of a unit are written between passes. If a pass that ended early has left
+  // the unit gathered, its parameters are dropped (or kept, if the unit stays whole or is held). When it returns, no
+  // rank reads this rank's shards for a gather any more.
   void end_gather(size_t unit);
   // Call it before ranks agree on a step. It waits for every gather that was started ahead of a use that never came,
-  // for example by a forward without a backward. Units that nobody holds are resharded.
+  // for example by a forward without a backward. It reshards the gathered units that nobody holds.
   void end_gathers_ahead();
   // Lets the optimizer write the shards: calls `update(u)` for each unit in `order`, which contains every unit once and
   // is the same on all ranks. The updated values of a unit are sent to the other ranks while the next units are
@@ -121,7 +121,7 @@ class Executor {
   void end_units_of_backward();
 
   std::vector<std::unique_ptr<Unit>> units_;
-  // By unit: the unit and those that enclose it, by modules or as forward showed.
+  // For each unit: itself and the units that enclose it, by their modules or because they called it in a forward.
   std::vector<std::set<size_t>> around_;
   std::vector<int> prefetch_depth_;  // by unit
   Callbacks callbacks_;
@@ -129,7 +129,8 @@ class Executor {
   ExecutionOrder* order_ = &evaluation_;  // order of the current pass
   Forwards forwards_;
   bool backward_begun_ = false;
-  // Units whose backward is running, each with its first output. Without an output, the backward began on another rank.
+  // Units whose backward is running, each with the number of the output that began it. A unit whose backward only other
+  // ranks need has no number.
   std::map<size_t, std::optional<int64_t>> in_backward_;
   std::set<size_t> recomputed_;  // units that a recomputation has unsharded, and whose backward has not begun
   std::vector<int> holds_;

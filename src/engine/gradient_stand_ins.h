@@ -32,7 +32,8 @@ class GradientStandIns {
   std::vector<Place> taken_away();
   // Removes all stand-ins while a backward pass adds to the gradients.
   void take_back();
-  // Removes all stand-ins because the gradients have ended.
+  // Removes all stand-ins because the gradients were used by a step or dropped. Reading a stand-in that somebody has
+  // kept then throws an error that says this.
   void end();
 
  private:

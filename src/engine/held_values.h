@@ -27,15 +27,16 @@ class HeldValues {
   std::optional<Purpose> end(size_t unit);
   // Like end(), but also restores the unit's earlier values if they are still kept.
   std::optional<Purpose> end_and_restore(size_t unit);
-  // All ranks have accepted the unit's current values, so enclosing entries will not restore older ones.
+  // Makes enclosing entries restore the unit's current values instead of earlier ones, because all ranks have accepted
+  // the current values.
   void accept(size_t unit);
   // Returns whether the user may be changing values.
   bool may_change() const;
-  // Nothing is restored from now on.
+  // Drops the earlier values of all entries, so that these entries restore nothing.
   void forget();
 
  private:
-  // A tensor that had other memory than the unit's.
+  // A tensor to which a user had given other memory than the unit's, with this memory and a copy of its values.
   struct Moved {
     at::Tensor tensor, memory, values;
   };

@@ -26,13 +26,14 @@ struct Engine::Impl {
        const ReplicaComms& replication);
 
   const GradBucket& bucket_of(const ShardedGroup& group) const { return reducer->buckets()[group.number()]; }
-  // Every call that only training needs begins with one of these, because retire() frees what such calls reach.
-  // Throws StateError after retire(), and where Ranks::check_caller() does.
+  // Every call that only training needs begins with check_in_use() or check_whole(), because such a call uses parts
+  // that retire() frees. Throws StateError after retire(), and where Ranks::check_caller() does.
   void check_in_use() const;
   // Also throws StateError after a load that failed half way and left a mixture of two states.
   void check_whole() const;
   void publish_outside_of_steps();
-  // Publishes, and ignores what users have written since the last step.
+  // Publishes a pending update, which overwrites what users have written since the last step. If `has_gradients` is
+  // true on some rank, does nothing, because the load will be refused. Collective if an update is pending.
   void publish_before_load(bool has_gradients);
   // Returns the group that has the trained parameter, and its index in the group. Throws ValueError for an unknown
   // name.

@@ -31,7 +31,8 @@ struct Memory {
   std::unique_ptr<Groups> groups;
   std::unique_ptr<CodedRefresh> coded_refresh;  // null if parameters travel as they are
   std::unique_ptr<SlotRing> gather_ring;
-  GatherStream gathers;  // the last member that uses memory of the device: joined before that memory is freed
+  // This is the last member, so that its stream is joined before the other members free memory that the stream uses.
+  GatherStream gathers;
 };
 
 }  // namespace zeroshard

@@ -35,8 +35,8 @@ std::optional<TrainedParam> find_trained(Groups& groups, size_t unit, size_t par
 }
 
 // Returns all values of a parameter, as fp32 in its shape. Each rank passes the values of its part
-// (ShardLayout::owned) as `mine`, which is 1-D; nothing stands for zeros. Returns nothing unless some rank `has_some`.
-// Collective; `what` names the values in errors.
+// (ShardLayout::owned) as the 1-D tensor `mine`; without `mine`, they are zeros. Returns nothing if `has_some` is false
+// on all ranks. `what` names the values in errors. Collective.
 std::optional<at::Tensor> assemble(const Ranks& ranks, const TrainedParam& param, bool has_some,
                                    const std::optional<at::Tensor>& mine, const std::string& what) {
   Comm& comm = ranks.states;
@@ -60,8 +60,9 @@ std::optional<at::Tensor> assemble(const Ranks& ranks, const TrainedParam& param
   return values.view(param.spec().shape);
 }
 
-// Returns whether this rank itself had a gradient. A reduced shard has values even for a parameter without any
-// gradient, so each rank reports its own gradients. After the step, the consensus has been checked already.
+// Returns whether this rank itself had a gradient of the parameter. A reduced shard has values even for a parameter
+// without any gradient, so each rank reports its own gradients. If the bucket is not reduced, the gradients are those
+// of the last step, and the caller has already checked that step's consensus.
 bool has_own_grad(const GradBucket& bucket, size_t index) {
   return !bucket.is_reduced() || bucket.has_grad(index);
 }
@@ -80,6 +81,7 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   ShardedGroup& group = *found->group;
   impl.update->await();
   // If fp32 parameters are on a device and their master weights on the host, users may have written to the parameters.
+  // So the master weights take the parameters' values first.
   if (!impl.update->is_pending() && group.has_states_on_host() && group.is_open() &&
       group.flat().dtype == DType::kFloat32)
     group.take_parameters();
@@ -139,7 +141,7 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
     scale = *last;
   }
   const Range mine = found->group->mine(), owned = owned_part(*found);
-  // If the bucket has whole gradients, this rank's shard is a part of them.
+  // If every rank updates whole parameters, the bucket begins with the group's first element, else with this rank's.
   const int64_t first = owned.begin - (found->group->place().updates_whole() ? 0 : mine.begin);
   return bucket.part({first, first + owned.size()})
       .to(impl.options.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true)

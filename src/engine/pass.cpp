@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "engine/consensus.h"
 
-// Ends a backward pass in the same way on all ranks: it counts, or if it failed on one rank, all ranks discard it.
+// Ends a backward pass in the same way on all ranks. If it failed on one rank, all ranks discard it.
 namespace zeroshard {
 namespace {
 
@@ -22,7 +22,7 @@ std::string share_reason(Comm& comm, int root, const std::string& reason) {
   return text.c_str();
 }
 
-// Throws for a backward if an update was published outside of a step after its forward.
+// Throws StateError for a backward whose forward ran before an update was published outside of a step.
 [[noreturn]] void refuse_other_parameters() {
   throw StateError(
       "backward() would use other parameters than its forward pass, because the last step's update "
@@ -66,7 +66,7 @@ void Pass::renew_hooks(size_t unit) const {
 }
 
 void Pass::add_output(size_t unit, const at::Tensor& output) {
-  // The graph may outlive the engine.
+  // The hook checks whether the engine is alive, because the autograd graph may outlive it.
   hooks_.of_outputs.add(
       output, [this, alive = std::weak_ptr(hooks_.alive), unit, publishes = hooks_.publishes](int64_t tensor) {
         if (!alive.expired()) pre_backward(unit, tensor, publishes);
@@ -94,7 +94,7 @@ void Pass::begin(bool sync) {
   last_grad_scale_.reset();
   errors_ = {};
   executor_.begin_backward();
-  // If gradients of an earlier loss.backward() are being reduced, the present order is kept.
+  // If gradients of an earlier loss.backward() are being reduced, the reducer goes on in the order in which it began.
   if (progress_.has_open_gradients()) return;
   reducer_.begin_backward(executor_.needed(), sync, ranks_.gather);
   if (sync) reducer_.read_ahead();
@@ -150,7 +150,7 @@ std::string Pass::end_reductions(const std::string& failure) {
   if (words[0] > 0) {
     const int rank = world_size - int(words[0]);
     const std::string reason = share_reason(ranks_.all, rank, failure);
-    reducer_.launch_all(true);  // also takes part in reductions that began in spite of no_sync
+    reducer_.launch_all(true);  // even under no_sync, because other ranks may have begun reductions
     executor_.forget_pass();
     discard();
     return concat("rank ", rank, ": ", reason);

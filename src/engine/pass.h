@@ -22,11 +22,11 @@ namespace zeroshard {
 //
 // Note [Backward passes that are none of the engine's]
 // torch.autograd.grad() of a loss for an input runs the hooks of units, and gives none of their parameters a gradient.
-// It must launch nothing, because gradients that were already reduced for the step would be summed again, and because
-// other ranks may not run such a pass. Only the first gradient shows that a pass is a loss.backward(). So the units
-// that have ended before the first gradient are kept, and their ends count when it arrives. If units are sharded, ends
-// count at once, because other ranks may wait for them. Every rank then runs the pass, because the pass gathers, and
-// the step ends it.
+// Such a pass must launch no reduction. Otherwise gradients that were already reduced for the step would be summed
+// again, and other ranks may not run such a pass. Only its first gradient shows that a pass is a loss.backward(). So
+// the ends of units before the first gradient are only remembered, and they count when this gradient arrives. If units
+// are sharded, ends count at once, because other ranks may wait for them. Every rank must run the pass then, because
+// the pass gathers parameters. Engine::prepare_step() ends it.
 class Pass {
  public:
   // All must outlive it.
@@ -34,34 +34,36 @@ class Pass {
 
   void install_hooks(const std::vector<UnitDefinition>& units);
   void renew_hooks(size_t unit) const;
-  // Calls the executor when the gradient of an output of the unit is known.
+  // Adds a hook to an output of the unit. It tells the executor when the gradient of this output is known.
   void add_output(size_t unit, const at::Tensor& output);
   // Also forgets the gradients of users.
   void remove_hooks();
-  // Parameters have changed outside of a step, so a backward of an earlier forward is refused.
+  // Makes the backward of every earlier forward throw StateError, because parameters have changed outside of a step.
   void end_forwards() { ++hooks_.publishes; }
 
   void begin_forward(bool training);
   void begin(bool sync);
-  // `failure` says why this rank's pass failed; empty if it did not. Throws StateError on the ranks where it did not,
-  // if it did on others.
+  // Ends a pass that has not failed on this rank. Throws StateError if it has failed on another rank. Collective.
   void end() { throw_discarded(end("")); }
-  // Returns the failure of the first rank that has one, with its number, on every rank. In that case all gradients
-  // since the last step are discarded.
+  // Ends a pass. `failure` says why it failed on this rank; empty if it did not. If it failed on some rank, discards
+  // all gradients since the last step, and returns on every rank the number and the failure of the first such rank.
+  // Otherwise returns "". Collective.
   std::string end(const std::string& failure);
-  // Like end(), for gradients that came outside of a pass.
+  // Like end(), but only ends the reductions, and not the executor's backward.
   void end_launched() { throw_discarded(end_reductions("")); }
   // Call it when a unit's backward has ended.
   void end_unit(size_t unit);
-  // If the last pass has failed, discards its gradients and all earlier ones of the step on all ranks; collective then.
+  // If the last loss.backward() has failed, discards its gradients and all earlier ones of the step on all ranks. In
+  // this case it is collective.
   void discard_failed();
   void zero_grad();
   void end_step(double loss_scale);
 
-  // Throws StateError while gradients are being reduced: within a backward pass, and after a loss.backward() that
-  // failed.
+  // Throws StateError if the gradient of `param` may not be reduced yet: after a backward under no_sync, within a
+  // backward pass, after a loss.backward() that failed, and if has_counted_other() is true.
   void check_reduced(const ParamSpec& param) const;
-  // Returns whether a pass without gradients has counted its ends.
+  // Returns whether the ends of a pass without gradients have counted: see Note [Backward passes that are none of the
+  // engine's].
   bool has_counted_other() const { return other_.has_counted; }
   // Texts of the last CommError and IoError that a hook of this pass threw; "" if none.
   struct Errors {
@@ -73,8 +75,8 @@ class Pass {
   UserGradients& gradients() { return gradients_; }
   // Note [Gradients after the step]
   // Every bucket keeps the memory of its reduced gradients for the whole run, and an update only reads it. So the
-  // gradients of the last step can be read without a copy until new ones arrive. This is their loss scale. It is empty
-  // after the next forward pass has begun.
+  // gradients of the last step can be read without a copy until new ones arrive. last_grad_scale() is the loss scale of
+  // these gradients. It is empty as soon as they can no longer be read.
   const std::optional<double>& last_grad_scale() const { return last_grad_scale_; }
 
  private:
@@ -86,13 +88,13 @@ class Pass {
   };
   // A pass that may be none of the engine's.
   struct OtherPass {
-    std::vector<size_t> ended;  // before the first gradient
+    std::vector<size_t> ended;  // units that have ended before the first gradient
     bool has_counted = false;
   };
   // A loss.backward() that the engine did not begin, from its first gradient on.
   struct PlainPass {
-    std::weak_ptr<void> pass;  // alive during it
-    double divisor = 1;        // of its gradients
+    std::weak_ptr<void> pass;  // expires when the pass ends or fails
+    double divisor = 1;        // each gradient is divided by it
   };
 
   // Runs the code of an autograd hook for a unit. Keeps the text of an error, because autograd loses its class.

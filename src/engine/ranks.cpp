@@ -47,7 +47,7 @@ void Ranks::check_while_waiting(std::string_view waited) const {
   all.check();  // another rank may have failed
   try {
     check_interrupt();
-  } catch (const std::exception&) {  // the other ranks wait for this one
+  } catch (const std::exception&) {  // the other ranks wait for this one, so they must fail, too
     fail_all(concat("rank ", all.rank(), " was interrupted while ", waited));
     throw;
   }

@@ -26,16 +26,17 @@ struct Ranks {
   // Only on devices: throws CommError on every rank if ranks have called different collectives. It must run before
   // anybody waits for the device, because such collectives may never end or may have mixed the ranks' data. Collective.
   void compare_histories(std::string_view tag) const;
-  // Waits until the device has the reduced gradients. Throws CommError if a rank that the device needs does not come.
+  // Waits until the device has the reduced gradients. Throws CommError if the device waits for a rank that never comes.
   void await_gradients() const;
-  // The states of this rank are lost, so collectives of the engine fail on every rank with this reason.
+  // Makes all collectives of the engine fail on every rank with the reason `text`, because this rank cannot go on.
   void fail_all(const std::string& text) const noexcept;
   // Throws StateError if there is no communicator for checkpoints.
   Comm& checkpoint() const;
   int num_replicas() const { return replicas != nullptr ? replicas->world_size() : 1; }
-  // Returns into how many parts of states each shard is cut: see ShardLayout.
+  // Returns the number of parts into which each shard is cut. Each part's states belong to one rank: see ShardLayout.
   int num_parts() const { return states.world_size() / gather.world_size(); }
-  // Returns the part of the elements `mine` that this rank saves. The replicas of them save the other parts.
+  // Returns the part of this rank's elements `mine` that this rank saves. If other replicas have the states of these
+  // elements, too, they save the other parts.
   Range saved_part(Range mine) const;
   // Returns whether this rank is in the first replica of the states.
   bool is_in_first_replica() const { return !has_replicas_of_states() || replicas->rank() == 0; }
@@ -44,13 +45,13 @@ struct Ranks {
   // Returns the communicator by which one rank gives its values of parameters to all ranks.
   Comm& values() const { return replicas != nullptr ? all : gather; }
 
-  // The ranks of this replica, which shard one copy of the parameters among themselves:
+  // `gather` and `reduce` connect the ranks of this replica, which shard one copy of the parameters among themselves.
   Comm& gather;
   Comm& reduce;
   Comm* checkpoint_or_null;  // all ranks
   Comm& all;                 // all ranks
   Comm& states;              // the ranks that shard one copy of the optimizer states: all, or those of this replica
-  Comm* replicas;            // the ranks that hold this rank's shard, one of each replica; null: there is one replica
+  Comm* replicas;            // one rank of each replica, all with this rank's shard; null if there is one replica
   c10::Device device;
   ProcessMark process = {};
 };

@@ -15,7 +15,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-// Returns the problem, given every rank's hash of one tensor; empty if there is none.
+// Returns a text that says which ranks differ, given every rank's hash of one tensor; "" if none does.
 std::string disagreement(const std::vector<int64_t>& hashes) {
   const auto votes = [&](int64_t hash) { return std::count(hashes.begin(), hashes.end(), hash); };
   const int64_t usual =

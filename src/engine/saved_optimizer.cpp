@@ -38,7 +38,8 @@ std::string describe(const std::string& name, bool outside) {
   return outside ? name + " (torch's own, outside the engine)" : name;
 }
 
-// Earlier versions wrote the names of the engine's own optimizers in upper case, and in the state of the front.
+// Returns whether the two names mean the same optimizer. Earlier versions wrote the names of the engine's own
+// optimizers in upper case, and into the state of the front.
 bool same_name(const std::string& saved, const std::string& mine, bool outside) {
   const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c; };
   return saved == mine || (!outside && std::equal(saved.begin(), saved.end(), mine.begin(), mine.end(),

@@ -41,13 +41,13 @@ StateSlice to_slice(const TensorState& state) {
 // Lists the parameters and states of the engine, each with access to its data.
 class Saves::States {
  public:
-  // kSaveHeld: training continues, and its writers wait while the save reads. Each slice's data holds its state from
-  // its creation on.
+  // kSaveHeld is a save during which training continues. From its creation on, the data of a slice holds its state, so
+  // that whoever wants to write to this state waits until the save has read it.
   enum class Purpose : uint8_t { kSave, kSaveHeld, kLoad };
   States(Saves& saves, Purpose purpose) : saves_(saves), purpose_(purpose) {}
 
-  // Returns slices of weights and, for trainable parameters, of the optimizer's states. When saving, every rank returns
-  // its own share; when loading, everything that it keeps.
+  // Returns slices of weights and, for trainable parameters, of the optimizer's states. For a save, they are the share
+  // that this rank saves; for a load, everything that it keeps.
   std::vector<StateSlice> slices(bool frozen, bool optimizer) const {
     std::vector<StateSlice> result;
     const auto add_all = [&](const ShardedGroup& group) {
@@ -109,8 +109,8 @@ class Saves::States {
   }
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
-    // Users write to whole parameters without waiting, so whole parameters are copied. Only the engine writes to
-    // shards.
+    // Users write to whole parameters without waiting for the save, so whole parameters are copied. Shards need no
+    // copy, because only the engine writes to them, and it waits.
     const bool is_copied = is_held(group) && group.is_open() && group.flat().dtype == DType::kFloat32;
     if (group.has_master() && !is_copied)
       return add(group, {kWeight, DType::kFloat32, data_of(group, kMasterWeights), group.updated()}, to);
@@ -135,12 +135,13 @@ class Saves::States {
     return purpose_ == Purpose::kSaveHeld && group.is_trained() && group.states().hold() != nullptr;
   }
   std::shared_ptr<SliceData> data_of(const ShardedGroup& group, int state) const {
-    // Users write without waiting to parameters that are their own master weights.
+    // If parameters are their own master weights, users write to them without waiting for the save.
     const bool are_parameters = state == kMasterWeights && !group.place().master_weights.has_rest;
     return is_held(group) ? held_data(group, state) : state_data(group, state, is_engines() && !are_parameters);
   }
 
-  // An external optimizer writes to the tensors that it once got.
+  // Returns whether only the engine writes to the states. An external optimizer also writes to them, through the
+  // tensors that it once got.
   bool is_engines() const { return saves_.options_.external_optimizer.empty(); }
 
   Saves& saves_;
@@ -164,7 +165,8 @@ bool Saves::has_room_for_staging(int64_t bytes) {
   if (must_stage() || (!limits.device_memory && !limits.host_memory)) return true;
   const int64_t more = bytes - plan_.ledger.current().at(Category::kCheckpointStaging, Tier::kHost);
   const int64_t no_room = plan_.ledger.has_room(Tier::kHost, more) ? 0 : 1;
-  return agree_on_flags(ranks_.all, {no_room})[0] == 0;  // a running save may be using the checkpoint communicator
+  // This is not done in the checkpoint communicator, because a running save may be using that one.
+  return agree_on_flags(ranks_.all, {no_room})[0] == 0;
 }
 
 void Saves::plan_staging(int64_t bytes) {
@@ -172,7 +174,8 @@ void Saves::plan_staging(int64_t bytes) {
   all = std::max(all, bytes);
 }
 
-// Waits for a running save, and logs it, because the user should know if saves come faster than the disks write.
+// Waits for a running save. Logs a noticeable wait, because the user should know if saves come faster than the disks
+// write.
 void Saves::wait_for_turn(std::string_view call) {
   if (!async_saver_) return;
   constexpr auto kNoticeable = std::chrono::milliseconds(100);
@@ -214,7 +217,8 @@ void Saves::check_not_half_loaded() const {
                           "same options, or make a new engine. `zeroshard checkpoint verify` tells which are whole"));
 }
 
-// If several ranks' optimizers have the same elements of a state, each rank saves only its share.
+// Returns slices of the states for this rank to save. If other ranks have the same elements of a state, too, each rank
+// saves only its share of them.
 std::vector<StateSlice> Saves::own_share(const std::vector<TensorState>& states) const {
   std::map<std::string_view, std::pair<const ShardedGroup*, size_t>> places;
   for (const ShardedGroup& group : memory_.groups->all())
@@ -282,7 +286,7 @@ std::vector<StateSlice> Saves::choose(const Manifest& manifest, const TensorInde
   const bool excludes_frozen = state.at("core").at("excludes_frozen").get<bool>();
   std::vector<StateSlice> wanted;
   std::vector<std::string> missing, kept;
-  size_t fitting = 0;  // number of weights that both have
+  size_t fitting = 0;  // number of weights that both the engine and the checkpoint have
   std::set<std::pair<std::string_view, std::string_view>> known;
   for (StateSlice& slice : States(*this, States::Purpose::kLoad).slices(true, load.optimizer)) {
     const TensorRecord* const saved = index.find(slice.name, slice.kind);
@@ -355,8 +359,8 @@ void Saves::take_updates(const TensorIndex& index) {
 void Saves::take_scale(const Manifest& manifest) {
   const Json core = Json::parse(manifest.state).at("core");
   pass_.progress().set_skipped_in_a_row(core.at("skipped_in_a_row").get<int>());
-  // The scale of a run without dynamic scaling says nothing about gradients. Imported checkpoints do not store this
-  // flag, but a dynamic scaler has counted iterations.
+  // The scale is taken only from a run with dynamic scaling, because a fixed scale says nothing about gradients.
+  // Imported checkpoints do not store this flag. In them, counted iterations show that scaling was dynamic.
   const auto iteration = core.at("loss_scale_iteration").get<int64_t>();
   if (!core.value("loss_scale_dynamic", iteration > 0)) return;
   pass_.scaler().load({.scale = core.at("loss_scale").get<double>(),

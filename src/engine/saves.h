@@ -54,7 +54,7 @@ class Saves {
   bool has_room_for_staging(int64_t bytes);
   // Plans this many bytes of host memory for copies of checkpoints.
   void plan_staging(int64_t bytes);
-  // Starts a save in the background, which a call of its saver's prepare() has prepared.
+  // Starts a save in the background. saver().prepare() must have prepared it.
   void start(SaveRequest request, int64_t staging_bytes);
   // Plans memory for states that a load uploads to a device, in addition to the memory of the most recent save.
   void plan_uploads(int64_t bytes) { plan_staging(staging_planned_ + bytes); }
@@ -62,13 +62,13 @@ class Saves {
   bool report_failed();
   void tell_failed(const std::exception& error) const;
 
-  // `held`: the save reads states in files while training continues, and updates wait for these reads.
+  // `held` says that training continues while the save reads states in files, so that updates wait for these reads.
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
                            const CheckpointContents& contents, const SaveOptions& save, bool held);
   std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
                                  const ChooseTensors& others, std::set<StateKey>& chosen);
-  // Take the number of updates of each parameter, and the loss scale with the steps that it has skipped, from a
-  // checkpoint whose states were read.
+  // These functions complete the load of a checkpoint whose states were read. take_updates() takes the number of
+  // updates of each parameter. take_scale() takes the loss scale and the number of steps that were skipped in a row.
   void take_updates(const TensorIndex& index);
   void take_scale(const Manifest& manifest);
 

@@ -13,8 +13,8 @@ void set_buffer(const at::Tensor& buffer, const at::Tensor& values) {
     buffer.copy_(values);
     return;
   }
-  // Only for inference tensors: in this mode, a device's copy would create and keep tensors to which nobody could write
-  // later.
+  // This mode is used only for inference tensors, because in it a device's copy would create and keep tensors to which
+  // nobody could write later.
   const c10::InferenceMode writes_inference_tensors;
   buffer.copy_(values);
 }

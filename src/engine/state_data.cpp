@@ -42,7 +42,7 @@ class TensorData final : public SliceData {
   at::Tensor tensor_;
 };
 
-// Turns an error of a swap file into a StateError, because a save or a load would take it for an error of the
+// Turns an error of a swap file into a StateError. Otherwise a save or a load would take it for an error of the
 // checkpoint's files.
 template <typename Call>
 void told_as_state(const Call& call) {
@@ -53,8 +53,8 @@ void told_as_state(const Call& call) {
   }
 }
 
-// Collects values of coded moments that are written in pieces. Pieces need not end where blocks end, and a block is
-// encoded as a whole.
+// Collects values of coded moments that are written in pieces. A block is encoded as a whole, but pieces need not end
+// where blocks end. So the pieces of a block are kept until it is complete.
 class PartialBlocks {
  public:
   explicit PartialBlocks(const ShardedGroup& group, int slot) : group_(group), slot_(slot) {}
@@ -76,7 +76,7 @@ class PartialBlocks {
   std::map<int64_t, Block> blocks_;  // key: first element of the block
 };
 
-// `range` lies within one parameter.
+// `range` must lie within one parameter.
 void PartialBlocks::write(Range range, const float* from) {
   int64_t end = range.end;  // end of the parameter
   for (size_t i = 0; i < group_.num_params(); ++i) {
@@ -147,12 +147,13 @@ class ArrayData final : public SliceData {
   }
 
  private:
-  // Takes the user's writes to parameters, both into the `copy` of the master weights and into the master weights
+  // Copies the user's writes to parameters into `copy`, which has the master weights, and into the master weights
   // themselves.
   void take_params(int64_t offset, int64_t bytes, at::Tensor copy) const {
     const Range range{offset / bytes_, (offset + bytes) / bytes_};
     const at::Tensor params = group_.updated_parameters().slice(0, range.begin, range.end).cpu();
-    // fp32 parameters of a device are copied to their master weights at each update anyway.
+    // The master weights need not be written here for fp32 parameters on a device, because each update copies these
+    // parameters to them anyway.
     if (params.scalar_type() == at::kFloat) return void(copy.copy_(params));
     if (!is_written(copy, params)) return;
     take_written(copy, params);
@@ -170,12 +171,12 @@ class ArrayData final : public SliceData {
     if (values.element_size() == bytes_) return TensorData(values).read(0, int64_t(values.nbytes()), to);
     array_.read_moment(part, state_, values, to);
   }
-  // Rounds to nearest if the values are narrow. Values that were read from there are restored exactly.
+  // Rounds to nearest if `values` are narrower than what is saved. What read_values() returned is restored exactly.
   void write_values(const at::Tensor& values, const void* from) const {
     if (values.element_size() == bytes_) return TensorData(values).write(0, int64_t(values.nbytes()), from);
     values.copy_(view_memory(const_cast<void*>(from), values.numel(), at::kFloat, at::kCPU));
   }
-  // Calls use(bytes before, part, values) for parts that make up the bytes.
+  // Calls use(bytes before the part, part, values) for each of the parts that make up the bytes.
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, Array::Access access, Use use) const {
     const Range range{offset / bytes_, (offset + bytes) / bytes_};

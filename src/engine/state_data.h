@@ -16,14 +16,14 @@ std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor);
 std::shared_ptr<SliceData> parameter_data(const ShardedGroup& group);
 
 // Accesses one optimizer state of a group (a slot or kMasterWeights), for all elements that this rank updates. The
-// group must outlive it. `is_engines` means that nobody writes to the state except by borrowing it from the group.
+// group must outlive the result. `is_engines` says that nobody writes to the state but by borrowing it from the group.
 // Reading offloaded master weights also takes the user's writes to the group's parameters, like
 // ShardedOptimizer::take_writes(), so that a save need not read the weights twice.
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines);
 
-// The same, but any thread may read the state in its place while training continues. Until SliceData::end_reading() or
-// its destruction, a caller that borrows the states to write waits (Array::hold()). It does not take users' writes to
-// parameters.
+// Like state_data(), but any thread may read the state in its place while training continues. Until the result's
+// end_reading() or destruction, a caller that borrows the states to write must wait (Array::hold()). Reading does not
+// take users' writes to parameters.
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state);
 // Accesses this rank's parameters in files, or fp32 parameters in host memory that this rank updates and that are their
 // own master weights.

@@ -17,7 +17,7 @@
 namespace zeroshard {
 namespace {
 
-// Returns the settings as text, each with enough digits to distinguish it from its neighbours.
+// Returns the settings as text, with enough digits that different values have different texts.
 NamedValues settings_of(const std::vector<ParamGroupOptions>& groups) {
   NamedValues settings;
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -51,7 +51,8 @@ StepResult Step::prepare(const std::vector<ParamGroupOptions>& groups, bool save
   if (consensus_.signals.wrote && update_.is_pending()) writes_.check_late();
   compare_replicas();
   writes_.take(consensus_.signals.wrote);
-  // Writes of users before the first delayed update count, and later writes will be detected.
+  // If no update is pending, writes of users are taken. After this step hands its update to the thread, later writes
+  // are compared with the parameters as they are now.
   if (update_.is_delayed() && !update_.is_pending()) {
     writes_.take_to_groups();
     writes_.remember_open_parameters();
@@ -68,7 +69,7 @@ StepResult Step::prepare(const std::vector<ParamGroupOptions>& groups, bool save
   result.grad_norm =
       result.applied ? std::sqrt(consensus_.squares) / result.loss_scale : std::numeric_limits<double>::quiet_NaN();
   const double clip = options_.config.gradient_clipping;
-  // Like torch.nn.utils.clip_grad_norm_, compares the norm in fp32 with this epsilon.
+  // torch.nn.utils.clip_grad_norm_ also computes in fp32 and adds this epsilon to the norm.
   const float coefficient = clip > 0 ? float(clip) / (float(result.grad_norm) + 1e-6F) : 1;
   grad_scale_ = std::min(coefficient, 1.0F) / float(result.loss_scale);
   return result;
@@ -76,7 +77,7 @@ StepResult Step::prepare(const std::vector<ParamGroupOptions>& groups, bool save
 
 void Step::finish(const StepResult& result, const std::function<void()>& apply) {
   ranks_.check_caller();
-  // A step without a backward says nothing about overflows.
+  // A step without a backward does not change the loss scale, because it says nothing about overflows.
   if (pass_.progress().is_unapplied()) pass_.scaler().update(!result.applied);
   if (result.applied) apply();
   if (result.applied && !update_.is_delayed()) update_.tell_autograd(&consensus_.has_grad);
@@ -131,7 +132,8 @@ void Step::check(const std::vector<ParamGroupOptions>& groups) const {
                           ". Call backward and zero_grad on every rank as often as on the others"));
 }
 
-// Call it before the update, because the update of stages 1 and 2 overwrites elements that other ranks own.
+// Call it before the update. At stages 1 and 2, the refresh after the update overwrites elements that other ranks own,
+// and with them any difference there.
 void Step::compare_replicas() {
   const int every = options_.config.check_replicas_every;
   if (every == 0 || ++uncompared_steps_ < every) return;

@@ -30,7 +30,7 @@ class Step {
   StepResult prepare(const std::vector<ParamGroupOptions>& groups, bool save_failed);
   // Ends a step. `apply` writes the new parameters, unless the step is skipped.
   void finish(const StepResult& result, const std::function<void()>& apply);
-  // Ranks agree on it at the next step. Any thread may call it.
+  // Asks all ranks to stop. They agree on it at the next step. Any thread may call it.
   void request_stop() { stop_requested_ = true; }
 
   // The values of the step that is being applied, or else of the last one.
@@ -59,7 +59,8 @@ class Step {
   Update& update_;
   Consensus consensus_;  // result for the step that is being applied
   float grad_scale_ = 1;
-  int64_t uncompared_steps_ = 0;  // steps since replicas were last compared; scripts may set Progress::global_steps
+  // Steps since replicas were last compared. Progress::global_steps cannot be used, because scripts may set it.
+  int64_t uncompared_steps_ = 0;
   std::atomic<bool> stop_requested_ = false;
 };
 

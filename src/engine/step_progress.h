@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Counts an engine's steps, micro-batches and samples. It also tracks the current step: its micro-batches, which do not
-// count any more if its gradients are discarded, and the gradients that still have to be reduced or applied.
+// Counts an engine's steps, micro-batches and samples. It also tracks which gradients of the current step still have to
+// be reduced or applied. If the gradients of a step are discarded, the step's micro-batches do not count any more.
 class StepProgress {
  public:
   StepProgress(const Config& config, int world_size);
@@ -16,7 +16,7 @@ class StepProgress {
   const Progress& counts() const { return counts_; }
   // Returns the counts without the micro-batches of the current step.
   Progress at_last_step() const;
-  // Throws ValueError if `samples` is not a multiple of the ranks' micro-batches together. Also throws ValueError if an
+  // Throws ValueError if `samples` is not a multiple of all ranks' micro-batches together. Also throws ValueError if an
   // engine that was made for one micro-batch per step would now accumulate in 16 bits, unless the configuration asks
   // for that. Throws StateError within a step.
   void set_train_batch_size(int64_t samples, const Config& config);
@@ -26,8 +26,8 @@ class StepProgress {
   void begin_pass(bool sync);
   void add_gradient();
   void end_pass();
-  // Ends a pass after which nobody calls end_micro_batch(). Its micro-batch ends with the next such pass, or with the
-  // step.
+  // Ends a pass after which nobody calls end_micro_batch(). The pass's micro-batch ends at the next end_own_pass() or
+  // at the end of the step.
   void end_own_pass();
   void end_micro_batch();
   void end_step(bool applied);

@@ -20,11 +20,11 @@ struct Wanted {
   std::vector<ChunkGroup> groups;
   const std::vector<std::string>& directories;
   int buffer_count;
-  int chunks_at_once;  // chunks requested before anybody takes results; 0: the next few
-  bool pin;            // a device copies from the buffers
+  int chunks_at_once;  // chunks that are requested before the first result is taken; 0: the next few
+  bool pin;            // true if a device copies from the buffers
 };
 
-// Returns as many requests as there are blocks in this many chunks.
+// Returns the number of blocks in this many chunks, as a queue depth.
 int depth_for(int chunks, int64_t block_bytes) {
   constexpr int64_t kMost = 1024;
   return int(std::min(chunks * kChunkNumel * int64_t{sizeof(float)} / block_bytes, kMost));
@@ -39,7 +39,7 @@ int64_t bytes_of(std::span<const ChunkGroup> groups) {
 // Chooses sizes that suit the disk, unless the configuration sets them. If there are several directories, the first is
 // measured.
 void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::Options& store) {
-  // Smaller files are read and written faster than a disk is measured.
+  // For smaller files the disk is not measured, because that takes longer than reading and writing them.
   constexpr int64_t kLeastBytes = int64_t{256} << 20;
   const AioConfig& aio = context.options.config.aio;
   if (aio.queue_depth) return;
@@ -64,7 +64,7 @@ void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::
 
 void describe(const ChunkStore& store, const Wanted& wanted, int rank) {
   for (const SwapFile& file : store.files())
-    // An empty file means fewer chunks than directories.
+    // If there are fewer chunks than directories, some files are empty and need no warning.
     if (file.bytes() > 0) warn_of(file, wanted.what, wanted.path_key, rank);
   if (rank == 0)
     log(LogLevel::kInfo,

@@ -14,7 +14,7 @@
 namespace zeroshard {
 
 // Copies the configuration of files to the options of a ChunkStore or a RecordStore, and creates missing directories.
-// If a directory cannot be created, the store throws when it opens it.
+// If a directory cannot be created, no error is thrown here, but the store throws when it opens the directory.
 template <typename StoreOptions>
 void take_keys(const Config& config, const std::vector<std::string>& directories, StoreOptions& store) {
   store.directories = directories;

@@ -44,7 +44,7 @@ void Update::announce(const Step& step) {
       if (!group.is_trained()) continue;
       for (const Range range : ShardedOptimizer::updated_ranges(group, step.of(group))) {
         group.states().will_need(range);
-        if (group.has_master()) continue;  // master weights overwrite the parameters, so these are not read
+        if (group.has_master()) continue;  // the update overwrites the parameters without reading them
         if (const auto place = group.parameters().place_in_files(range)) parameters.push_back(*place);
       }
     }
@@ -78,7 +78,7 @@ void Update::apply(const Step& step) {
   const auto has_grad = [&](const ShardedGroup& group) -> const std::vector<bool>& { return step.of(group); };
   if (matrices_) matrices_->update({gradients, step.options, has_grad, step.grad_scale});
   refresh_with_states(step, [&](ShardedGroup& group) {
-    if (!group.flat().is_matrix)  // those are already updated
+    if (!group.flat().is_matrix)  // matrices_ has already updated groups of matrices
       optimizer_.update(group, gradients(group), step.options, step.of(group), step.grad_scale);
     bool updates_all = true;
     for (size_t i = 0; i < group.num_params(); ++i)
@@ -87,8 +87,9 @@ void Update::apply(const Step& step) {
   });
 }
 
-// Parameters that travel in 8 bits are rounded in each refresh. Those that an update leaves out would be rounded again
-// and again, by the scales of neighbours that change, if they did not get the values of their master weights first.
+// Copies the master weights to the parameters if these travel in 8 bits. Each refresh rounds such parameters, by scales
+// that depend on their neighbours. Without this copy, parameters that updates leave out would be rounded again and
+// again, and would drift away from their master weights.
 void Update::undo_rounding(ShardedGroup& group) const {
   if (memory_.coded_refresh && !group.is_open()) group.publish_master();
 }
@@ -116,7 +117,7 @@ void Update::refresh(const UpdateGroup& update) {
     return;
   }
   executor_.refresh(reducer_.order_of_forward(), update_unit);
-  if (memory_.coded_refresh) memory_.gathers.side.join();  // which has written to the parameters
+  if (memory_.coded_refresh) memory_.gathers.side.join();  // its stream has written the decoded parameters
   memory_.gathers.after_current_stream();
   if (memory_.parameters_in_files) memory_.read_parameters_ahead(reducer_.order_of_forward(), executor_);
   // After this point users may write to replicated parameters, so peers that read them directly must have finished.
@@ -138,7 +139,8 @@ void Update::tell_autograd(const std::vector<std::vector<bool>>* has_grad) {
 
 void Update::begin_delayed(const Step& step) {
   DelayedUpdate::Step late{{}, step.options, step.grad_scale};
-  // Updates in the order in which backward makes the next gradients, because these wait for the updates.
+  // The units are updated in the order in which backward makes their next gradients, because a unit's gradients must
+  // wait for the unit's update.
   const std::vector<size_t>& order = reducer_.order_of_forward();
   for (auto unit = order.rbegin(); unit != order.rend(); ++unit) {
     for (ShardedGroup& group : memory_.groups->of_unit(*unit)) {

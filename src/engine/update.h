@@ -20,10 +20,10 @@ namespace zeroshard {
 // Updates the groups of an engine and sends the new parameters to all ranks.
 //
 // Note [Delayed updates]
-// With zeroshard.offload.delayed_update, a step hands its update to a thread, and publishes the update of the step
-// before. Until then states and parameters belong to different steps. Code that reads states waits for the thread. Code
-// that saves, exports, loads or lets users write to parameters publishes first. Code that reads parameters sees those
-// that the device computes with.
+// With zeroshard.offload.delayed_update, a step first publishes the update of the step before, which means that all
+// ranks get the new parameters. It then hands its own update to a thread. While this update is pending, the states are
+// newer than the parameters. Code that reads states waits for the thread. Code that saves, exports, loads or lets users
+// write to parameters first publishes the update. Code that reads parameters gets those with which the device computes.
 class Update {
  public:
   // All must outlive it. Collective, because it allocates.
@@ -39,30 +39,33 @@ class Update {
   };
   // Starts to prefetch the gradients for the update, if they have to be fetched.
   void announce_gradients(const Step& step);
-  // Copies of gradients must end before the next gradients arrive. apply() ends them; this does it after an error.
+  // Ends the copies that announce_gradients() has started. They must end before the next gradients arrive. apply() ends
+  // them itself, so this function is only needed after an error.
   void end_gradients();
   // Updates all groups, or begins to if updates are delayed.
   void apply(const Step& step);
   // Lets `update` write each trained group, then sends the new values to all ranks. Collective.
   using UpdateGroup = std::function<void(ShardedGroup&)>;
   void refresh(const UpdateGroup& update);
-  // Starts to prefetch the states that the update needs, then does the same.
+  // Starts to prefetch the states that the update needs, then calls refresh(). Collective.
   void refresh_with_states(const Step& step, const UpdateGroup& update);
-  // Tells autograd's version counters that parameters were updated: those with a gradient, or else all that are
-  // trained.
+  // Advances autograd's version counters of the parameters that were updated. These are the trained parameters with a
+  // gradient in `has_grad`, or all trained ones if it is null.
   void tell_autograd(const std::vector<std::vector<bool>>* has_grad = nullptr);
 
   bool is_delayed() const { return delayed_ != nullptr; }
   bool is_pending() const { return delayed_ && delayed_->is_pending(); }
   bool is_on_thread() const { return delayed_ && delayed_->is_on_thread(); }
   void await() const;
-  // Sends the pending update, if there is one, to all ranks. It overwrites writes of users. Collective.
+  // Sends the new parameters of the pending update, if there is one, to all ranks. They overwrite what users have
+  // written to parameters. Collective.
   void publish();
-  // Replaces new values of the pending update.
+  // If updates are delayed, replaces the new parameters of the pending update at these positions of the group by
+  // `values`. await() must have returned.
   void replace(const ShardedGroup& group, Range positions, const at::Tensor& values) {
     if (delayed_) delayed_->replace(group, positions, values);
   }
-  // After that, nothing is updated any more.
+  // Frees what only updates need. Nothing may be updated any more.
   void retire();
 
  private:

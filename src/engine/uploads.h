@@ -33,7 +33,7 @@ class Uploads final : public Uploader {
  private:
   struct Chunk {
     std::shared_ptr<std::byte> memory;
-    DeviceCopies::Wait wait;  // waits for the copies from it; null: there are none
+    DeviceCopies::Wait wait;  // waits for the copies from the chunk; null: there are none
   };
   struct Upload {
     std::shared_ptr<SliceData> to;

@@ -32,7 +32,7 @@ void UserGradients::take_dropped() {
     dropped_.push_back(
         concat(executor_.unit(unit).layout().params[param].name(), " behind pass ", passes_, " of the step"));
   }
-  std::ranges::sort(dropped_);  // ranks that dropped the same ones in another order agree
+  std::ranges::sort(dropped_);  // so that ranks agree that dropped the same gradients in different orders
 }
 
 void UserGradients::hide() {
@@ -56,7 +56,7 @@ void UserGradients::end_step() {
 }
 
 void UserGradients::discard() {
-  drop_assigned();  // a gradient remains there if a hook of the user threw
+  drop_assigned();  // a gradient remains in param.grad if a hook of the user threw
   end_step();
 }
 

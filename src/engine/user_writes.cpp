@@ -77,7 +77,7 @@ void UserWrites::take_to_groups(OfMaster of_master) {
   if (of_master == OfMaster::kNone) return;
   const auto is_taken = [&](const ShardedGroup& group) {
     if (of_master == OfMaster::kAll || group.states().in_memory() != nullptr) return true;
-    // See States::add_weights().
+    // The save reads these parameters instead of their master weights: see Saves::States::add_weights().
     const bool are_saved = group.flat().dtype == DType::kFloat32 && group.states().hold() != nullptr;
     return of_master == OfMaster::kAllButSaved && !are_saved;
   };
@@ -118,8 +118,8 @@ void UserWrites::check() {
   watch_.accept_all();
 }
 
-// Drops the writes that check_write() refuses. The error is thrown once, and every rank has the values of the shards
-// again. Collective.
+// Drops writes to parameters of sharded units, which check_write() refuses, by gathering the values of the shards
+// again. So the error is thrown only once. Collective.
 void UserWrites::drop_writes_to_shards(const std::vector<int64_t>& written) {
   size_t next = 0;
   for (size_t u = 0; u < executor_.size(); ++u) {
@@ -158,9 +158,10 @@ std::string UserWrites::refused_memory(size_t unit, size_t param) const {
       shape_text(spec.shape), ", cannot be read, or differ between tensors that are tied");
 }
 
-// Takes back parameters that the user of rank `root` moved to other memory (param.data = ...): copies their values to
-// the memory of their units. Call it before the values that were written are taken. Returns on all ranks why the values
-// of a parameter cannot be copied, or "". Collective.
+// Moves all parameters of the units back to the memory of their units if users have given them other memory
+// (param.data = ...). On rank `root`, copies the values of moved parameters there first. Call it before the written
+// values are taken. If the values of a parameter cannot be copied, returns the reason on all ranks, and copies none;
+// otherwise returns "". Collective.
 std::string UserWrites::take_moved(const std::vector<size_t>& units, int root) {
   const bool is_root = ranks_.all.rank() == root;
   std::vector<std::pair<size_t, size_t>> params;
@@ -212,7 +213,7 @@ bool UserWrites::wrote_late() {
   for (size_t u = 0; u < executor_.size(); ++u) {
     Unit& unit = executor_.unit(u);
     unit.take_written();
-    if (unit.placement() == Placement::kSharded) continue;  // no parameter of it is whole between steps
+    if (unit.placement() == Placement::kSharded) continue;  // its parameters are not whole between steps
     for (size_t i = 0; i < unit.layout().params.size(); ++i)
       if (unit.layout().params[i].requires_grad && watch_.is_written(u, i)) return true;
   }

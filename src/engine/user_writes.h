@@ -26,10 +26,12 @@ class UserWrites {
   void check_no_change_begun(const char* call) const;
 
   bool any_written() const { return watch_.any_written(); }
-  // Accepts writes that all ranks have made alike, including those to master weights. Collective.
+  // Accepts writes to whole parameters that all ranks have made alike. Throws StateError on all ranks if there are
+  // other writes. The master weights take accepted writes later. `written_somewhere` says whether a user has written on
+  // some rank. Collective if it is true.
   void take(bool written_somewhere);
-  // Selects master weights. kAllButSaved leaves out whole 32-bit parameters, because a background save reads the
-  // parameters instead.
+  // Selects the master weights that take writes. kInMemory selects those in memory. kAllButSaved also selects those in
+  // files, except of 32-bit parameters, because a save in the background reads these parameters instead.
   enum class OfMaster : uint8_t { kNone, kInMemory, kAllButSaved, kAll };
   // Takes writes for a call outside of steps. `of_master` says which master weights take them. Collective.
   void take_all(OfMaster of_master = OfMaster::kAll);
@@ -54,7 +56,8 @@ class UserWrites {
   // Remembers the current parameters, so that wrote_late() can find later writes of users.
   void remember_open_parameters();
   static void remember_open_parameters(ShardedGroup& group);
-  // An earlier write to parameters has made checksums invalid: see Engine::set_weights().
+  // Makes wrote_late() return true, because an earlier write to parameters has made their checksums invalid: see
+  // Engine::set_weights().
   void lose_sums() { has_lost_sums_ = true; }
   // Returns whether the user has written to parameters that the pending update will overwrite.
   bool wrote_late();

@@ -88,7 +88,7 @@ std::vector<std::string> WriteWatch::end_reading(size_t unit) {
   if (found == readings_.end()) return {};
   Unit& values = executor_.unit(unit);
   std::vector<std::string> names;
-  if (values.is_unsharded()) {  // otherwise a step has freed the values in the meantime
+  if (values.is_unsharded()) {  // if it is not, a step has freed the values in the meantime
     const std::vector<int64_t> now = checksums(unit);
     for (size_t i = 0; i < now.size(); ++i) {
       if (now[i] == found->second.checksums[i]) continue;

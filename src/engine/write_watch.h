@@ -13,7 +13,8 @@ namespace zeroshard {
 // these have a checksum.
 class WriteWatch {
  public:
-  // How a parameter was written. kRefused means kMoved, and the values cannot be taken.
+  // How a parameter was written. kMoved means that it was given other memory. kRefused means the same, but its values
+  // cannot be taken from there.
   static constexpr int64_t kWritten = 1, kMoved = 2, kRefused = 3;
 
   // Watches from now on. `executor` must outlive it.
@@ -31,12 +32,12 @@ class WriteWatch {
   // a step of a torch optimizer.
   void tell_autograd(size_t unit, size_t param);
 
-  // Begin and end reading of an unsharded unit. When end_reading() was called as often as begin_reading(), the values
-  // must be unchanged: end_reading() returns the names of changed parameters, and parameters that were moved to other
-  // memory lose it.
+  // begin_reading() and end_reading() bound a reading of an unsharded unit, during which its values must not change.
+  // Readings may be nested. end_reading() returns the names of the parameters whose values differ from those at the
+  // first begin_reading(). If such a parameter was moved to other memory, it is moved back to the unit's.
   void begin_reading(size_t unit);
   std::vector<std::string> end_reading(size_t unit);
-  // Replaces end_reading() without checking the values.
+  // Ends a reading like end_reading(), but does not check the values.
   void abandon_reading(size_t unit);
   // The values were changed legitimately, so readings do not check them.
   void forget_readings() { readings_.clear(); }

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kConvertedNumel = 256 * kScaledNumel;  // elements that are converted at a time
 constexpr int kMost = 127;
 
-// The numbers of a part, and their scales behind them.
+// The numbers of a part. Their scales follow them in memory.
 struct CodedPart {
   at::Tensor numbers, scales;
 
@@ -25,7 +25,7 @@ struct CodedPart {
   }
 };
 
-// Calls `convert(values, numbers, scales)` for each piece of a part, with one row for each scale.
+// Calls `convert(values, numbers, scales)` for each piece of a part. Each argument has one row per block.
 template <typename Convert>
 void for_each_piece(const at::Tensor& part, const CodedPart& coded, const Convert& convert) {
   const at::Tensor rows = part.view({-1, kScaledNumel});
@@ -40,7 +40,8 @@ void encode(const at::Tensor& part, const CodedPart& to) {
     constexpr double kLeast = 1e-35;  // so that 127 / magnitude is finite
     const at::Tensor wide = values.to(at::kFloat), largest = wide.abs().amax({1}, /*keepdim=*/true);
     scales.copy_(largest.div(kMost));
-    // A block that is not finite has a scale that is not, so that its elements become NaN on all ranks.
+    // If an element of a block is not finite, neither is the scale, and all numbers are 0. So the whole block becomes
+    // NaN on all ranks.
     numbers.copy_(wide.mul(largest.clamp_min(kLeast).reciprocal().mul_(kMost)).round_().nan_to_num_(0, 0, 0));
   });
 }

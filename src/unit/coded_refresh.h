@@ -12,23 +12,25 @@
 
 namespace zeroshard {
 
-// Gathers shards of 16-bit parameters of which each rank of `parts` has updated one part. The parts travel as 8-bit
-// numbers.
+// Completes shards of 16-bit parameters after each rank of `parts` has updated one part of each shard. The ranks send
+// each other their parts as 8-bit numbers.
 //
 // Note [Parameters in 8 bits]
-// A block of kScaledNumel elements travels as one fp32 scale, the largest magnitude / 127, and multiples of it from
-// -127 to 127. So an element is off by at most 1 / 254 of the largest one, before it is rounded to 16 bits. All ranks,
-// the owner of the part included, take the decoded numbers, so that parameters stay equal on all ranks. The owner's
-// master weights stay exact. Multiples suit weights better than the map of Note [The dynamic map], whose steps near the
-// largest element are twice as long: it is for values of many magnitudes.
+// A block of kScaledNumel elements travels as one fp32 scale and one whole number from -127 to 127 per element. The
+// scale is the largest magnitude in the block / 127, and a decoded element is its number times the scale. So before it
+// is rounded to 16 bits, an element is off by at most 1 / 254 of the block's largest magnitude. All ranks, even the one
+// that has updated the part, take the decoded elements, so that parameters stay equal on all ranks. The master weights
+// stay exact. Equal steps suit weights better than the map of Note [The dynamic map]. That map is for values of many
+// magnitudes, and its steps near the largest element are twice as long.
 class CodedRefresh {
  public:
-  // Collective over `parts`, which must outlive the object. `buffers` is refresh_codes().
+  // Collective over `parts`, which must outlive the object. `buffers` is the result of refresh_codes().
   CodedRefresh(Comm& parts, const RingClass& buffers, at::Device device, Ledger& ledger);
 
-  // Encodes this rank's part of each shard, and starts to gather all parts. `shards` are those of a unit's groups.
+  // Encodes this rank's part of each shard, and starts to gather all parts. `shards` are this rank's shards of a unit's
+  // trained 16-bit groups.
   void begin(std::vector<at::Tensor> shards, std::string_view tag);
-  // Writes the shards of the oldest begin() that has not finished.
+  // Waits for the parts of the oldest begin() that has no finish() yet, and writes the decoded elements to its shards.
   void finish();
 
  private:

@@ -50,8 +50,8 @@ Unit::~Unit() {
   if (slot_) ring_.release(slot_);
 }
 
-// Makes later users of the memory wait for its present users. On the CPU, a gather that was started ahead and that
-// nobody has waited for is abandoned, because some peer might never take part in it.
+// Makes later users of the memory wait for its present users. If nobody has waited for a gather that was started ahead,
+// a device waits for it. On the CPU it is abandoned, because some peer might never take part in it.
 void Unit::leave_memory() noexcept {
   try {
     if (const Unsharding* const pending = std::get_if<Unsharding>(&state_); pending && !device_.is_cpu()) {
@@ -227,8 +227,8 @@ char* Unit::group_memory(char* base, size_t group) const {
   return base;
 }
 
-// Returns the memory of a replicated unit, whose groups are contiguous, as in a slot of the ring. A group without
-// elements has no address, so the first group with elements says it.
+// Returns the memory of a replicated unit, whose groups are contiguous, as in a slot of the ring. It begins with the
+// first group that has elements. A group without elements has no address.
 char* Unit::replicated_memory() const {
   for (const ShardedGroup& group : groups_)
     if (group.kept().size() > 0) return static_cast<char*>(group.kept_parameters().data_ptr());
@@ -272,8 +272,8 @@ void Unit::gather_parts() {
 void Unit::gather_shards() {
   if (placement_ != Placement::kReplicated || comms_.gather.world_size() == 1) return;
   const NamedRange named("refresh", layout_.name);
-  // The gather runs on a stream of its own. On the current stream it would wait until the unit's parameters come from
-  // the host.
+  // kept_parameters() makes the stream of gathers wait until the unit's parameters have come from the host. The former
+  // current stream does not wait for them.
   gathers_.side.follow();
   const SideStream::Scope scope(gathers_.side);
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
@@ -295,7 +295,7 @@ void Unit::end_gathers_in_place() {
 void Unit::finish_refresh() {
   end_gathers_in_place();
   if (std::ranges::any_of(groups_, [this](const ShardedGroup& group) { return has_codes(group); })) {
-    const SideStream::Scope scope(gathers_.side);  // gathers wait for what the stream writes
+    const SideStream::Scope scope(gathers_.side);  // later gathers run on this stream, so they wait for the writes
     comms_.codes->finish();
   }
   if (comms_.parts != nullptr) {  // the shard is complete now

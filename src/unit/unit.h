@@ -31,8 +31,9 @@ struct UnitSource {
 
 // The stream on which the units of an engine gather. A gather that is started ahead of its use waits only for work that
 // the current stream had at the last unshard() of a sharded unit. So the gather overlaps later compute. Code that
-// writes shards must call after_current_stream(). Without that call, a gather might not wait for the write, because no
-// unshard() comes before the gather if the first unit of a pass is whole or held.
+// writes shards must call after_current_stream(). Without this call, a gather might not wait for the write: if the
+// first unit of a pass is whole or held, no unshard() of a sharded unit comes between the write and a gather that is
+// started ahead.
 struct GatherStream {
   explicit GatherStream(at::Device device) : shards(device), side(device) {}
   // Makes later gathers wait for the current stream, because it might have written shards.
@@ -54,15 +55,15 @@ struct GatherStream {
 // parameter.
 class Unit {
  public:
-  // Collective. `layout` and `groups` must outlive the unit. The values are written to the groups' parameters and
-  // master weights. If the source has `values`, each rank reads them. Otherwise every rank takes the values of rank 0.
   struct Comms {
-    Comm& gather;  // the ranks that share the unit with each other
-    Comm& all;     // also the ranks of other replicas
+    Comm& gather;  // the ranks that shard one copy of the unit among themselves
+    Comm& all;     // the ranks of all replicas
     // Gathers the parts of 16-bit parameters as 8-bit numbers; null: `parts` gathers them as they are.
     CodedRefresh* codes = nullptr;
     Comm* parts = nullptr;  // the ranks that each update a part of this rank's shard; null: this rank updates all of it
   };
+  // Collective. `layout` and `groups` must outlive the unit. Writes the parameters' values to the parameters and master
+  // weights of `groups`. If the source has `values`, each rank reads them. Otherwise every rank takes those of rank 0.
   Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
        at::Device device, Comms comms, SlotRing& ring, GatherStream& gathers);
   Unit(const Unit&) = delete;
@@ -99,21 +100,22 @@ class Unit {
   // begin_hold() and end_hold() bound the time in which users hold the unit gathered; see Note [Views that users keep].
   // They do nothing for a replicated unit, which shares its memory with such views, as plain tensors do.
   void begin_hold();
-  // `leaves` says whether the unit goes out of use. If it does, views that users keep take over the unit's memory, and
-  // the unit becomes sharded, except a kPersistent one. If it does not, the unit stays in use, and reading a view that
-  // users keep throws.
+  // `leaves` says whether the unit goes out of use. If it is true, and users keep views of the unsharded unit, the
+  // views take over the unit's memory. The unit then becomes sharded, but a kPersistent unit copies the values to new
+  // memory. If `leaves` is false, the unit stays in use, and reading a view that users keep throws.
   void end_hold(bool leaves);
 
-  // start_refresh() and finish_refresh() must follow a write to what this rank updates. They gather the parts of the
-  // shard from the ranks that have updated them, and if the unit is replicated, they gather the shards in place. Any
-  // other unit counts as sharded again.
+  // After each write to the elements that this rank updates, start_refresh() and then finish_refresh() must be called.
+  // If several ranks have each updated a part of the shard, they gather these parts. If the unit is replicated, they
+  // then gather the shards in place. A unit that is not replicated becomes sharded.
   void start_refresh();
   void finish_refresh();
   // Turns the parameters into ordinary tensors with memory of their own and their current values. Collective if they
   // are sharded. After that, the unit may only be destroyed.
   void return_tensors();
-  // Copies the user's writes to parameters into this rank's shard if the unit is kPersistent, because then the shard is
-  // a copy of whole parameters in memory. No rank may gather meanwhile.
+  // Copies the user's writes to parameters into this rank's shard if the unit is kPersistent and unsharded. The user
+  // has written to the whole parameters, and the shard is a copy of a part of them. No rank may gather the unit during
+  // the call.
   void take_written();
   // is_moved() and prepare_take_back() call the functions of UnitParam. The unit does not change a moved tensor until
   // take_back().
@@ -122,7 +124,8 @@ class Unit {
   void point_back(size_t index) { params_.at(index).point_back(); }
   // Calls UnitParam::take_back() for all parameters. The unit must be unsharded.
   void take_back(bool values);
-  // Takes the values of the unsharded parameters from rank `root`, and writes them to this rank's shard.
+  // Copies the unsharded parameters of rank `root` to those of all ranks, and writes this rank's part to its shard.
+  // The unit must be unsharded. Collective over the ranks of all replicas.
   void write_back(int root);
 
  private:
@@ -142,7 +145,8 @@ class Unit {
   const void* shard_for_gather(size_t group, const Span& full);
   void attach(char* memory);
   void detach();
-  // Starts to gather the parts of this rank's shard, or the shards of a replicated unit, of what is trained.
+  // gather_parts() starts to gather the parts of this rank's shard, and gather_shards() the shards of a replicated
+  // unit. Both gather only trained groups.
   void gather_parts();
   void gather_shards();
   void end_gathers_in_place();

@@ -49,7 +49,7 @@ UnitParam::~UnitParam() {
     set_message(view_.storage(), concat("parameter '", name_,
                                         "' has no values any more: the engine that had it is gone, and did not return "
                                         "it (Engine::return_unit)"));
-  } catch (const std::bad_alloc&) {  // a view then throws the message of a sharded parameter
+  } catch (const std::bad_alloc&) {  // reading a view then throws the message of a sharded parameter
   }
 }
 
@@ -119,8 +119,8 @@ bool UnitParam::is_elsewhere(const at::Tensor& tensor) const {
          tensor.strides() != view_.strides();
 }
 
-// Returns whether the storage has other memory than the unit has attached. share_memory_() moves the storage's contents
-// to shared memory and keeps the storage.
+// Returns whether the storage has other memory than the unit has attached. A user's call of share_memory_() leads to
+// that, because it keeps the storage, but moves its contents to shared memory.
 bool UnitParam::has_other_memory() const {
   return memory_ != nullptr && view_.storage().data_ptr().get() != memory_;
 }
@@ -135,14 +135,14 @@ bool UnitParam::prepare_take_back() {
   try {
     for (at::Tensor& tensor : tensors_) {
       if (!is_elsewhere(tensor)) continue;
-      // If two parameters were exchanged, the memory belongs to another parameter, which might be taken back first. So
-      // the values are copied.
+      // If the user exchanged the memory of two parameters, this tensor's values lie in the memory of the other one.
+      // They are copied, because the other one might be taken back first, which would overwrite them.
       if (is_swapped(tensor)) tensor.set_data(tensor.detach().clone());
       if (tensor.sizes() != view_.sizes()) return false;
       if (first && !at::equal(*first, tensor)) return false;
       first = &tensor;
     }
-  } catch (const c10::Error&) {  // the tensor's memory is sharded, or on a device that does not exist
+  } catch (const c10::Error&) {  // the tensor belongs to a sharded unit, or is on a device that does not exist
     return false;
   }
   return true;

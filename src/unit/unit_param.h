@@ -9,24 +9,24 @@
 
 namespace zeroshard {
 
-// One parameter of a unit. Its tensors are views of one storage. The unit attaches memory to the storage and detaches
-// it; see Note [Stable storage] in device/swap_storage.h. Without memory, reading a view throws an error that names the
-// parameter, even after the unit was destroyed.
+// One parameter of a unit. Its tensors are views of one storage. The unit attaches memory to this storage and detaches
+// the memory again; see Note [Stable storage] in device/swap_storage.h. While the storage has no memory, reading a view
+// throws an error that names the parameter, even after the unit was destroyed.
 //
 // Note [Views that users keep]
 // Users can make views of a parameter while they hold its unit gathered, and keep them after the hold: param.detach(),
 // param.data, and on the CPU also param.detach().cpu(). In other frameworks such a view keeps its values, because a
-// tensor is freed only when nobody uses it any more. In zeroshard a view keeps them, too. For the time of the hold, the
-// parameter gets a second storage over the same memory, and a second version counter. So only users' views refer to
-// this storage and this counter. If the second storage has views when the hold ends, the memory is left to the views.
-// It is not copied, because other threads might be reading it. The parameter returns to its own storage and counter,
-// and the unit gets other memory, so later writes to the views do not change the parameter. A forward outside of a hold
-// makes views of the parameter's own storage. Reading such a view throws until the unit's next gather gives memory to
-// that storage again.
+// tensor is freed only when nobody uses it any more. In zeroshard such a view keeps its values, too. For the time of
+// the hold, the parameter's tensors get a second storage over the same memory, and second version counters. When the
+// hold ends, they return to the parameter's own storage and counters. If the second storage still has views then, users
+// have made them, and the memory is left to these views. The memory is not copied, because other threads might be
+// reading it. The unit gets other memory, so later writes to the views do not change the parameter. A forward outside
+// of a hold makes views of the parameter's own storage. While the unit is sharded, reading such a view throws, because
+// only the unit's next gather gives memory to this storage again.
 class UnitParam {
  public:
-  // Makes `tensors` views of the parameter, which has no memory before put(). `tensors` are all tensors that refer to
-  // the parameter (several if it is tied). If they are floating-point, they get the dtype of `spec`.
+  // Turns `tensors` into views of the parameter's storage, which has no memory before put(). `tensors` are all tensors
+  // that refer to the parameter (several if it is tied). If `spec` has a floating-point dtype, they get this dtype.
   UnitParam(const ParamSpec& spec, std::vector<at::Tensor> tensors, at::Device device);
   UnitParam(UnitParam&&) noexcept = default;
   UnitParam& operator=(UnitParam&&) = delete;
@@ -51,11 +51,13 @@ class UnitParam {
   // Returns whether a user has given other memory to a tensor (param.data = ..., vector_to_parameters), and take_back()
   // has not undone that yet.
   bool is_moved() const;
-  // Returns whether the values of a moved parameter can be taken. It must have the same shape, and its tied tensors
-  // must have the same values. After the call, the moved tensors share no memory with the engine.
+  // Returns whether the values of a moved parameter can be taken. This is so if each moved tensor has the parameter's
+  // shape, and all moved tensors of a tied parameter have equal values. If it returns true, the moved tensors share no
+  // memory with the engine.
   bool prepare_take_back();
-  // Makes all tensors views of the parameter again. The memory must be attached. If `values` is true, copies the values
-  // of moved tensors into it. prepare_take_back() must have been called for all parameters first.
+  // Makes all tensors views of the parameter again, whose memory must be attached. If `values` is true, first copies
+  // the values of moved tensors into this memory; otherwise drops them. prepare_take_back() must have been called for
+  // all parameters before.
   void take_back(bool values);
   // Makes all tensors views of the parameter again, with or without memory. Drops the values of moved tensors.
   void point_back();
