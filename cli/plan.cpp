@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kLongestSequence = 1 << 30;
 
-// The options that describe a micro-batch. The activations and the time of a step depend on them.
+// The options that describe a micro-batch, on which the activations and the time of a step depend.
 struct BatchArguments {
   std::optional<int> batch, sequence_length, sequence_parallel;
   bool checkpoint_activations = false, tile = false;
@@ -34,11 +34,12 @@ struct BatchArguments {
 
 struct MemoryArguments {
   std::string device, device_overhead, host;
-  bool gpu = false;  // plans for GPUs, even if the configuration puts states in files
-  bool cpu = false;  // plans for ranks on the CPU, even if the configuration puts nothing in files
+  bool gpu = false;  // true: plan for GPUs, even if the configuration puts states in files
+  bool cpu = false;  // true: plan for ranks on the CPU, even if the configuration puts nothing in files
 };
 
-// The configuration file to read, the file to write, and the directory of swap files for the written one.
+// The configuration file to read, the configuration file to write, and the directory of swap files that the written
+// file names.
 struct ConfigArguments {
   std::string path, write, nvme_path;
 };
@@ -55,7 +56,7 @@ struct PlanArguments {
 const std::map<std::string, DType> kDTypes{
     {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
 
-// "sgd" keeps no momentum; "sgd-momentum" does.
+// The number of moments for each element. "sgd" is without momentum, and "sgd-momentum" is with it.
 const std::map<std::string, int> kOptimizerSlots{{"adamw", 2},        {"adam", 2}, {"lion", 1}, {"adagrad", 1},
                                                  {"sgd-momentum", 1}, {"sgd", 0},  {"muon", 2}};
 
@@ -104,7 +105,8 @@ void read_config(const PlanArguments& arguments, const PlannedRanks& ranks, Plan
   ConfigContext context;
   context.world_size = ranks.world_size;
   context.ranks_per_host = ranks.ranks_per_host;
-  // The highest planned stage, because it supports everything that a file can ask for.
+  // The file is read as if for the highest planned stage, because that stage supports everything that a file can ask
+  // for.
   if (!inputs.stages.empty()) context.stage = inputs.stages.back();
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
   const ParsedConfig parsed = load_config(arguments.config.path, context);
@@ -129,8 +131,8 @@ void read_config(const PlanArguments& arguments, const PlannedRanks& ranks, Plan
   note_offload(config, arguments.memory.cpu, inputs);
 }
 
-// Returns the bytes that `text` names. Throws ValueError for a small number without a unit. It would be in bytes, and
-// no device has so few bytes, so the user probably forgot the unit.
+// Returns the bytes that `text` names. Throws ValueError for a small number without a unit, because the user probably
+// forgot the unit. Without one, the number is in bytes, and no device has so few.
 double parse_device_bytes(const std::string& option, const std::string& text) {
   const double bytes = parse_bytes(text);
   const bool has_unit = text.find_first_not_of("0123456789.") != text.npos;
@@ -186,7 +188,7 @@ PlanInputs read_inputs(const PlanArguments& arguments) {
   const PlannedRanks ranks = read_ranks(arguments.ranks);
   inputs.optimizer_name = "adamw";
   if (arguments.memory.gpu && arguments.memory.cpu) throw ValueError("--gpu and --cpu: give one of both");
-  inputs.options.on_device = !arguments.memory.cpu;  // read_config() may change it
+  inputs.options.on_device = !arguments.memory.cpu;  // read_config() may change this
   read_stages(arguments.stage, inputs);
   if (!arguments.config.path.empty()) read_config(arguments, ranks, inputs);
   if (inputs.stages.empty()) inputs.stages = {0, 1, 2, 3};
@@ -236,8 +238,8 @@ MemoryLimits limits_of(const PlanInputs& inputs) {
   return {limit(inputs.device_bytes), limit(inputs.host_bytes)};
 }
 
-// If the configuration has "auto" as the device of an offload, makes the choice that an engine would make under the
-// memory limits that the user gave.
+// If the device of an offload is "auto" in the configuration, replaces it as an engine would under the user's memory
+// limits.
 void choose_offload(PlanInputs& inputs) {
   if (!inputs.config || !has_auto_offload(*inputs.config)) return;
   const bool on_device = inputs.options.on_device;
@@ -253,7 +255,8 @@ void choose_offload(PlanInputs& inputs) {
   inputs.config = choices[choice.index];
 }
 
-// Returns the largest of the ratios of needed memory to its limit. The plan fits if this is at most 1.
+// Returns the ratio of needed memory to its limit, for the device or the host, whichever ratio is larger. The plan fits
+// if the result is at most 1.
 double share_of_limits(const MemoryNeeds& needs, const MemoryLimits& limits) {
   return std::max(limits.device ? needs.device / limits.device->bytes : 0,
                   limits.host ? needs.host / limits.host->bytes : 0);

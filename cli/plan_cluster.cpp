@@ -14,7 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The share of a link's bits that is payload of TCP: 1448 of the 1538 bytes that a full packet takes on Ethernet.
+// The share of a link's bits that is TCP payload. A full packet takes 1538 bytes on Ethernet, and 1448 of them are
+// payload.
 constexpr double kPayload = 1448. / 1538;
 
 PlannedRanks read_cluster(const std::string& text) {

@@ -9,8 +9,8 @@ namespace CLI {
 class App;
 }
 
-// The part of `zeroshard plan` about several hosts: how ranks are dealt to them, and what crosses the network between
-// them in a step.
+// The part of `zeroshard plan` about several hosts. It reads how ranks are distributed over the hosts, and says how
+// many bytes cross the network between hosts in a step.
 namespace zeroshard::cli {
 
 struct RankArguments {
@@ -19,17 +19,18 @@ struct RankArguments {
 };
 void add_rank_options(CLI::App& plan, RankArguments& arguments);
 
-// The ranks that the user plans for. With --cluster, ranks_per_host is set.
+// The ranks that the user plans for. ranks_per_host is 0 unless the user gives --cluster.
 struct PlannedRanks {
   int world_size = 1, ranks_per_host = 0;
   std::optional<double> network;  // bytes of payload per second, in each direction of a host's link
 };
-// Throws ValueError if no number of ranks is given, if a value cannot be read, or if values contradict one another.
+// Returns the ranks. Throws ValueError if no number of ranks is given, if a value cannot be read, or if values
+// contradict one another.
 PlannedRanks read_ranks(const RankArguments& arguments);
 
-// Throws ValueError if the ranks that share one copy of the states cannot be dealt to the hosts.
+// Throws ValueError if the ranks that share one copy of the states cannot be distributed evenly over the hosts.
 void check_cluster(const PlanInputs& inputs);
-// Returns a line about the bytes of a step at the stage of `at`.
+// Both functions say how many bytes cross the network in a step with the options `at`: as a line of text, and as JSON.
 std::string describe_network(const PlanInputs& inputs, const PlanOptions& at);
 nlohmann::ordered_json network_as_json(const PlanInputs& inputs, const PlanOptions& at);
 

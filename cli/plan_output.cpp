@@ -15,8 +15,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Returns `bytes` in the unit `unit` as text. Numbers below 0.1 have three significant digits, so that small models do
-// not show a misleading 0.00. Returns "-" for 0.
+// Returns `bytes` in units of `unit` bytes, as text. Numbers below 0.1 have three significant digits, because 0.00
+// would be misleading for small models. Returns "-" for 0.
 std::string gigabytes(double bytes, double unit = 1e9) {
   const double value = bytes / unit;
   if (value == 0) return "-";
@@ -45,11 +45,11 @@ std::string describe_activations(const ActivationOptions& options) {
 
 bool has_swap(const PlanInputs& inputs) {
   const PlanOptions& options = inputs.options;
-  if (options.on_device) return false;  // the host's buffers of swap files are in another row then
+  if (options.on_device) return false;  // with a device, another row has the host's buffers of swap files
   return options.state_tier == Tier::kFile || options.parameter_tier == Tier::kFile || options.activations_in_files;
 }
 
-// Returns the bytes of staging memory that saving a checkpoint needs, at the planned stage that needs most.
+// Returns the bytes of host memory that a background checkpoint needs, at the planned stage that needs most.
 double staging(const PlanInputs& inputs) {
   double bytes = 0;
   for (const int stage : inputs.stages) {
@@ -60,12 +60,12 @@ double staging(const PlanInputs& inputs) {
   return bytes;
 }
 
-// Returns sentences that say how many bytes a parameter takes before sharding (16 for bf16 with Adam), how they are
-// divided among weights, gradients, master weights and moments, and what accumulated gradients add.
+// Returns sentences about the bytes of one parameter before sharding (16 for bf16 with Adam). They say how the bytes
+// are divided among weights, gradients, master weights and moments, and how many bytes accumulated gradients add.
 std::string convention(const PlanInputs& inputs) {
   PlanOptions whole = inputs.at_stage(0);
   whole.world_size = 1;
-  PlanOptions plain = whole;  // as if gradients were kept in the dtype in which they are reduced
+  PlanOptions plain = whole;  // with gradients in the dtype in which they are reduced
   plain.grad_accumulation_steps = 1;
   plain.grad_dtype.reset();
   const PlannedBytes bytes = plan_count(1, plain);
@@ -86,8 +86,8 @@ std::string convention(const PlanInputs& inputs) {
   return line;
 }
 
-// Returns the needed memory beside its limits, such as "17.50 GB of the 24.00 GB of a device, and 122.0 GB of the
-// 2000.0 GB of the host". Includes only the memory that has a limit.
+// Returns the needed memory and its limits as text, such as "17.50 GB of the 24.00 GB of a device, and 122.0 GB of the
+// 2000.0 GB of the host". Leaves out memory without a limit.
 std::string describe_needs(const PlanInputs& inputs, const MemoryNeeds& needs) {
   const auto of_limit = [](double need, double limit) {
     const std::string needed = need > 0 ? gigabytes(need) : "0", allowed = gigabytes(limit);
@@ -108,7 +108,7 @@ std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
   std::string line = format("stage %d, %d ranks: ", plan.stage, inputs.ranks());
   line += fit.fits ? "fits: needs " : "does not fit: needs ";
   line += describe_needs(inputs, inputs.memory_needs(plan.bytes));
-  if (inputs.options.replicas > 1) return line;  // the world sizes of `fit` are those of one replica
+  if (inputs.options.replicas > 1) return line;  // `fit` counts the ranks of one replica only
   if (fit.min_world_size) {
     line += format("; smallest world size that fits at this stage: %d", *fit.min_world_size);
   } else {
@@ -143,8 +143,8 @@ void print_row(const char* name, const std::vector<StagePlan>& plans, const auto
   std::cout << "\n";
 }
 
-// Prints the bytes that each plan keeps on one tier other than the device, under `name`. Prints nothing if no plan uses
-// that tier.
+// Prints the bytes that each plan keeps on `tier`, a tier other than the device. The name of each row begins with
+// `name`. Prints nothing if no plan uses that tier.
 void print_tier(const std::string& name, const std::vector<StagePlan>& plans, PlannedTier PlannedBytes::*tier) {
   const auto is_used = [tier](const StagePlan& plan) { return (plan.bytes.*tier).total() > 0; };
   if (std::none_of(plans.begin(), plans.end(), is_used)) return;
@@ -159,8 +159,8 @@ void print_tier(const std::string& name, const std::vector<StagePlan>& plans, Pl
   print_row((name + ": total").c_str(), plans, [&](const PlannedBytes& bytes) { return (bytes.*tier).total(); });
 }
 
-// Returns what follows describe_fit() in its line, such as "; the longest sequence that fits has 12345 tokens". Returns
-// "" if the plan has not computed the longest sequence.
+// Returns text that is appended to the line of describe_fit(), such as "; the longest sequence that fits has 12345
+// tokens". Returns "" if the plan's longest_sequence is unset.
 std::string describe_longest(const StagePlan& plan) {
   if (!plan.longest_sequence) return "";
   if (*plan.longest_sequence == 0) return "; no sequence fits";

@@ -10,11 +10,10 @@
 #include "zeroshard/plan.h"
 #include "zeroshard/step_time.h"
 
-// Defines the inputs and the results of `zeroshard plan`, and declares the functions that print the results, as tables
-// or as JSON.
+// The inputs and results of `zeroshard plan`, and the functions that print the results as tables or as JSON.
 namespace zeroshard::cli {
 
-// The values of the command line, and of the configuration and the model that it names.
+// The values from the command line, and from the configuration file and the model that the command line names.
 struct PlanInputs {
   std::optional<int64_t> num_params;  // set if there is no `model`
   std::optional<ModelShapes> model;
@@ -24,16 +23,16 @@ struct PlanInputs {
   std::optional<double> device_bytes;            // memory limit of a device, or of the host if ranks run on the CPU
   std::optional<double> host_bytes;              // memory limit of the host, if ranks run on devices
   std::optional<double> device_overhead;         // bytes on each device for its context and for collectives
-  int64_t micro_batch = 1;                       // in sequences, from the configuration
+  int64_t micro_batch = 1;                       // sequences per micro-batch, from the configuration
   int64_t sequence_parallel = 1;                 // ranks that share a sequence, from the configuration
   std::optional<ActivationOptions> activations;  // only with a `model`
   Tier checkpoints = Tier::kDevice;              // tier of activation checkpoints, from the configuration
   std::vector<std::string> notes;
   std::optional<Config> config;
   std::optional<double> network;      // bytes per second of a host's link to the others, in each direction
-  std::optional<MachineRates> rates;  // set if the user asks for the time of a step
+  std::optional<MachineRates> rates;  // set if the user gave rates for the time of a step
 
-  // The number of ranks of all replicas together.
+  // Returns the number of ranks of all replicas together.
   int ranks() const { return options.world_size * options.replicas; }
   int64_t numel() const { return model ? model->numel() : *num_params; }
   PlannedBytes plan(const PlanOptions& options_of) const {
@@ -44,7 +43,7 @@ struct PlanInputs {
     return activations ? plan_activations(*model, *activations) : PlannedActivations();
   }
   double activation_bytes() const { return planned_activations().total(); }
-  // Bytes that must fit on a device besides the planned model states: its overhead and the activations.
+  // Returns the bytes that must fit on a device in addition to the plan: the device's overhead and the activations.
   double besides() const { return device_overhead.value_or(0) + activation_bytes(); }
   MemoryNeeds memory_needs(const PlannedBytes& planned) const {
     MemoryNeeds needs = zeroshard::memory_needs(planned, options.on_device);
@@ -54,13 +53,13 @@ struct PlanInputs {
     needs.with_activations = activations.has_value();
     return needs;
   }
-  // Bytes that must fit on a device, or in the host's memory if ranks run on the CPU.
+  // Returns the bytes that must fit on a device, or in the host's memory if ranks run on the CPU.
   double needed(const PlannedBytes& planned) const {
     const MemoryNeeds needs = memory_needs(planned);
     return options.on_device ? needs.device : needs.host;
   }
-  // Returns the user's options with `stage` as their stage. Unlike at_stage(), keeps options that have no effect at
-  // that stage.
+  // Returns the user's options for `stage`. Unlike at_stage(), keeps options of offload that have no effect at that
+  // stage.
   PlanOptions asked_at_stage(int stage) const {
     PlanOptions at = options;
     at.stage = stage;
@@ -71,8 +70,8 @@ struct PlanInputs {
     return at;
   }
   PlanOptions at_stage(int stage) const { return with_effect(asked_at_stage(stage)); }
-  // Returns `at` without options that have no effect at its stage. No state leaves the device at stage 0, and
-  // parameters leave it only at stage 3.
+  // Returns `at` without the options of offload that have no effect at its stage. At stage 0 no state leaves the
+  // device. Parameters leave the device only at stage 3.
   static PlanOptions with_effect(PlanOptions at) {
     if (at.stage == 0) at.state_tier = at.gradient_tier = Tier::kDevice;
     if (at.stage != 3) at.parameter_tier = Tier::kDevice;
@@ -90,7 +89,8 @@ struct StagePlan {
   std::optional<int64_t> longest_sequence;  // length of the longest sequence that fits; 0 if none does
 };
 
-// The configuration that the user should take. There is one for all planned stages together.
+// The change of configuration that the user should make, and the memory that a rank then needs. There is one
+// recommendation for all planned stages together.
 struct Recommendation {
   FitChange change;
   MemoryNeeds needs;
@@ -98,14 +98,14 @@ struct Recommendation {
 
 void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
                       const std::optional<Recommendation>& recommended);
-// Prints one JSON object. The object itself has the values of a single stage. A list under "stages" has the values of
-// several stages.
+// Prints one JSON object. If one stage is planned, the object itself has the stage's values. If several are planned, a
+// list under "stages" has their values.
 void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
                      const std::optional<Recommendation>& recommended);
 void print_params(const ModelShapes& model, bool as_json);
 // Prints for each stage on which tier the states of each unit are.
 void print_placements(const PlanInputs& inputs, bool as_json);
-// The table and the JSON have one row per unit. With `sizes`, each row also has the unit's elements and bytes.
+// The table and the JSON have one row per unit. If `sizes` is true, each row also has the unit's elements and bytes.
 void print_placement_table(const std::vector<PlannedUnit>& units, bool sizes);
 nlohmann::ordered_json placements_as_json(const std::vector<PlannedUnit>& units, bool sizes);
 

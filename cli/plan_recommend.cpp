@@ -28,8 +28,8 @@ Json optimizer_of(const std::string& name) {
   return json;
 }
 
-// Makes a configuration for a plan that was made without a configuration file. The file gets the learning
-// rate "auto", because a plan has none.
+// Returns a configuration for a plan that was made without a configuration file. The learning rate in it is "auto",
+// because a plan has none.
 Json new_file(const PlanInputs& inputs) {
   const int64_t batch = inputs.activations ? inputs.activations->batch : inputs.micro_batch;
   Json json{{"train_micro_batch_size_per_gpu", batch}, {"gradient_accumulation_steps", 1}};
@@ -49,8 +49,8 @@ Json file_to_change(const RecommendedFrom& from) {
   return json;
 }
 
-// Sets the nested key that `path` names with dots. Erases a flat key whose name is `path`, because that key would have
-// no effect beside the nested one.
+// Sets the nested key that `path` names with dots. Erases a flat key whose name is `path`, because a flat key has no
+// effect if the nested one is set.
 void set(Json& json, const std::string& path, const Json& value) {
   json.erase(path);
   std::string pointer = "/" + path;
@@ -59,8 +59,8 @@ void set(Json& json, const std::string& path, const Json& value) {
   json[Json::json_pointer(pointer)] = value;
 }
 
-// Replaces the device "auto" of an offload by the device of `chosen`. A run with "auto" would choose by the memory that
-// it finds, and not by the limits of the plan.
+// Replaces "auto" as the device of an offload by the device in `chosen`. A run with "auto" would choose by the memory
+// limits of its own machine, not by those of the plan.
 void name_chosen(Json& json, const Config& chosen) {
   const std::pair<const char*, OffloadDevice> places[] = {{"offload_optimizer", chosen.offload_optimizer.device},
                                                           {"offload_param", chosen.offload_param.device}};
@@ -82,8 +82,7 @@ void name_directories(Json& json, const RecommendedFrom& from) {
   }
 }
 
-// Parses `text` as a run does. Throws ValueError if a run of this configuration would need other memory than was
-// planned.
+// Parses the configuration `text` as a run does. Throws ValueError if the run would need other memory than was planned.
 void check_meaning(const std::string& text, const Recommendation& recommended, const PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = recommended.change.options.world_size;

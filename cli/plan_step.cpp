@@ -23,9 +23,9 @@ std::optional<double> bytes_per_second(const char* option, const std::string& te
   return rate(option, text, bytes_in(text));
 }
 
-// Calls plan_step(), but first checks that the user gave every rate that the step needs. For a missing rate, the error
-// of plan_step() would name its own argument ("host"). The error of this function names the option that the user must
-// give.
+// Calls plan_step(), but first checks that the user gave every rate that the step needs. If a rate is missing, the
+// error names the option that the user must give. The error of plan_step() would only name a member of MachineRates
+// ("host").
 PlannedStep planned(const PlanInputs& inputs, const PlanOptions& at) {
   const MachineRates& rates = *inputs.rates;
   const PlannedBytes bytes = inputs.plan(at);

@@ -10,7 +10,7 @@ namespace CLI {
 class App;
 }
 
-// The part of `zeroshard plan` about the time of a step: adds the options for the machine's rates, and returns the
+// The part of `zeroshard plan` about the time of a step. It adds the options for the machine's rates, and returns the
 // estimated time as text and as JSON.
 namespace zeroshard::cli {
 
@@ -23,7 +23,7 @@ void add_rate_options(CLI::App& plan, RateArguments& rates);
 // or if rates are given without the sizes of a micro-batch.
 std::optional<MachineRates> read_rates(const RateArguments& rates, const PlanInputs& inputs);
 
-// Returns the communication that is not in the time of a step, or "" if there is none.
+// Returns text about the communication that the time of a step leaves out, or "" if there is none.
 std::string uncounted_communication(const PlanOptions& options);
 std::string describe_step(const PlanInputs& inputs, const PlanOptions& at);
 nlohmann::ordered_json step_as_json(const PlanInputs& inputs, const PlanOptions& at);

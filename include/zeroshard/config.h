@@ -14,8 +14,8 @@
 // The resolved configuration. Only parse_config() translates DeepSpeed's JSON keys to the names of these members.
 namespace zeroshard {
 
-// Settings of loss scaling. They alone do not say that parameters are fp16: Config::compute_dtype does. With autocast
-// to fp16 the parameters are not fp16.
+// Settings of loss scaling. They do not say which dtype the parameters have, because autocast to fp16 also uses loss
+// scaling. Config::compute_dtype is the parameters' dtype.
 struct Fp16Config {
   bool enabled = false;
   bool auto_cast = false;
@@ -27,15 +27,15 @@ struct Fp16Config {
   double min_loss_scale = 1;
 };
 
-// The settings that only a param group of Muon has.
+// The settings that only Muon's param groups have.
 struct MuonOptions {
-  bool use_muon = false;  // true: Muon orthogonalises the matrices of this group. AdamW updates groups without it
-  // true: Newton-Schulz iterates on products of the smaller side (DeepSpeed's "gram"). false: it iterates as
-  // torch.optim.Muon does. The members below have the number of iterations and the coefficients.
+  bool use_muon = false;  // true: Muon updates this group's matrices; false: AdamW updates the group
+  // true: the Newton-Schulz iteration works on products of the smaller side (DeepSpeed's "gram"). false: it works as in
+  // torch.optim.Muon. ns_steps is the number of iterations. ns_a, ns_b and ns_c are the coefficients.
   bool ns_gram = false;
   double ns_steps = 5, ns_a = 3.4445, ns_b = -4.7750, ns_c = 2.0315;
-  // Muon scales the learning rate of an m x n matrix by sqrt(max(1, m / n)) (by_rows), by 0.2 sqrt(max(m, n)) (by_rms),
-  // or not at all.
+  // rate_by_rms: Muon scales the learning rate of an m x n matrix by 0.2 sqrt(max(m, n)). Otherwise, rate_by_rows: it
+  // scales the rate by sqrt(max(1, m / n)). If both are false, it does not scale the rate.
   bool rate_by_rows = true, rate_by_rms = false;
 };
 
@@ -43,17 +43,17 @@ struct MuonOptions {
 struct CommonOptions {
   double lr = 1e-3;
   double weight_decay = 0;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW, Lion
-  double momentum = 0, dampening = 0;             // SGD; Muon uses momentum, too
-  double lr_decay = 0;                            // Adagrad
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // for Adam, AdamW and Lion
+  double momentum = 0, dampening = 0;             // for SGD; Muon uses momentum, too
+  double lr_decay = 0;                            // for Adagrad
   bool nesterov = false, maximize = false, bias_correction = true;
   bool decoupled_weight_decay = true;  // for Adam; true: weight decay as in AdamW
 };
 
-// The hyper-parameters of one param group. Every step reads them anew. An optimizer ignores the fields that it does not
-// use.
+// The hyper-parameters of one param group. Every step reads them again, so they may change between steps. An optimizer
+// ignores the fields that it does not use.
 struct ParamGroupOptions : CommonOptions, MuonOptions {
-  // Calls visit(name, member) once per field, in the order of this list. `member` is the pointer to member.
+  // Calls visit(name, member) once per field, in the order of this list. `member` is a pointer to member.
   template <typename Visit>
   static constexpr void for_each(Visit&& visit) {
     visit("lr", &ParamGroupOptions::lr);
@@ -90,7 +90,7 @@ struct OptimizerConfig : ParamGroupOptions {
   ParamGroupOptions of_others() const;
 };
 
-// A value of a schedule: either the same for every param group, or one value for each.
+// A value of a schedule. Either all param groups have the same value, or each has its own.
 struct PerGroup {
   PerGroup(double value) : all(value) {}  // NOLINT(google-explicit-constructor): most schedules have one number
   explicit PerGroup(std::vector<double> values) : each(std::move(values)) {}
@@ -101,8 +101,7 @@ struct PerGroup {
   std::vector<double> each;  // values of the param groups; if not empty, they replace `all`
 };
 
-// LR schedules with DeepSpeed's formulas and defaults. An unset `warmup_max_lr` (or a similar limit) means the param
-// group's lr.
+// LR schedules with DeepSpeed's formulas and defaults. If `warmup_max_lr` is unset, it is the lr of each param group.
 struct WarmupLRConfig {
   PerGroup warmup_min_lr = 0;
   std::optional<PerGroup> warmup_max_lr = std::nullopt;
@@ -145,12 +144,12 @@ using SchedulerConfig =
 
 struct CheckpointConfig {
   bool async = true;  // true: training continues while a thread writes a copy of the state
-  int keep = 0;       // how many of the newest checkpoints are kept; 0: all
+  int keep = 0;       // number of newest checkpoints to keep; 0: all
   enum class OnError : uint8_t { kRaise, kWarn };
   OnError on_error = OnError::kRaise;  // what happens after a background save has failed
 };
 
-// Settings of metric files ("tensorboard", "csv_monitor"). Rank 0 of an engine in Python writes the files to
+// Settings of metric files ("tensorboard", "csv_monitor"). Engines in Python write the files, on rank 0, to
 // output_path/job_name.
 struct MetricFilesConfig {
   bool enabled = false;
@@ -163,8 +162,8 @@ struct WandbConfig {
   std::string project = "deepspeed";
 };
 
-// The place of some state in a run. With kAuto the engine tries the other values in their order, and takes the first
-// with which the run fits into the memory limits of its ranks. On a rank that trains on the CPU, kCpu changes nothing
+// The place of some state in a run. With kAuto the engine tries the other values in their order. It takes the first
+// value with which the run fits into the memory limits of its ranks. If a rank trains on the CPU, kCpu changes nothing,
 // because everything is in host memory already.
 enum class OffloadDevice : uint8_t { kNone, kCpu, kNvme, kAuto };
 
@@ -186,31 +185,31 @@ constexpr std::string_view name_of(OffloadDevice device) {
 struct OffloadOptimizerConfig {
   using Device = OffloadDevice;
   Device device = Device::kNone;
-  double ratio = 1;  // share of each unit's states that is offloaded; the device keeps and updates the other elements
+  double ratio = 1;  // share of each unit's states that is offloaded; the device keeps and updates the rest
   std::vector<std::string> nvme_path;  // directories of swap files; with kNvme at least one
   int buffer_count = 4;                // with kNvme: chunks of states that are in memory at one time
-  bool pin_memory = true;              // page-locked host memory, which a GPU can copy to and from directly
+  bool pin_memory = true;              // use page-locked host memory, which a GPU can copy to and from directly
 };
 
 // "zero_optimization.offload_param": the place of parameter shards at stage 3.
 struct OffloadParamConfig {
   using Device = OffloadDevice;
   Device device = Device::kNone;
-  bool pin_memory = true;              // page-locked host memory, which a GPU can copy from directly
+  bool pin_memory = true;              // use page-locked host memory, which a GPU can copy from directly
   std::vector<std::string> nvme_path;  // directories of swap files; with kNvme at least one
-  // With kNvme: the number of shards that are in host memory at one time on their way, and the largest number of
-  // elements of each.
+  // With kNvme, shards pass through buffers in host memory. There are buffer_count buffers of at most buffer_numel
+  // elements.
   int buffer_count = 5;
   int64_t buffer_numel = 100'000'000;
   int64_t max_in_memory = 1'000'000'000;  // with kNvme: elements of a rank's parameters that stay in memory
 };
 
-// "zeroshard.offload": memory limits of one rank in bytes, and the place of reduced gradients and activation
+// "zeroshard.offload": memory limits of one rank in bytes, and the places of reduced gradients and of activation
 // checkpoints.
 struct OffloadConfig {
   enum class Gradients : uint8_t { kAuto, kDevice, kCpu, kNvme };
   enum class Activations : uint8_t { kNone, kCpu, kNvme };
-  // If a rank trains on the CPU, both keys limit the same memory and the smaller one counts. If both are unset, all
+  // If a rank trains on the CPU, both keys limit the same memory, and the smaller value counts. If both are unset, all
   // ranks of a host together can use as much memory as the host has.
   std::optional<int64_t> device_memory, host_memory;
   bool verify = true;  // true: compare everything that is read from swap files with its checksum
@@ -218,18 +217,18 @@ struct OffloadConfig {
   // are offloaded, else on the device. On the CPU all gradients are in host memory.
   Gradients gradients = Gradients::kAuto;
   // The place of activation checkpoints (the inputs of checkpointed modules) between forward and backward. kNvme: in
-  // files in the nvme_path of offload_optimizer or, if that is unset, of offload_param. kCpu changes nothing on the CPU
-  // because everything is in host memory already.
+  // files in the nvme_path of offload_optimizer or, if that is unset, of offload_param. If a rank trains on the CPU,
+  // kCpu changes nothing, because everything is in host memory already.
   Activations activations = Activations::kNone;
-  // With a GPU, true: the host updates the parameters of a step while the device computes the next step with the
-  // parameters from before the update.
+  // true, only with a GPU: while the host updates parameters with the gradients of one step, the device computes the
+  // next step with the parameters from before this update.
   bool delayed_update = false;
 };
 
 // "aio": settings of requests to swap files. An unset value means zeroshard's own default.
 struct AioConfig {
   std::optional<int64_t> block_size;             // bytes of a request, a multiple of 4096
-  std::optional<int> queue_depth, thread_count;  // most requests in flight; threads if io_uring is not available
+  std::optional<int> queue_depth, thread_count;  // most requests in flight; number of threads if there is no io_uring
 };
 
 struct Config {
@@ -237,23 +236,24 @@ struct Config {
   bool managed_accumulation = true;  // false: every step() updates the parameters, after any number of micro-batches
   int world_size = 1;
   int shard_size = 0;  // ranks that shard one copy of the parameters; 0: all
-  // Whether groups of shard_size ranks share one copy of the optimizer states, at stage 3; false: each has a copy.
+  // true, at stage 3: all groups of shard_size ranks share one copy of the optimizer states. false: each group has a
+  // copy.
   bool groups_share_states = false;
-  bool quantized_gradients = false;   // true: replicas of the states send each other sums of gradients as 8-bit numbers
+  bool quantized_gradients = false;   // true: replicas send each other sums of gradients as 8-bit numbers
   bool quantized_weights = false;     // true: groups that share the states send each other parameters as 8-bit numbers
   int sequence_parallel_size = 1;     // ranks that train on the same rows; parameters are still sharded over all ranks
   double gradient_clipping = 1;       // largest gradient norm; 0: no clipping. 1 is DeepSpeed's default since 0.19.3
   int64_t steps_per_print = 0;        // 0: never
-  bool wall_clock_breakdown = false;  // true: steps_per_print also shows the time of forward, backward and step
+  bool wall_clock_breakdown = false;  // true: the lines of steps_per_print have the times of forward, backward and step
 
   DType compute_dtype = DType::kFloat32;  // bf16 or fp16 if the configuration enables it
   Fp16Config fp16;
   bool bf16_auto_cast = false;          // true: cast inputs of forward to bf16, like fp16.auto_cast; only with bf16
   std::optional<DType> autocast_dtype;  // if set, forward runs in torch.autocast with this dtype; for engines in Python
   std::optional<DType> communication_dtype;  // dtype of gradients on the wire; unset: the compute dtype
-  std::optional<DType> grad_accum_dtype;     // dtype of reduced gradients; unset: fp32 while accumulating
-  double prescale = 1;  // divisor of gradients before the sum over ranks; the remaining divisor follows after the sum
-  bool average_gradients = true;  // gradient_allreduce_op; true: mean, false: sum
+  std::optional<DType> grad_accum_dtype;     // dtype of reduced gradients; unset: see reduced_grad_dtype()
+  double prescale = 1;  // gradients are divided by this before the sum over ranks, by the rest of the divisor after it
+  bool average_gradients = true;  // key gradient_allreduce_op; true: mean, false: sum
 
   std::optional<OptimizerConfig> optimizer;  // unset: the caller brings an optimizer
   std::optional<SchedulerConfig> scheduler;
@@ -262,7 +262,7 @@ struct Config {
 
   int stage = 0;
   bool overlap_comm = true;
-  int64_t prefetch_numel = 50'000'000;      // 0: no prefetch; any other value: one unit is gathered before its use
+  int64_t prefetch_numel = 50'000'000;      // 0: no prefetch; any other value: units are gathered before their use
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   bool gather_16bit_weights_on_save = false;
   OffloadOptimizerConfig offload_optimizer;
@@ -281,22 +281,22 @@ struct Config {
   int64_t stall_timeout_ms = 10'000;      // a peer fails after this time if its process is stopped (not merely slow)
   int max_skipped_steps = 50;             // the run ends after this many steps in a row whose gradients were not finite
   int check_replicas_every = 0;           // steps between comparisons of replicated parameters; 0: never
-  // The dtype in which the optimizer's moments are stored: fp32; bf16, to which each update rounds them at random, but
-  // not on a GPU; or kCodes.
+  // The dtype in which the optimizer's moments are stored: fp32, bf16 or kCodes (8 bits). Each update rounds moments to
+  // bf16 at random. A GPU cannot update moments in bf16.
   DType moment_dtype = DType::kFloat32;
   OffloadConfig offload;
   CheckpointConfig checkpoint;
   MetricFilesConfig tensorboard, csv_monitor;
   WandbConfig wandb;
 
-  // Returns the number of ranks that shard one copy of the parameters. Below stage 3 parameters are whole, so groups
-  // that share the states are one group.
+  // Returns the number of ranks that shard one copy of the parameters. Below stage 3 parameters are whole on every
+  // rank, so groups that share the states count as one group of all ranks.
   int shard_ranks() const { return shard_size > 0 && (!groups_share_states || stage == 3) ? shard_size : world_size; }
   // Returns whether several groups of shard_ranks() ranks share one copy of the optimizer states.
   bool shares_states() const { return groups_share_states && shard_ranks() < world_size; }
-  // Returns the dtype of reduced gradients in a step of `micro_batches` micro-batches, or nothing, which means the
-  // communication dtype. Sums over several micro-batches are fp32 unless grad_accum_dtype says otherwise, because 16
-  // bits lose small contributions.
+  // Returns the dtype of reduced gradients in a step of `micro_batches` micro-batches. Nothing means the communication
+  // dtype. If grad_accum_dtype is unset, sums over several micro-batches are fp32, because 16 bits lose small
+  // contributions.
   std::optional<DType> reduced_grad_dtype(int64_t micro_batches) const {
     const bool may_be_several = micro_batches > 1 || !managed_accumulation;
     return !grad_accum_dtype && may_be_several ? DType::kFloat32 : grad_accum_dtype;
@@ -315,10 +315,10 @@ struct ConfigValue {
 struct ParsedConfig {
   Config config;
   std::vector<ConfigValue> values;          // all keys that have an effect, in the order of the table of keys
-  std::vector<std::string> without_effect;  // keys of the text that zeroshard knows but that have no effect here
-  // Values given as "auto" whose default can surprise the user, each with the value that it got.
+  std::vector<std::string> without_effect;  // known keys of the text that have no effect in this configuration
+  // Keys that are "auto" and whose default can surprise the user, each with the value that replaced "auto".
   std::vector<std::string> assumed;
-  std::vector<std::string> open;     // keys that stay "auto" because the context does not decide them
+  std::vector<std::string> open;     // keys that stay "auto", because the context has no value for them
   std::vector<std::string> unknown;  // ignored unknown keys at the top level, each with the nearest known key
 
   // Returns one log line about the unknown keys, or "" if there are none.
@@ -329,21 +329,22 @@ struct ParsedConfig {
 struct ConfigContext {
   int world_size = 1;
   int ranks_per_host = 0;  // 0: not known, or not the same on all hosts
-  // The size of the caller's sequence groups, if it has set up any. The text must have the same value, "auto" or none.
+  // The size of the sequence groups, if the caller has set up any. The text must then have the same size, or "auto", or
+  // no size.
   std::optional<int> sequence_parallel_size;
   std::optional<int64_t> hidden_size;
-  // The micro-batch size if the text gives no batch size. If this is unset, too, parse_config() throws, as DeepSpeed
-  // does.
+  // The micro-batch size for a text without any batch size. If it is unset and the text gives no batch size,
+  // parse_config() throws, as DeepSpeed does.
   std::optional<int64_t> default_micro_batch_size;
   std::optional<int> stage;  // replaces the text's zero_optimization.stage
-  // true: values that stay "auto" and missing batch sizes are not errors, because Trainer or accelerate fills them in
-  // later. The Config then holds their defaults, so that `zeroshard config explain` can show them.
+  // true: keys that stay "auto" and missing batch sizes are not errors, because transformers' Trainer or accelerate
+  // sets these keys later. Until then, the Config holds their defaults, which `zeroshard config explain` shows.
   bool leave_open = false;
 };
 
 // Parses JSON text, which can contain comments and trailing commas. Ignores unknown keys at the top level, as DeepSpeed
-// does, and lists them in the result. Throws ConfigError with the JSON path, the value, the allowed values and the
-// nearest known key.
+// does, and lists them in the result. Throws ConfigError for all other errors. The message has the JSON path and the
+// value, and, if they help, the allowed values and the nearest known key.
 ParsedConfig parse_config(std::string_view json, const ConfigContext& context = {});
 // Reads the file `path` and parses its text. Errors name the file.
 ParsedConfig load_config(const std::string& path, const ConfigContext& context = {});

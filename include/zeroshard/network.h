@@ -4,23 +4,25 @@
 // Counts the bytes that cross the network between hosts in a step.
 namespace zeroshard {
 
-// The bytes that each host sends to the others in one step. It receives as many.
+// The bytes that each host sends to other hosts in one step. Each host receives as many.
 struct NetworkBytes {
   double forward = 0;   // parameters that forward passes gather
   double backward = 0;  // parameters that backward passes gather
-  double sums = 0;      // gradients
+  double sums = 0;      // gradients that are summed over ranks
   double whole = 0;     // stage 0: reduced gradients, gathered between the last backward pass and the update
-  double refresh = 0;   // new parameters that ranks keep whole, or share with a group of ranks
+  double refresh = 0;   // updated parameters, for ranks that keep them whole and for groups that share the states
 
   double total() const { return forward + backward + sums + whole + refresh; }
 };
 
-// Counts the bytes for options.ranks_per_host ranks on each host, without the headers of packets. Leaves out Muon's
-// exchange of matrices, and the few bytes with which ranks agree. Throws ValueError if ranks cannot be dealt so: hosts
-// must have equally many, and the ranks that share one copy of the states must be part of one host, or whole hosts.
+// Counts the bytes for options.ranks_per_host ranks on each host. Leaves out packet headers, Muon's exchange of
+// matrices, and the few bytes by which ranks make decisions together. Throws ValueError if the ranks do not fill the
+// hosts evenly. Also throws ValueError if the options.world_size ranks that share one copy of the parameters neither
+// divide one host evenly nor fill whole hosts.
 NetworkBytes plan_network(const ModelShapes& model, const PlanOptions& options);
-// Does the same for a mere count of parameters, without padding and without units. All of them are gathered in each
-// forward and in each backward pass, though a run does not gather the last unit again.
+// Does the same for a mere count of parameters, without padding and without units. It counts a gather of all parameters
+// in each forward and in each backward pass. A run gathers less, because it does not gather the last unit again for
+// backward.
 NetworkBytes plan_network(double numel, const PlanOptions& options);
 
 }  // namespace zeroshard

@@ -24,10 +24,10 @@ struct PlanOptions : PlacementOptions {
   bool replicas_need_scratch = false;   // true: the transport between replicas copies the pieces of a sum
   bool exchange_needs_scratch = false;  // true: the transport cannot sum directly from the memory of peers
   int ranks_per_host = 0;               // 0: all ranks are on one host
-  bool in_two_levels = true;            // CPU ranks of several hosts: bytes cross the network once for each host
+  bool in_two_levels = true;            // true: CPU ranks send bytes once to each other host, not to each rank
   bool sums_natively = false;           // true: the backend's own reduce-scatter adds gradients
   int swap_buffers = 4;                 // if states lie in files: the number of chunks in memory at one time
-  // If parameters lie in files: the number of shards in memory at one time, and the largest number of elements of each.
+  // If parameters lie in files: the number of buffers for shards in memory, and the largest number of elements of each.
   int parameter_buffers = 5;
   int64_t parameter_buffer_numel = 100'000'000;
   bool activations_in_files = false;  // true: activation checkpoints lie in files
@@ -36,21 +36,22 @@ struct PlanOptions : PlacementOptions {
   OffloadConfig::Gradients gradients = OffloadConfig::Gradients::kAuto;  // requested place of reduced gradients
 };
 
-// Returns the number of fp32 moments per element: 2 for Adam and AdamW, 1 for Lion and Adagrad, 1 for SGD with momentum
-// and 0 without. For Muon it returns 2, although matrices need only 1.
+// Returns the number of moments per element: 2 for Adam and AdamW, 1 for Lion, Adagrad and SGD with momentum, and 0 for
+// SGD without momentum. For Muon it returns 2, although matrices need only 1.
 int optimizer_slots(const OptimizerConfig& config);
 
-// Returns the options that `config` implies. `on_device` says that ranks run on a GPU or another accelerator. Otherwise
-// they run on the CPU, and their device memory is the host's memory. A config without an optimizer counts as AdamW.
+// Returns the options that `config` implies. If `on_device` is true, ranks run on a GPU or another accelerator. If it
+// is false, they run on the CPU, and their device memory is the host's memory. A config without an optimizer counts as
+// AdamW.
 PlanOptions plan_options(const Config& config, bool on_device = false);
-// Returns the tier of reduced gradients, which depends on options.gradients and the tier of the states. With a GPU,
+// Returns the tier of reduced gradients. It depends on options.gradients and on the tier of the states. With a GPU,
 // gradients leave the device only if all states are offloaded. Gradients are in files only if states are in files.
 Tier tier_of_gradients(const PlanOptions& options);
 // Returns whether the config places anything in files.
 bool asks_for_files(const Config& config);
 // Returns whether to plan for ranks on a GPU if the user does not say where the ranks run. If only GPU ranks or only
-// CPU ranks accept the config's offload, the plan is for those ranks. If both accept the offload, the plan is for CPU
-// ranks if the config places something in files, else for GPU ranks.
+// CPU ranks accept the config's offload, the plan is for the ranks that accept it. Otherwise the plan is for CPU ranks
+// if the config places something in files, and for GPU ranks if not.
 bool is_for_device(const Config& config);
 
 // The bytes of one rank on a tier other than its device.
@@ -61,15 +62,15 @@ struct PlannedTier {
   double total() const { return parameters + gradients + master_weights + moments + buffers; }
 };
 
-// The bytes of one rank, on its device unless a member says otherwise. A plan from a model's shapes gives whole
-// numbers, which are exact below 2^53. A plan from a mere count of parameters has no padding, and its numbers can have
-// fractions.
+// The bytes of one rank, on its device unless a member says otherwise. If the plan is made from a model's shapes, the
+// numbers are whole, and exact below 2^53. If it is made from a mere count of parameters, it has no padding, and the
+// numbers can have fractions.
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
   double swap = 0;         // if ranks run on the CPU: buffers through which states go to files and back
-  PlannedTier host, file;  // not in the totals
-  // These two are only for a GPU, and not in the total.
+  PlannedTier host, file;  // not in model_states() and total()
+  // The next two are set only for a GPU, and are not in total().
   double temporaries = 0;  // temporary memory of a step
   double init_peak = 0;    // total bytes while an engine is built from a model that is on the device
 
@@ -77,16 +78,15 @@ struct PlannedBytes {
   double total() const { return model_states() + gather_ring + reduce_ring + swap; }
 };
 
-// The largest number of parameters that can be planned. Larger numbers are refused, so that every number of bytes is
-// exact.
+// The largest number of parameters that can be planned. The limit keeps every number of bytes exact.
 inline constexpr int64_t kMaxParams = 100'000'000'000'000;
 
-// Plans `num_params` trainable parameters with the formulas of the ZeRO paper. The plan has model states alone, without
-// padding and without gather and reduce rings. Throws ValueError for a count, world size, stage or dtype that cannot be
+// Plans `num_params` trainable parameters with the formulas of the ZeRO paper. The plan has only model states, without
+// padding, and no gather and reduce rings. Throws ValueError for a count, world size, stage or dtype that cannot be
 // planned.
 PlannedBytes plan_count(int64_t num_params, const PlanOptions& options);
 
-// The name that transformers has for a parameter, and its shape. Tied parameters are one entry with several names.
+// A parameter's name in transformers, and its shape. Tied parameters are one entry with several names.
 struct ParamShape {
   std::vector<std::string> names;
   std::vector<int64_t> shape;
@@ -98,7 +98,7 @@ struct UnitShapes {
   std::vector<ParamShape> params;
 };
 
-// The number of decoder layers, and the sizes of one of them.
+// The number of decoder layers, the sizes of one layer, and the size of the vocabulary.
 struct LayerSizes {
   int64_t layers = 0, intermediate = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
   int64_t experts = 0, experts_per_token = 0;  // 0: one MLP without experts
@@ -117,12 +117,12 @@ struct ModelShapes {
 // that names `source` for text that is not JSON, for an unknown model_type (the message lists the known ones), and for
 // fields that do not describe a model.
 ModelShapes parse_model_shapes(std::string_view json, const std::string& source);
-// Does the same for a config.json or the config.json in a directory.
+// Does the same for a file. `path` is a config.json, or a directory that contains one.
 ModelShapes load_model_shapes(const std::string& path);
 
-// Plans the bytes that a rank holds for the model: model states with padding, and the gather and reduce rings.
+// Plans the bytes that one rank holds for the model: model states with padding, gather and reduce rings, and buffers.
 PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options);
-// The place of each state of one unit, in words ("sharded bf16"). It is "-" if the unit has no such state.
+// The places of one unit's states, in words ("sharded bf16"). A place is "-" if the unit has no such state.
 struct PlannedUnit {
   std::string name;
   int64_t numel = 0;
@@ -132,18 +132,19 @@ struct PlannedUnit {
 // Returns the units of a model in order. Throws ValueError for the same reasons as plan_model(), and for a rule of
 // options.rules that matches no unit.
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options);
-// Returns kinds of units, for a caller that has no model. Their sizes are unset. If parameters are not sharded, the
-// only kind is "all units". Otherwise there is one kind per rule. After the rules come the small units, if there is a
-// threshold for them, and all other units. A rule for "*" leaves these two out.
+// Returns kinds of units instead of units, for a caller that has no model. Members `numel` and `bytes` are 0. If
+// parameters are not sharded, the only kind is "all units". Otherwise there is one kind per rule. Two more kinds
+// follow: units up to the persistence threshold, if there is one, and all other units. Both are left out if a rule is
+// for "*".
 std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
-// Returns the most additional bytes that the initialisation of a model on the host can need, which is the largest unit,
-// whole and in fp32.
+// Returns how many bytes the initialisation of a model on the host can need in addition to the planned bytes. That is
+// the size of the largest unit's largest group, whole and in fp32.
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
 // Returns the host bytes that one rank needs for background checkpoints. They hold the rank's share of the fp32 weights
-// and of the optimizer's states. The first save allocates them, and they are the same at every stage. If states and
-// parameters lie in files, only fp32 parameters that are whole on every rank need these bytes, because the save reads
-// the others from the files.
+// and of the optimizer's states, at every stage. The first save allocates them. If the states lie in files, only fp32
+// parameters that are whole on every rank need these bytes, because the save reads all other values from the files or
+// from their own memory.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 
@@ -158,8 +159,8 @@ struct FitReport {
   std::optional<int> min_world_size_stage_3;
 };
 
-// Compares bytes_per_rank(options) with `device_bytes`. Finds the lowest stage that fits and the smallest world size
-// that fits.
+// Compares bytes_per_rank(options) with `device_bytes`. Also finds the lowest stage that fits at this world size, and
+// the smallest world sizes that fit at this stage and at stage 3.
 FitReport check_fit(double device_bytes, const PlanOptions& options,
                     const std::function<double(const PlanOptions&)>& bytes_per_rank);
 

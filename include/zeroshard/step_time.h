@@ -16,26 +16,26 @@ namespace zeroshard {
 // The rates of one rank per second, as measured on the machine. An unset rate is not known.
 struct MachineRates {
   double flops = 0;            // floating-point operations in matrix products of the compute dtype
-  std::optional<double> host;  // bytes that the CPU reads from and writes to memory, added
+  std::optional<double> host;  // bytes that the CPU reads from memory plus bytes that it writes
   std::optional<double> link;  // bytes copied between device and host, in each direction
-  std::optional<double> disk;  // bytes that are read from and written to swap files at the same time, added
+  std::optional<double> disk;  // bytes read from plus bytes written to swap files, both at the same time
   std::optional<double> network = std::nullopt;  // bytes between a host and the others, in each direction
 };
 
 // The seconds for which the network between hosts is busy in a step.
 struct NetworkTime {
-  double forward = 0, backward = 0;  // while these compute
+  double forward = 0, backward = 0;  // during forward passes, during backward passes
   double update = 0;                 // while parameters are updated
-  double alone = 0;                  // while nothing else goes on
+  double alone = 0;                  // while nothing else runs
 
   double total() const { return forward + backward + update + alone; }
 };
 
-// The seconds of one step of a rank: all its micro-batches and the update.
+// The seconds of one step of a rank. A step consists of all its micro-batches and the update.
 struct PlannedStep {
-  double forward = 0, backward = 0;  // of all micro-batches together; computing layers again counts as backward
+  double forward = 0, backward = 0;  // of all micro-batches; recomputed layers count as backward
   double link = 0;                   // copies between device and host; they overlap forward and backward
-  double reads = 0;      // reads of parameters and layer inputs from files; they overlap forward and backward
+  double reads = 0;      // file transfers of parameters, layer inputs and gradients during forward and backward
   double update = 0;     // update by the CPU
   double disk = 0;       // swap file transfers; they overlap the update
   double tokens = 0;     // tokens of a step on this rank
@@ -48,13 +48,13 @@ struct PlannedStep {
   }
   double after() const { return std::max({update, disk, network.update}); }
   double total() const { return is_late ? std::max({passes(), after(), network.total()}) : passes() + after(); }
-  // The share of the step in which the device computes. The ZeRO-Infinity paper calls it efficiency.
+  // Returns the share of the step in which the device computes forward and backward. The ZeRO-Infinity paper calls this
+  // share efficiency.
   double efficiency() const { return (forward + backward) / total(); }
 };
 
 // Plans a step. `activations` has the sizes of a micro-batch, and `options.grad_accumulation_steps` is the number of
-// micro-batches. Throws ValueError for a rate that is needed but not known. The message has the rate's name in
-// MachineRates.
+// micro-batches. Throws ValueError if a needed rate is unset. The message names the member of MachineRates.
 PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, const ActivationOptions& activations,
                       const MachineRates& rates);
 
@@ -63,8 +63,9 @@ struct StepChange {
   std::string change;  // the change in words: configuration keys, or a second disk
   PlannedStep step;
 };
-// Tries twice the micro-batches per step, twice the ranks, and a second disk. Returns the change that brings the most
-// tokens per second, or nothing if the gain is below 5 %. Does not check whether the change fits into memory.
+// Tries twice the micro-batches per step, and, where they can help, twice the ranks and a second disk. Returns the
+// change with the most tokens per second, or nothing if the gain is below 5 %. Does not check whether the change fits
+// into memory.
 std::optional<StepChange> best_change(const ModelShapes& model, const PlanOptions& options,
                                       const ActivationOptions& activations, const MachineRates& rates);
 

@@ -5,20 +5,21 @@
 
 namespace zeroshard {
 
-// The values of the three batch keys, if they are given: train = micro x accumulation x world size.
+// The values of the three batch keys. A value is unset if its key is not given. train = micro x accumulation x world
+// size.
 struct Batch {
   std::optional<int64_t> train, micro, accumulation;
 };
 
 struct ResolvedBatch {
   int64_t train = 1, micro = 1, accumulation = 1;
-  // Say how the value was computed. Empty if the value was given.
+  // These texts say how each value was computed. A text is empty if the value was given.
   std::string train_origin, micro_origin, accumulation_origin;
 };
 
-// Completes the batch sizes as DeepSpeed does. Any two of them give the third. If only train or only micro is given,
-// accumulation is 1. If neither is given, micro is `default_micro`. Throws ConfigError if the product does not hold, or
-// if neither is given and `default_micro` is unset.
+// Completes the batch sizes as DeepSpeed does. Any two of the values give the third. If only train or only micro is
+// given, accumulation is 1. If neither train nor micro is given, micro is `default_micro`. Throws ConfigError if train
+// is not the product, or if train, micro and `default_micro` are all unset.
 ResolvedBatch resolve_batch(const Batch& given, int world_size, std::optional<int64_t> default_micro);
 
 }  // namespace zeroshard

@@ -5,8 +5,8 @@
 namespace zeroshard {
 namespace {
 
-// Computes FNV-1a over the bytes of values. The result is the same on every machine and in every build of one version
-// of this file.
+// Computes the FNV-1a hash of the bytes of values. All machines and all builds of one version of this file get the same
+// hash.
 class Digest {
  public:
   void add(uint64_t value) {
@@ -71,7 +71,7 @@ class Digest {
 }  // namespace
 
 // The digest leaves out the keys whose values can differ among ranks without harm. These are steps_per_print and its
-// breakdown, the two timeouts, and the places of metrics.
+// breakdown, the two timeouts, the settings of metrics, of swap files and of host memory, and "aio".
 uint64_t Config::digest() const {
   Digest digest;
   digest.all(train_batch_size, micro_batch_size, grad_accumulation_steps, managed_accumulation, world_size,

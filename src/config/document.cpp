@@ -9,8 +9,8 @@
 namespace zeroshard {
 namespace {
 
-// The keys that these blocks allow depend on the type of the optimizer or scheduler, so they are checked when the type
-// is known.
+// Blocks whose allowed keys depend on the type of the optimizer or scheduler. Their keys are checked when the type is
+// known.
 constexpr const char* kOpenBlocks[] = {"optimizer.params", "scheduler.params"};
 
 std::string join(const std::string& block, const std::string& name) {
@@ -43,7 +43,7 @@ Document::Document(const Json& root, std::span<const Key> keys) {
   for (const auto& [name, canonical] : canonical_) known_.push_back(name);
   if (!root.is_object()) throw ConfigError(concat("the configuration must be an object {...}, got ", shown(root)));
   for (const auto& [name, value] : root.items()) {
-    // Flat keys come last, because the nested form of a key wins over the flat form, wherever they are in the file.
+    // Flat keys come last, because the nested form of a key overrides the flat form, whichever comes first in the file.
     if (name.find('.') == name.npos) walk_top_level(name == "bfloat16" ? "bf16" : name, value, /*flat=*/false);
   }
   for (const auto& [name, value] : root.items()) {
@@ -73,8 +73,8 @@ void Document::walk(const std::string& path, const Json& value, bool flat) {
 
 namespace {
 
-// Converts the values of "enabled" to true or false at any depth of a block. The table has no keys for the contents of
-// these blocks, so nothing else converts them.
+// Converts 0 and 1 as values of "enabled" to false and true, at any depth of a block. It is for blocks whose contents
+// have no keys in the table, so nothing else converts these values.
 Json with_switches(Json block) {
   for (auto& [name, item] : block.items()) {
     if (item.is_structured()) item = with_switches(std::move(item));

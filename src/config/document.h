@@ -13,15 +13,15 @@ namespace zeroshard {
 // A value of the file. It is stored under the canonical path of its key.
 struct Given {
   Json value;
-  std::string written_as;  // the path as the file has it, if that is not the canonical path
+  std::string written_as;  // the path in the file, if it differs from the canonical path
 };
 
 // The file's values by canonical path. This class translates aliases, the boolean form of zero_optimization, and flat
-// keys such as "zero_optimization.stage". It collects keys that are not in the table. Unknown keys at the top level are
-// ignored, as DeepSpeed does. Unknown keys inside blocks are refused, all in one error.
+// keys such as "zero_optimization.stage". It also collects unknown keys, which are not in the table. Unknown keys at
+// the top level are ignored, as in DeepSpeed. Unknown keys inside blocks are refused, all in one error.
 class Document {
  public:
-  // Throws ConfigError if a key is given under two names, or if a value that must be an object is none.
+  // Throws ConfigError if a key is given under two names, or if a block is not an object.
   Document(const Json& root, std::span<const Key> keys);
 
   const Given* find(const std::string& path) const;
@@ -51,7 +51,7 @@ class Document {
   std::set<std::string> blocks_;
   std::vector<std::string> known_;  // canonical paths and aliases
   std::map<std::string, Given> given_;
-  std::set<std::string> flat_;  // the keys of given_ that the file has in flat form
+  std::set<std::string> flat_;  // the keys of given_ that are flat in the file
   std::vector<std::string> overridden_;
   UnknownKeys ignored_, refused_;
 };

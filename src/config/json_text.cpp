@@ -30,7 +30,7 @@ Position position_of(std::string_view text, size_t offset) {
   throw ConfigError(concat("line ", position.line, ", column ", position.column, ": ", problem));
 }
 
-// The most keys of one object. The limit is needed because it takes longer to find a key among more keys.
+// The most keys of one object. Objects need a limit, because finding a key takes longer among more keys.
 constexpr size_t kMaxKeys = 4096;
 constexpr size_t kMaxProblemBytes = 200;  // bytes of the parser's message, which quotes the text
 
@@ -41,8 +41,8 @@ bool is_word(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// Rewrites the text as strict JSON. Lines keep their numbers, and columns change only after Infinity and NaN, which get
-// quotes.
+// Rewrites the text as strict JSON. A syntax error keeps its line number. The column changes only after Infinity and
+// NaN, which get quotes.
 class StrictText {
  public:
   explicit StrictText(std::string_view text) : text_(text) { out_.reserve(text.size() + 16); }
@@ -118,12 +118,12 @@ class StrictText {
 
   std::string_view text_;
   std::string out_;
-  size_t at_ = 0, comma_ = std::string::npos;  // comma_: position in out_ of a comma that only space has followed since
+  size_t at_ = 0, comma_ = std::string::npos;  // comma_: position in out_ of a comma that only space follows so far
   int depth_ = 0;
   char last_mark_ = '\0';  // 'v': the end of a value
 };
 
-// Follows the parser. Tracks the parser's position, and finds keys that an object has twice.
+// A callback of the parser. Tracks the path of the current value, and finds keys that an object has twice.
 class Follower {
  public:
   bool operator()(Json::parse_event_t event, const Json& parsed) {
@@ -190,8 +190,8 @@ class Follower {
   std::vector<std::variant<Object, Array>> open_;  // innermost last
 };
 
-// Throws ConfigError for a number that is too large. The parser's `message` has the number in quotes, but not its
-// position, so the error has `path`.
+// Throws ConfigError for a number that is too large. The parser's `message` has the number in quotes but no position,
+// so the error names `path`.
 [[noreturn]] void fail_number(const std::string& path, const std::string& message) {
   const size_t begin = message.find('\''), end = message.rfind('\'');
   const bool quoted = begin != message.npos && end > begin;

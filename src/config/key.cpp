@@ -94,7 +94,7 @@ std::optional<Json> check_one(const Integer& integer, const Json& value) {
     const auto number = value.get<double>();
     if (!(number >= -kTwoTo63 && number < kTwoTo63)) return std::nullopt;
     if (number != std::trunc(number) && !integer.truncate) return std::nullopt;
-    if (number < double(integer.min)) return std::nullopt;  // checked first, because truncation makes -0.5 a 0
+    if (number < double(integer.min)) return std::nullopt;  // checked before truncation, which makes -0.5 a 0
     whole = int64_t(number);
   } else {
     return std::nullopt;

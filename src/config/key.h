@@ -15,7 +15,7 @@ namespace zeroshard {
 struct Bool {};
 struct Integer {
   int64_t min = std::numeric_limits<int64_t>::min(), max = std::numeric_limits<int64_t>::max();
-  bool truncate = false;  // fractions are cut off, because bucket sizes are often computed as 0.9 h h
+  bool truncate = false;  // fractions are cut off; for bucket sizes, which are often computed as 0.9 h h
 };
 struct Number {
   double min = -std::numeric_limits<double>::max(), max = std::numeric_limits<double>::max();
@@ -28,7 +28,7 @@ struct Choice {
   std::vector<std::string> names;  // compared without regard to case
   std::string hint = "";           // follows the error about a value that is not allowed
 };
-struct Only {  // false, or one other value, neither of which has an effect
+struct Only {  // only false or `value` are allowed, and neither has an effect
   Json value;
 };
 struct Betas {};  // two numbers in [0, 1)
@@ -39,7 +39,7 @@ struct Amount {};       // an amount of memory: bytes, or a text with a unit
 struct RanksOrHost {};  // a number of ranks, or "host"
 struct Placements {};   // [{"units": pattern, "parameters": "replicated" or "sharded"}]
 struct Anything {};
-struct NothingEnabled {};  // an object that has "enabled": true at no depth
+struct NothingEnabled {};  // an object without "enabled": true at any depth
 using Allowed = std::variant<Bool, Integer, Number, Choice, Only, Betas, Text, Strings, Paths, Amount, RanksOrHost,
                              Placements, Anything, NothingEnabled>;
 
@@ -52,10 +52,10 @@ inline Integer size_in_elements() {
 
 // Says what "auto" means for a key.
 enum class Auto : uint8_t {
-  kDefault,               // the default
+  kDefault,               // the key's default
   kDefaultTold,           // the default, which the run logs, because it might surprise
   kRefuse,                // an error, because only the caller of zeroshard can know the value
-  kHiddenSquaredTimes09,  // 0.9 h h
+  kHiddenSquaredTimes09,  // 0.9 h h, where h is the model's hidden size
   kTenHidden,             // 10 h
 };
 
@@ -63,8 +63,8 @@ struct Key {
   enum class Effect : uint8_t {
     kYes,
     kNone,  // zeroshard knows the key; `help` says why it has no effect
-    // zeroshard lacks the feature that `help` names. `allowed` are the values that switch the feature off, or that
-    // request what zeroshard does anyway. These values are applied.
+    // zeroshard lacks the feature that `help` names. `allowed` has the values that switch the feature off, or that ask
+    // for what zeroshard does anyway. `apply` is still called with them.
     kUnsupported,
   };
   using Apply = std::function<void(Config&, const Json&)>;
@@ -105,7 +105,7 @@ void set(Config& config, const Json& value) {
 Json truth(const Json& value);
 
 std::string lower(std::string text);
-// Returns the DType of a name that the table's choices have for fp32, fp16 or bf16.
+// Returns the DType for any of the names that the table allows for fp32, fp16 and bf16.
 DType to_dtype(const Json& name);
 
 }  // namespace zeroshard

@@ -4,7 +4,7 @@
 namespace zeroshard {
 namespace {
 
-// Adds the keys of "tensorboard" or "csv_monitor", which are the same.
+// Adds the keys of the block "tensorboard" or "csv_monitor". Both blocks have the same keys.
 template <MetricFilesConfig Config::*Block>
 void add_files(std::vector<Key>& keys, const std::string& block, const std::string& files) {
   const auto add = [&](const char* name, Allowed allowed, Json default_value, std::string help, Key::Apply apply) {

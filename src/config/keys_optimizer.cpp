@@ -76,8 +76,8 @@ Key rate(const char* name, const char* help, Key::Apply apply) {
   return key;
 }
 
-// Adds DeepSpeed's keys and defaults. lr is the learning rate of matrices and of all other parameters, if these do not
-// have keys of their own.
+// Adds DeepSpeed's keys for Muon, with its defaults. "lr" is the learning rate of matrices and of other parameters,
+// unless muon_lr or adam_lr sets one of the two.
 void add_muon(std::vector<Key>& keys) {
   keys.push_back(rate("lr", "learning rate; unset: 0.02 of matrices, 3e-4 of other parameters",
                       [](Config& config, const Json& value) {

@@ -117,7 +117,7 @@ std::vector<Key> autocast_keys() {
 std::vector<Key> gradient_keys() {
   using Effect = Key::Effect;
   return {
-      // The default is that of DeepSpeed since 0.19.3.
+      // The default of 1 is DeepSpeed's since version 0.19.3.
       {"gradient_clipping", kNotNegative, 1.0, "largest global norm of the gradients; 0: no clipping", Effect::kYes,
        set<&Config::gradient_clipping>},
       {"communication_data_type", kCommDTypes, nullptr, "dtype of gradients on the wire; unset: the compute dtype",
@@ -134,8 +134,8 @@ std::vector<Key> gradient_keys() {
        "Python, with fp16 or bf16: buffers are fp32 if one of these patterns fits a part of their name; * is any text. "
        "Unset: what a model of transformers names in _keep_in_fp32_modules_strict, and with fp16 in "
        "_keep_in_fp32_modules"},
-      // apply_rules() combines the next two keys. If gradients are prescaled by the world size, the factor has no
-      // effect.
+      // apply_rules() combines the next two keys. gradient_predivide_factor has no effect if prescale_gradients is
+      // true.
       {"prescale_gradients", Bool{}, false, "divide gradients by the world size before the sum instead of after it"},
       {"gradient_predivide_factor", Number{.min = 0, .above_min = true}, 1.0,
        "divide gradients by this before the sum, by the rest after it", Effect::kYes, set<&Config::prescale>},

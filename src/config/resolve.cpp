@@ -27,8 +27,8 @@ bool may_be_auto(const Allowed& allowed) {
   return choice && std::find(choice->names.begin(), choice->names.end(), "auto") != choice->names.end();
 }
 
-// Returns whether a user who gives `value` to a key without effect expects an effect. A user who gives the default, an
-// empty block, or a block that is switched off expects none.
+// `key` is a key without effect. Returns whether a user who gives it `value` expects an effect. A user who gives the
+// default, an empty block, or a block that is switched off expects none.
 bool asks_for_something(const Key& key, const Json& value) {
   if (value == key.default_value || value.is_null()) return false;
   if (!value.is_object()) return true;
@@ -50,7 +50,8 @@ class Resolver {
   Resolver(const Json& root, const ConfigContext& context)
       : context_(context), keys_(always_known_keys()), document_(root, keys_) {}
 
-  // Throws ConfigError. The message also names unknown keys that might be the cause.
+  // Resolves all keys. Throws ConfigError for an error of the file. The message also names unknown keys that might be
+  // the cause.
   ParsedConfig run() {
     try {
       return resolve_all();
@@ -107,7 +108,8 @@ class Resolver {
     parsed_.values.push_back({key.path, resolved.value.dump(), resolved.origin});
   }
 
-  // Returns whether the value stays "auto", because Trainer or accelerate will fill it in and it is unknown before.
+  // Returns whether the value stays "auto" for now, because transformers' Trainer or accelerate will replace it later
+  // and nothing else decides it.
   bool is_left_open(const Key& key, const Given* given) const {
     return context_.leave_open && given && is_open(key, *given) && !problem_of_auto(key).empty() &&
            !filler_of(key.path).empty();
@@ -166,8 +168,8 @@ class Resolver {
 
   static bool is_open(const Key& key, const Given& given) { return given.value == "auto" && !may_be_auto(key.allowed); }
 
-  // Throws one ConfigError that names all keys for which "auto" is not allowed, because the user sets all of them at
-  // one place.
+  // If "auto" is given to keys for which it is not allowed, throws one ConfigError that names all of these keys, so
+  // that the user can set all of them at once.
   void refuse_open_values() const {
     std::vector<Key> keys = keys_;
     for (const std::vector<Key>& more : {given_optimizer_keys(), given_scheduler_keys()})
@@ -186,8 +188,8 @@ class Resolver {
     throw ConfigError(text);
   }
 
-  // Throws one ConfigError that names all unknown keys of the file. If the types of optimizer and scheduler are known,
-  // this includes unknown keys in their "params".
+  // If the file has unknown keys inside blocks, throws one ConfigError that names all of them. That includes keys in
+  // the "params" of an optimizer or scheduler whose type is known.
   void refuse_unknown_keys() {
     if (const std::vector<Key> keys = given_optimizer_keys(); !keys.empty())
       document_.check_block("optimizer.params", keys);
@@ -196,7 +198,7 @@ class Resolver {
     document_.refuse_unknown();
   }
 
-  // Returns the keys of the optimizer that the file names. Returns none if the type is missing or unknown.
+  // Returns the keys for the type of optimizer that the file names. Returns none if the type is missing or unknown.
   std::vector<Key> given_optimizer_keys() const {
     const auto index = given_type("optimizer.type", optimizer_names());
     return index ? optimizer_keys(OptimizerConfig::Type(*index)) : std::vector<Key>();
@@ -337,8 +339,8 @@ class Resolver {
            " every rank has all parameters, so with ", outer, " = \"optimizer\" all ranks are one group");
   }
 
-  // Takes the size of groups from a key of DeepSpeed, unless it is below `least`, which means that there are no groups.
-  // `source` is the key that has said the size.
+  // Takes the size of groups from DeepSpeed's key `path`. A size below `least` means that the key asks for no groups,
+  // and does nothing. `source` is the key that gave the size so far. It becomes `path` if no key did.
   void take_size_of_groups(const char* path, int least, bool share_states, std::string& source) {
     const char* outer = "zeroshard.mesh.outer";
     const int size = std::stoi(value_of(path).value);
@@ -360,7 +362,7 @@ class Resolver {
     config().groups_share_states = share_states;
   }
 
-  // Throws ConfigError, because `size` does not divide the number of ranks.
+  // Throws the ConfigError for a `size` that does not divide the number of ranks.
   [[noreturn]] void fail_size(const char* path, int size) {
     std::string fits;
     for (int i = 1; i <= context_.world_size; ++i)
@@ -388,7 +390,8 @@ class Resolver {
     config().grad_accumulation_steps = batch.accumulation;
   }
 
-  // Records that a value has no effect at this stage. The run logs that and continues, as DeepSpeed does.
+  // Records that the value of the key `path` has no effect at this stage. The run logs this and continues, as DeepSpeed
+  // does.
   void drop(const std::string& path, const std::string& given, std::string_view reason) {
     ConfigValue& entry = value_of(path);
     parsed_.without_effect.push_back(

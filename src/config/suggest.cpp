@@ -29,9 +29,10 @@ std::vector<std::string_view> words_of(std::string_view name) {
   return words;
 }
 
-// Returns the distance of two names, of which one has several words. If one name contains all words of the other, in
-// any order ("warmup_steps", "warmup_num_steps"), the distance is the number of additional words. If `b` consists of
-// the initials of `a` ("learning_rate", "lr"), the distance is 1. Otherwise returns nothing.
+// Returns the distance of two names by their words, or nothing if their words do not match. If `b` consists of the
+// initials of `a` ("learning_rate", "lr"), the distance is 1. If both have several words and one has all words of the
+// other, in any order ("warmup_steps", "warmup_num_steps"), the distance is the number of additional words, but at
+// least 1.
 std::optional<size_t> word_distance(std::string_view a, std::string_view b) {
   const std::vector<std::string_view> words = words_of(a), others = words_of(b);
   if (words.size() < 2) return {};

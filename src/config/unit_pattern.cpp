@@ -33,7 +33,7 @@ struct NumberRange {
   uint64_t first, last;
 };
 
-// Returns the range that a part like "0-3" names. Returns nothing if the part is a name.
+// Returns the range of numbers that a part like "0-3" means. Returns nothing if the part is not a range.
 std::optional<NumberRange> range_of(std::string_view part) {
   const size_t dash = part.find('-');
   if (dash == part.npos) return std::nullopt;

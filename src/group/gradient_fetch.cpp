@@ -31,7 +31,8 @@ void GradientFetch::begin_pieces() {
   }
 }
 
-// Returns the piece that contains the first element of the range. If the range was not announced, fetches it now.
+// Waits for the piece that contains the first element of the range, and returns it. If that piece is not the next
+// announced one, forgets the announcements and fetches the range now.
 const GradientFetch::Piece& GradientFetch::arrived(const at::Tensor& grads, Range range) {
   const auto is_next = [&] {
     if (under_way_.empty()) return false;

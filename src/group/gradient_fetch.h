@@ -10,21 +10,23 @@
 
 namespace zeroshard {
 
-// Copies reduced gradients from a device to the host, which updates with them. It copies piece by piece on its own
-// stream, through a few buffers of host memory. While the host works on a piece, the next pieces are copied.
+// Copies reduced gradients from a device to the host, if the host updates the parameters. The copies run piece by piece
+// on a stream of their own, through a few buffers of host memory. While the host works on a piece, the next pieces are
+// copied.
 class GradientFetch {
  public:
   // Needs at least two slots, because otherwise nothing is prefetched.
   GradientFetch(at::Device device, const Mover::Slots& slots, Ledger& ledger) : mover_(device, slots, ledger) {}
 
-  // A hint: lend() will be called for `range` of `grads`, after the ranges announced before. The range is prefetched.
-  // The current stream must have been given all work that computes the gradients.
+  // Announces that lend() will be called for `range` of `grads`, after the ranges announced before, so that the range
+  // is prefetched. All work that computes the gradients must be on the current stream already.
   void will_need(const at::Tensor& grads, Range range);
   // Calls `use` for consecutive parts that make up `range` of `grads`, which is 1-D. The tensor passed to `use` is on
   // the host, and valid during the call only.
   using Use = std::function<void(Range part, const at::Tensor& grads)>;
   void lend(const at::Tensor& grads, Range range, const Use& use);
-  // Forgets all announcements and waits for their copies. After that, the gradients may be written.
+  // Forgets all announcements, and waits for the copies that have begun. Afterwards the gradients on the device may be
+  // overwritten.
   void end();
 
  private:

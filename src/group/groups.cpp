@@ -9,11 +9,11 @@
 namespace zeroshard {
 namespace {
 
-// The bytes that some units need of each allocation.
+// The bytes of each allocation for some units.
 struct Sizes {
   std::array<int64_t, kNumTiers> parameter_bytes{};  // by tier
   int64_t master_bytes = 0;
-  std::vector<int64_t> moment_bytes;  // by slot
+  std::vector<int64_t> moment_bytes;  // by moment
 };
 
 Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements) {
@@ -39,10 +39,11 @@ Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement>
 // Device memory for the states of some units.
 struct Groups::StateMemory {
   Carver masters;
-  std::vector<Carver> moments;  // by slot
+  std::vector<Carver> moments;  // by moment
 
-  // Cuts the memory of the states that a group has on the device. `master` is set if the host has the master weights of
-  // the group's first elements, and the parameters of the other elements are their own master weights.
+  // Cuts a group's states on the device from this memory. `master` is set if the host has the master weights of the
+  // group's first elements, and the parameters of the other elements are their own master weights. It is then a view of
+  // these parameters.
   StateTensors cut(const ShardLayout& layout, const GroupPlacement& place, const at::Tensor& master = {}) {
     StateTensors tensors{master, {}};
     const auto take = [&](Carver& from, const Held& held) {
@@ -67,7 +68,7 @@ Groups::Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement>
   };
   to_host_ = make_mover(options_.to_host);
   to_device_ = make_mover(options_.to_device);
-  groups_.reserve(count);  // trained_ points at them
+  groups_.reserve(count);  // so that the pointers in trained_ stay valid
   if (!options_.unit_by_unit) add(units.size());
 }
 

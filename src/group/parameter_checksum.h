@@ -4,12 +4,12 @@
 namespace zeroshard {
 
 // Detects whether parameters on a device still have the bits that they had when remember() was called. The device
-// computes a checksum, so only two numbers are copied. The checksums take 16 bytes of device memory, which no plan
-// counts. The owner must know whether the master weights rounded to the parameters at that time: see
-// ShardedGroup::forget_parameters().
+// computes checksums, so only two numbers are copied to the host. These two numbers take 16 bytes of device memory,
+// which no plan counts. This class does not know whether the parameters were equal to the rounded master weights when
+// remember() was called. The owner must ensure that (see ShardedGroup::forget_parameters()).
 class ParameterChecksum {
  public:
-  // Returns whether there is a kernel for the device.
+  // Returns whether zeroshard has a checksum kernel for the device.
   static bool can_be_on(at::Device device);
   explicit ParameterChecksum(at::Device device);
 
@@ -17,8 +17,8 @@ class ParameterChecksum {
   void remember(const at::Tensor& params);
   void forget() { has_sum_ = false; }
   bool is_known() const { return has_sum_; }
-  // Returns whether `params` still have the remembered bits after the present work of the current stream. False if
-  // nothing is remembered. The host waits for the stream.
+  // Returns whether `params` still have the remembered bits when the current stream has done its present work. Returns
+  // false if nothing is remembered. The host waits for the stream.
   bool is_of(const at::Tensor& params);
 
  private:

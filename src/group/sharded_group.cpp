@@ -100,7 +100,8 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   const Range both = intersect(positions, kept_);
   if (both.size() == 0) return;
   at::Tensor from = values.slice(0, both.begin - positions.begin, both.end - positions.begin);
-  // Copied without conversion, because a conversion on the device would need memory there.
+  // The values are copied to the host before they are converted, because a conversion on the device would need memory
+  // there.
   if (!is_resident()) from = from.cpu();
   if (parameters_->in_memory()) {
     if (WriteHold* const hold = states_ ? states_->hold() : nullptr) hold->await_readers();
@@ -112,7 +113,8 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   });
 }
 
-// fp32 parameters may be their own master weights. Code that writes these also reads them.
+// fp32 parameters may be their own master weights. Code that writes master weights also reads them, so it needs
+// kModify.
 ShardedGroup::Access ShardedGroup::access_to_parameters(Ways ways) const {
   if (!ways.writes) return Access::kRead;
   return ways.reads || !has_master() ? Access::kModify : Access::kOverwrite;
@@ -146,7 +148,8 @@ void ShardedGroup::lend(Range range, Access access, Ways ways, const Use& use) {
 }
 
 void ShardedGroup::lend_master(Range range, Access access, Ways ways, const MasterUse& use) {
-  // Lending fp32 parameters copies them into their master weights, so a call that only reads may change these.
+  // Lending fp32 parameters copies them into their master weights. So even a call that only reads may change master
+  // weights.
   if (access != Access::kRead || (ways.reads && flat().dtype == DType::kFloat32)) forget_parameters();
   const auto lend_one = [this](Range part, Access of_states, const Array::Borrower& borrower) {
     states_->lend_one(part, kMasterWeights, of_states, [&](Range lent, const at::Tensor& master) {
@@ -161,7 +164,7 @@ void ShardedGroup::lend_master(Range range, Access access, Ways ways, const Mast
 void ShardedGroup::lend_updated(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use) {
   const auto [first, rest] = split(range);
   if (options_.to_host) {
-    await_copies();  // another stream may have made the last ones
+    await_copies();  // another stream than the mover's may have made the last copies
     if (rest.size() > 0) lend_rest(rest, access, lend_states, use);
     if (first.size() > 0) lend_to_host(first, access, ways, lend_states, use);
     return;
@@ -205,7 +208,7 @@ void ShardedGroup::lend_to_host(Range range, Access access, Ways ways, const Len
     if (!ways.writes) return;
     written_until(mover.record());
     if (are_masters) states_->read_until(mover.record());
-  } catch (...) {  // later callers must not find copies that nobody waits for
+  } catch (...) {  // no copies may stay under way that writing_ and reading_ do not know
     mover.wait();
     throw;
   }
@@ -216,7 +219,7 @@ void ShardedGroup::lend_to_device(Range range, Access access, Ways ways, const L
   Mover& mover = *options_.to_device;
   if (ways.reads) await_copies();
   try {
-    if (reading_) {  // a gather may still copy from the shard
+    if (reading_) {  // a gather may still read the shard, which the mover will overwrite
       const SideStream::Scope scope(mover.stream());
       current_stream_waits(*reading_, options_.device);
     }
@@ -253,7 +256,7 @@ bool ShardedGroup::was_written() const {
 void ShardedGroup::remember_parameters() {
   if (!checksum_) return;
   const Mover& mover = *options_.to_host;
-  mover.follow();  // the device may have updated a part
+  mover.follow();  // the device may have updated some of the elements on the current stream
   const SideStream::Scope scope(mover.stream());
   checksum_->remember(updated_memory());
   written_until(mover.record());

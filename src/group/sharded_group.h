@@ -19,20 +19,21 @@ namespace zeroshard {
 // One flat group of a unit on this rank. It owns the parameters that the rank keeps and, if the group is trained, its
 // optimizer states. Gradients belong to the group's GradBucket, which has the same number().
 //
-// Positions are indices into the flat group, including padding. Four ranges of positions matter:
+// A position is an index into the elements of the flat group, including padding. Four ranges of positions matter:
 //   shard()    what this rank gives to a gather
-//   mine()     this rank's part of the optimizer states: shard(), or a part of it if groups of ranks share the states
+//   mine()     this rank's part of the optimizer states: shard(), or a part of shard() if several groups of ranks share
+//              one copy of the states
 //   kept()     the parameters in this rank's memory: shard(), or all where the unit is replicated
 //   updated()  what this rank's optimizer updates: mine() from stage 1 on, all at stage 0
 class ShardedGroup {
  public:
   struct Options {
-    int rank = 0;                  // among the ranks that shard one copy of the states
+    int rank = 0;                  // index among the ranks that shard one copy of the states
     size_t number = 0;             // index among the trained groups of the run; unused for a frozen group
     bool is_open = false;          // users may write to the parameters between steps
-    std::vector<int> param_group;  // by parameter: its param group; -1: it is never updated
-    Mover* to_host = nullptr;      // set if the host updates the parameters of a device: copies them both ways
-    Mover* to_device = nullptr;    // set if the device updates offloaded parameters: copies them both ways
+    std::vector<int> param_group;  // by parameter: index of its param group; -1: it is never updated
+    Mover* to_host = nullptr;      // copies parameters to the host, which updates them, and back; null: no such updates
+    Mover* to_device = nullptr;    // copies offloaded parameters to the device, which updates them, and back, or null
     at::Device device = at::kCPU;  // device that computes; the parameters may be in host memory
   };
 
@@ -60,55 +61,57 @@ class ShardedGroup {
   // Returns the range of parameter `index` in this rank's states; empty if the rank updates no element of it.
   Range state_range(size_t index) const;
 
-  // Returns 1-D views of the parameters in this rank's memory, in the group's dtype. Waits for pending copies first,
-  // like await_copies(). Not for a group whose parameters are in files.
+  // These three functions return 1-D views of the parameters in this rank's memory, in the group's dtype. They call
+  // await_copies() first. They must not be called if the parameters are in files.
   at::Tensor kept_parameters() const;
   at::Tensor my_shard() const;
   at::Tensor updated_parameters() const;
-  // Returns the parameters of `range`, whose positions count like those of states(). Returns a copy if they are in
-  // files.
+  // Returns the parameters of `range`, which counts from updated().begin. Returns a copy if they are in files.
   at::Tensor updated_part(Range range) const;
   // Returns the same memory as updated_parameters() without waiting.
   at::Tensor updated_memory() const { return memory(updated_); }
   // Returns whether the states are on the host or in a file while the parameters are on a device.
   bool has_states_on_host() const { return options_.to_host != nullptr; }
-  // The parameters that this rank keeps, in memory or files. Positions count from kept().begin. Before borrowing
-  // parameters in memory, the caller must wait for copies with await_copies().
+  // Returns the parameters that this rank keeps, in memory or files. Ranges of the array count from kept().begin.
+  // Before a caller borrows parameters that are in memory, it must call await_copies().
   Array& parameters() const { return *parameters_; }
   // Returns whether the parameters are in the memory of the computing device.
   bool is_resident() const { return place_.parameters.tier == Tier::kDevice; }
-  // Issues a copy of this rank's shard from the host or a file to `to`, memory of the device, on `stream`.
+  // Starts to copy this rank's shard from the host or a file to the device memory `to`, on `stream`.
   void begin_copy_of_shard(void* to, const SideStream& stream);
-  // Copies to the parameters have ended when `event` has.
+  // Records that the last copy to the parameters ends when `event` does.
   void written_until(c10::Event event) { writing_ = std::move(event); }
-  // Waits for copies. If the parameters are on the device, the current stream waits for copies to them. If they are on
-  // the host, the host waits for copies to and from them, so that it may read and write.
+  // Waits for pending copies. If the parameters are on the device, the current stream waits for copies to them. If they
+  // are on the host, the host waits for copies to and from them, so that it may read and write them.
   void await_copies() const;
 
-  // The optimizer states of a trained group. Positions count from updated().begin.
+  // Returns the optimizer states of a trained group. Ranges of the array count from updated().begin.
   Array& states() const { return *states_; }
   bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
-  // Lends `range` of the states together with their parameters, on the device or host that updates these elements.
-  // Calls `use(part, states, params)` like Array::lend(). `ways` says whether the parameters are read and written.
-  // Parameters that are there already are lent directly. Others are copied, and this function does not wait for the
-  // copies (see await_copies()). fp32 parameters on the host are their own master weights, so `states` has none.
-  // Elements that the device updates are lent before elements that the host updates.
+  // Lends `range` of the states together with their parameters. Calls `use(part, states, params)` for consecutive
+  // parts, like Array::lend(). The tensors of a part are on the side (device or host) that updates its elements. `ways`
+  // says whether `use` reads the parameters and whether it writes them. Parameters that are on that side already are
+  // lent directly. Others are copied there and back, and this function does not wait for the copies back (see
+  // await_copies()). If fp32 parameters are their own master weights where they are lent, `states` has no master
+  // weights. Elements that the device updates are lent before elements that the host updates.
   using Access = Array::Access;
   using Ways = Mover::Ways;
   using Use = std::function<void(Range part, const StateTensors& states, const at::Tensor& params)>;
   void lend(Range range, Access access, Ways ways, const Use& use);
-  // The same for the master weights alone. Other states are not fetched.
+  // Does the same for the master weights alone. The moments are not fetched.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
   void lend_master(Range range, Access access, Ways ways, const MasterUse& use);
-  // For parameters on a device that the host updates: returns whether they have the remembered bits, so that each
-  // master weight rounds to its parameter. The host waits for the device. False if nothing is remembered.
+  // Returns whether the parameters have the bits that remember_parameters() saw, so that each master weight still
+  // rounds to its parameter. Only parameters on a device that the host updates are remembered. Returns false if nothing
+  // is remembered. The host waits for the device.
   bool is_untouched() const;
-  // Returns whether the parameters were written since they were remembered. False if nothing is remembered.
+  // Returns whether the parameters have changed since they were remembered. Returns false if nothing is remembered.
   bool was_written() const;
-  // Remembers the parameters, because everything that this rank updates has been published.
+  // Remembers the present parameters. Call it when they are equal to the rounded master weights.
   void remember_parameters();
-  // Call it before changing master weights without their parameters, or before code that may fail between the two.
-  // Otherwise parameters that get their old bits back would look untouched.
+  // Forgets the remembered parameters. Call it before code that changes master weights without their parameters, or
+  // that may fail after it has changed only one of the two. Otherwise parameters that get their old bits back would
+  // look untouched.
   void forget_parameters() const {
     if (checksum_) checksum_->forget();
   }
@@ -116,30 +119,31 @@ class ShardedGroup {
   std::vector<int64_t>& updates() { return updates_; }
   const std::vector<int64_t>& updates() const { return updates_; }
 
-  // Sets master weights to values in full precision, but only those that this rank updates. `values` is 1-D fp32 over
-  // `positions`.
+  // Sets the master weights at `positions` to `values`, which is 1-D fp32. Skips positions that this rank does not
+  // update. Does nothing without master weights.
   void write_master(Range positions, const at::Tensor& values);
-  // The same for the parameters that this rank keeps. `values` may be on any device, with any floating-point dtype or
-  // the parameters' own.
+  // Sets the parameters at `positions` to `values`. Skips positions that this rank does not keep. `values` may be on
+  // any device, and has any floating-point dtype or that of the parameters.
   void write_parameters(Range positions, const at::Tensor& values);
-  // Copies the parameters to the master weights, or back. Does nothing without master weights.
+  // take_parameters() copies the parameters to the master weights. publish_master() copies the master weights to the
+  // parameters. Both do nothing without master weights.
   void take_parameters();
   void publish_master();
-  // Frees the states. After that, the group is not trained.
+  // Frees the states. Afterwards the group must not be trained.
   void free_states() { states_.reset(); }
 
  private:
   at::Tensor memory(Range positions) const;
-  // Splits a range of the states. The host updates `first`, and the device updates `rest`. If neither
-  // options_.to_host nor options_.to_device is set, `first` is the whole range, whichever of the two updates it.
+  // The two parts of a range of the states. The host updates `first`, and the device updates `rest`. If neither
+  // options_.to_host nor options_.to_device is set, `first` is the whole range, even if the device updates it.
   struct Split {
     Range first, rest;
   };
   Split split(Range range) const;
-  // Lends all states of a range, or one of them.
+  // A function that lends either all states of a range, or only its master weights.
   using LendStates = std::function<void(Range range, Access access, const Array::Borrower& use)>;
   void lend_updated(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
-  // Lends elements that the device updates in place.
+  // Lends elements whose states and parameters are on the device, which updates them in place.
   void lend_rest(Range rest, Access access, const LendStates& lend_states, const Use& use);
   // Lends parameters on the device to the host, which updates them.
   void lend_to_host(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
@@ -147,10 +151,10 @@ class ShardedGroup {
   void lend_to_device(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
   // Lends the parameters of a range of the states.
   void lend_parameters(Range range, Ways ways, const Array::BorrowerOfOne& use);
-  // Returns the access to the parameters that `ways` (read, write) needs.
+  // Returns the access to the parameters that `ways` needs. `ways` says whether they are read and written.
   Access access_to_parameters(Ways ways) const;
-  // Waits for a save that reads the parameters, before their states are lent. Waiting later, with states borrowed,
-  // would block that same save.
+  // If `ways` writes the parameters, waits until no save reads them. It is called before states are lent, because a
+  // wait with borrowed states would block that same save.
   void await_readers_of_parameters(Ways ways) const;
 
   const UnitLayout& unit_;
@@ -160,7 +164,7 @@ class ShardedGroup {
   Range kept_, updated_;
   std::unique_ptr<Array> parameters_;
   mutable std::optional<c10::Event> writing_;  // end of the last copy to the parameters
-  mutable std::optional<c10::Event> reading_;  // end of the last copy from them, if they are on the host
+  mutable std::optional<c10::Event> reading_;  // end of the last copy from the parameters, if they are on the host
   std::unique_ptr<Array> states_;
   mutable std::optional<ParameterChecksum> checksum_;  // for an open group whose parameters the host updates
   std::vector<int64_t> updates_;

@@ -14,7 +14,7 @@ using Gradients = OffloadConfig::Gradients;
 constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio";
 constexpr std::string_view kDevice = "zero_optimization.offload_optimizer.device";
 
-// A configuration without "auto", and the kind of ranks for which it is checked.
+// A configuration whose offload has no "auto", and what is known about the ranks and the optimizer that will use it.
 struct Offload {
   const Config& config;
   bool on_device;
@@ -27,7 +27,8 @@ struct Offload {
   bool states_leave() const { return config.stage > 0 && states().device != Device::kNone && states().ratio > 0; }
 };
 
-// Returns why some or all optimizer states stay on the device, and what to set so that they are offloaded.
+// Returns text that says why some or all optimizer states stay on the device, and what to set so that all are
+// offloaded. `to` names the places to which they may be offloaded.
 std::string why_states_stay(const Offload& offload, std::string_view to = "\"cpu\" or \"nvme\"") {
   if (offload.config.stage == 0)
     return concat(
@@ -39,7 +40,7 @@ std::string why_states_stay(const Offload& offload, std::string_view to = "\"cpu
   return concat(kRatio, " is ", states.ratio, ": set that to 1");
 }
 
-// Gradients can be in files only if optimizer states are.
+// Gradients can be in files only if optimizer states are in files, too.
 std::string problem_of_gradients_in_files(const Offload& offload) {
   if (offload.config.offload.gradients != Gradients::kNvme) return "";
   if (offload.states_leave() && offload.states().device == Device::kNvme) return "";
@@ -48,7 +49,7 @@ std::string problem_of_gradients_in_files(const Offload& offload) {
                 ", or zeroshard.offload.gradients to \"auto\"");
 }
 
-// Gradients can leave a device only if optimizer states do.
+// Gradients can leave a device only if optimizer states leave it, too.
 std::string problem_of_gradients_on_host(const Offload& offload) {
   if (!offload.on_device || offload.config.offload.gradients != Gradients::kCpu || offload.states_leave()) return "";
   return concat("zeroshard.offload.gradients = \"cpu\": reduced gradients lie on the host where the optimizer states ",
@@ -61,7 +62,8 @@ std::string moment_dtype_of(const Config& config) {
                 "\": ");
 }
 
-// A device stores either all moments in 8 bits, or none. Only the kernels of the host store moments in bf16.
+// With 8-bit moments, a device must keep either all states or none. With bf16 moments it must keep none, because only
+// the kernels of the host store moments in bf16.
 std::string problem_of_moments(const Offload& offload) {
   const Config& config = offload.config;
   if (config.moment_dtype == DType::kFloat32) return "";
@@ -87,8 +89,8 @@ std::string problem_of_moments(const Offload& offload) {
                 why_states_stay(offload), ", or zeroshard.moment_dtype to \"fp32\" or \"int8\"");
 }
 
-// A thread of the host makes a delayed update while the device computes the next step. So only this thread may use the
-// states and gradients, and the device must have a copy of all parameters.
+// A thread of the host makes a delayed update while the device computes the next step. So all states and gradients must
+// be on the host, where only this thread uses them, and all parameters must be on the device.
 std::string problem_of_late_updates(const Offload& offload) {
   const Config& config = offload.config;
   if (!config.offload.delayed_update) return "";
@@ -112,8 +114,8 @@ std::string problem_of_late_updates(const Offload& offload) {
   return "";
 }
 
-// If only a share of each unit's states is offloaded, the device updates the other elements, with gradients on the
-// device.
+// If only a share of each unit's states is offloaded, the device updates the other elements. The gradients must then be
+// on the device.
 std::string problem_of_share(const Offload& offload) {
   const double ratio = offload.states().ratio;
   if (!offload.on_device || !offload.states_leave() || ratio == 1) return "";
@@ -159,7 +161,8 @@ std::string problem_of_muon(const Offload& offload) {
   return "";
 }
 
-// Groups that share the states send each other updated parameters from the memory of the device.
+// Parameters must stay on the device if several groups of ranks share the states, because the groups send each other
+// updated parameters from the device's memory.
 std::string problem_of_shared_states(const Offload& offload) {
   const bool leave = offload.on_device ? offload.parameters_leave() : offload.parameters_in_files();
   if (!leave || !offload.config.shares_states()) return "";
@@ -177,7 +180,7 @@ std::string problem_of(const Offload& offload) {
   return "";
 }
 
-// Returns what `asked` can be resolved to, beginning with the place for which the least leaves the device.
+// Returns the places to which `asked` can be resolved. If it is "auto", the place that offloads the least comes first.
 std::vector<Device> places(Device asked, bool has_path) {
   if (asked != Device::kAuto) return {asked};
   std::vector<Device> all{Device::kNone, Device::kCpu};

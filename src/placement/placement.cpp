@@ -10,21 +10,22 @@
 namespace zeroshard {
 namespace {
 
-// Returns whether parameters have shards. In a world of one rank they have a shard if they are on another tier, because
-// they are gathered from there.
+// Returns whether there are shards, which gathers and reductions need. A single rank has a shard if its parameters are
+// offloaded, because it gathers them from their tier.
 bool has_shards(const PlacementOptions& options) {
   const bool from_tier = options.stage == 3 && options.parameter_tier != Tier::kDevice;
   return options.world_size > 1 || options.shard_one_rank || from_tier;
 }
 
-// Returns whether a rank keeps only shards of the gradients, which is so at stages 2 and 3. Then gradients are packed
-// in the reduce ring.
+// Returns whether a rank keeps only its shard of the gradients, as at stages 2 and 3. If so, gradients are packed in
+// the reduce ring.
 bool shards_gradients(const PlacementOptions& options) {
   return options.stage >= 2 && (has_shards(options) || options.parts > 1);
 }
 
-// Returns the tier of the shards of a unit that is gathered. If a device updates some or all of its fp32 parameters,
-// the shards stay on the device. They are the master weights there, and would need the same memory anyway.
+// Returns the tier of a gathered unit's parameter shards. If a device updates some or all of the unit's fp32
+// parameters, the shards stay on the device. fp32 parameters on the device are their own master weights, so without
+// them the device would need the same memory for master weights.
 Tier tier_of_parameters(DType dtype, bool requires_grad, bool device_updates, const PlacementOptions& options) {
   const bool are_masters = requires_grad && dtype == DType::kFloat32;
   if (are_masters && device_updates) return Tier::kDevice;
@@ -134,9 +135,10 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const double state_share = state_tier == Tier::kDevice ? 1 : options.state_share;
   place.parameters = {parameters == Placement::kReplicated ? Extent::kWhole : Extent::kShard, dtype};
   place.host_updates = requires_grad && (state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device));
-  // The device updates some or all elements.
+  // Whether the device updates some or all elements.
   const bool device_updates = options.on_device && (!place.host_updates || state_share < 1);
-  // Only the shards of gathered units can leave the device. A small unit keeps its gathered parameters there anyway.
+  // Only the shards of gathered units can leave the device. The shards of persistent units stay, because the device has
+  // their gathered parameters anyway.
   const bool is_gathered = options.stage == 3 && parameters == Placement::kSharded;
   if (is_gathered) place.parameters.tier = tier_of_parameters(dtype, requires_grad, device_updates, options);
   if (!requires_grad) return place;
@@ -145,21 +147,22 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   place.wire_dtype = options.wire_dtype.value_or(dtype);
   const bool accumulates = options.grad_accumulation_steps > 1;
   place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);
-  // If gradients do not pass through the reduce ring, as at stages 0 and 1 and in a world of one rank, all of them are
-  // kept in the wire dtype and reduced in place. Reduced gradients need memory of their own if they have another dtype,
-  // or if later micro-batches would overwrite them. Gradients that leave the device after their reduction have no
-  // packed buffer of their own there.
+  // At stages 0 and 1, and with a single rank, gradients do not pass through the reduce ring unless they are offloaded.
+  // They are then packed in a buffer of their own, in the wire dtype, and reduced in place. Reduced gradients need
+  // other memory if they have another dtype, or if later micro-batches would overwrite them. Offloaded gradients always
+  // pass through the ring and have no packed buffer of their own.
   const bool passes_ring = shards_gradients(options) || gradient_tier != Tier::kDevice;
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
   place.sends_parameters = device_updates && place.parameters.tier != Tier::kDevice;
-  // fp32 parameters are their own master weights, except if they are on a device and the host updates them.
+  // fp32 parameters are their own master weights, unless they are on a device and the host updates them.
   if (dtype != DType::kFloat32 || place.updates_on_host()) {
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
     place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;
   }
-  // A device updates moments in fp32, or all moments of a group in codes.
+  // The kernels of a device update moments in fp32. They update 8-bit codes only if the device updates all elements of
+  // the group.
   const bool keeps_dtype = !device_updates || (options.moment_dtype == kCodes && !place.host_updates);
   const DType moment_dtype = keeps_dtype ? options.moment_dtype : DType::kFloat32;
   if (options.optimizer_slots > 0)
@@ -189,7 +192,7 @@ std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const Placem
     }
     for (const FlatGroup& group : unit.groups) {
       PlacementOptions own = options;
-      if (group.is_matrix) own.optimizer_slots = 1;  // only the momentum
+      if (group.is_matrix) own.optimizer_slots = 1;  // Muon keeps only the momentum of a matrix
       if (!group.is_coded && own.moment_dtype == kCodes) own.moment_dtype = DType::kFloat32;
       place.groups.push_back(place_group(group.dtype, group.requires_grad, place.parameters, own));
     }

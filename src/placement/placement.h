@@ -9,35 +9,36 @@
 #include "memory/ledger.h"
 #include "zeroshard/placement.h"
 
-// A table of what state each rank has, and where. It is computed once from the configuration, the layouts and the
-// number of ranks. Code that plans, allocates, gathers, updates or saves reads this table and never checks the stage.
+// The table of placements says which states each rank has, and on which tier. It is computed once from the
+// configuration, the layouts and the number of ranks. Code that plans, allocates, gathers, updates or saves reads this
+// table and never checks the ZeRO stage.
 namespace zeroshard {
 
 // Says how long a unit's full parameters exist.
 enum class Placement : uint8_t {
-  kReplicated,  // always whole on every rank (stages 0-2, a single rank, or by a rule)
+  kReplicated,  // always whole on every rank (at stages 0 to 2, with a single rank, or by a rule)
   kSharded,     // gathered before use, then freed
   kPersistent,  // sharded, but small: gathered once after each optimizer update and kept until the next one
 };
 std::string_view name_of(Placement placement);
 
-// The elements of a flat group that one rank holds. kPart is the whole shard unless several groups of ranks share the
-// states (see ShardLayout).
+// Says which elements of a flat group one rank holds. kPart is this rank's part of the optimizer states. It is the same
+// as kShard unless several groups of ranks share one copy of the states (see ShardLayout).
 enum class Extent : uint8_t { kNothing, kPart, kShard, kWhole };
 std::string_view name_of(Extent extent);
 
-// The elements of a group that one rank has for one purpose, during the whole run.
+// One kind of state of a group, as one rank holds it during the whole run.
 struct Held {
   Extent extent = Extent::kNothing;
   DType dtype = DType::kFloat32;
-  int values = 1;  // for each element
+  int values = 1;  // values for each element
   Tier tier = Tier::kDevice;
-  // The share of the elements that is on `tier`. These are the first elements, rounded up to whole blocks. The other
-  // elements are on the device if `has_rest` is true. Otherwise they are not stored.
+  // The share of the elements that is on `tier`: the first elements, rounded up to whole blocks. The other elements are
+  // on the device if `has_rest` is true, and are not stored otherwise.
   double share = 1;
   bool has_rest = true;
-  // The tier of the scales of 8-bit codes, one for each kScaledNumel elements. If the codes are in files, their scales
-  // are still in memory.
+  // Set for 8-bit codes: the tier of their scales. There is one scale for each kScaledNumel values. Scales are in
+  // memory even if the codes are in files.
   std::optional<Tier> scales = std::nullopt;
 
   int64_t element_bytes() const { return extent == Extent::kNothing ? 0 : element_size(dtype) * values; }
@@ -45,28 +46,30 @@ struct Held {
   int64_t block_bytes() const;
   int64_t numel(const ShardLayout& layout) const;  // elements on all tiers; each has `values` values
   int64_t bytes(const ShardLayout& layout) const;
-  // numel_on() returns the number of elements on the tier `where`, and bytes_on() returns their bytes.
+  // numel_on() returns the number of elements on the tier `where`. bytes_on() returns all bytes on that tier, including
+  // scales.
   int64_t numel_on(Tier where, const ShardLayout& layout) const;
   int64_t bytes_on(Tier where, const ShardLayout& layout) const;
   bool operator==(const Held&) const = default;
 };
 
 struct GroupPlacement {
-  Held parameters;  // without gathered parameters
+  Held parameters;  // without buffers of gathered parameters
   // Only trainable groups have the following members.
   Held packed_gradients;   // in the dtype of communication; kNothing: gradients are packed in a slot of the reduce ring
-  Held reduced_gradients;  // kNothing: reduced gradients overwrite the packed ones, for the elements `updated`
+  Held reduced_gradients;  // kNothing: they overwrite packed gradients of the elements `updated`
   Held master_weights, moments;
   DType wire_dtype = DType::kFloat32;  // dtype of gradients in communication
   DType grad_dtype = DType::kFloat32;  // dtype of reduced gradients
   Extent updated = Extent::kNothing;   // the elements that this rank's optimizer updates
-  bool host_updates = false;           // with a device: whether the states are offloaded and the host updates
-  // Whether 16-bit parameters are offloaded, while the device keeps and updates some or all of their optimizer states.
+  bool host_updates = false;           // the states are offloaded from a GPU or other device, and the host updates
+  // Whether the parameters are offloaded while the device keeps some or all of their optimizer states. The device then
+  // updates these elements, and their parameters pass through it.
   bool sends_parameters = false;
 
-  // Returns the tier of master weights and moments. If `share` is below 1, the other elements are on the device. A
-  // group can have master weights without moments, or moments without master weights. Returns kDevice if it has
-  // neither.
+  // Returns the tier of master weights and moments. If their `share` is below 1, that is the tier of the first
+  // elements, and the others are on the device. A group can have only master weights, or only moments. Returns kDevice
+  // if it has neither.
   Tier state_tier() const {
     if (moments.extent != Extent::kNothing) return moments.tier;
     return master_weights.extent != Extent::kNothing ? master_weights.tier : Tier::kDevice;
@@ -79,8 +82,8 @@ struct GroupPlacement {
   bool gradients_leave() const { return host_updates && reduced_gradients.tier != Tier::kDevice; }
   // Returns the number of elements whose states are on the tier `where`.
   int64_t states_on(Tier where, const ShardLayout& layout) const;
-  // Returns the number of elements that the host updates. They are the first of this rank's elements. The device
-  // updates the others.
+  // Returns how many of this rank's elements the host updates, if the ranks' device is not the CPU. These are the first
+  // elements. The device updates the others.
   int64_t numel_of_host(const ShardLayout& layout) const;
   bool updates_whole() const { return updated == Extent::kWhole; }
   // Returns whether gradients have a packed buffer of their own. If not, they are packed in a slot of the reduce ring.
@@ -98,11 +101,11 @@ struct UnitPlacement {
 
 // Places a group of parameters. `parameters` is the placement of the group's unit.
 GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters, const PlacementOptions& options);
-// Returns whether parameters are sharded, which is so at stage 3 if there are several ranks. The parameters of a single
-// rank are sharded only if they are on another tier, or if PlacementOptions::shard_one_rank is set.
+// Returns whether parameters are sharded. That is so at stage 3 if there are several ranks. A single rank's parameters
+// are sharded at stage 3 only if they are offloaded, or if PlacementOptions::shard_one_rank is set.
 bool shards_parameters(const PlacementOptions& options);
-// Returns the table of a run. Rules matter only at stage 3. Throws ValueError for a rule that is malformed or matches
-// no unit.
+// Returns the table of placements, with one entry per unit. Rules matter only at stage 3. Throws ValueError for a rule
+// that is malformed or matches no unit.
 std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const PlacementOptions& options);
 
 }  // namespace zeroshard

@@ -9,14 +9,15 @@
 #include "zeroshard/error.h"
 
 // Note [Activations]
-// The coefficients were found for transformers' classes by counting the storages that autograd saves
-// (torch.autograd.graph.saved_tensors_hooks), while one size at a time changed. tests/python/plan/test_activations.py
-// counts them again. `e` is the element size of the compute dtype. Norms, logits and loss are computed in fp32.
+// The coefficients in the functions below hold for the classes of transformers. They were found by counting the
+// storages that autograd saves (torch.autograd.graph.saved_tensors_hooks) while one size at a time was changed.
+// tests/python/plan/test_activations.py counts them again. `e` is the element size of the compute dtype. Norms, logits
+// and loss are computed in fp32.
 namespace zeroshard {
 namespace {
 
 struct Counted {
-  double inner = 0;                  // bytes of a layer's inner MLP activations, which tiles avoid, for each token
+  double inner = 0;                  // bytes of a layer's inner MLP activations for each token; tiling avoids them
   double layer = 0, layer_once = 0;  // bytes of a decoder layer: for each token, and for each batch
   double ends = 0, ends_once = 0;    // bytes before and after the layers: for each token, and for each batch
   double logits = 0;                 // bytes for each token, including the loss and its gradients
@@ -33,7 +34,7 @@ Counted llama_like(const ModelShapes& model, double e, double length, double ran
   Counted counted;
   counted.inner = 4 * e * i;
   counted.layer = (8 + 4 * e) * h + counted.inner + 2 * e * (q + kv) + 4 * heads + 2 * norm;
-  if (model.model_type == "qwen3")  // it has norms of queries and keys
+  if (model.model_type == "qwen3")  // this model has norms of queries and keys
     counted.layer += (4 + e) * (q + kv) + norm * double(sizes.heads + sizes.kv_heads);
   if (sizes.experts > 0) {
     const double chosen = double(sizes.experts_per_token);
@@ -44,7 +45,7 @@ Counted llama_like(const ModelShapes& model, double e, double length, double ran
   counted.ends = (4 + 2 * e) * h + norm + 16;                   // includes the tokens and their labels
   counted.ends_once = 2 * e * double(sizes.head_dim) * length;  // the angles of the rotary embedding
   counted.logits = 12 * double(sizes.vocab);
-  if (model.model_type == "gemma2") {  // it has four norms, attention scores in fp32, and capped logits
+  if (model.model_type == "gemma2") {  // four norms, attention scores in fp32, and capped logits
     counted.layer = (32 + 2 * e) * h + 4 * e * i + 4 * e * q + 8 * heads * length + 4 * norm;
     counted.layer_once = 16 * h;
     counted.ends = (8 + e) * h + norm + 16;
@@ -72,8 +73,8 @@ void check_sequence_parallel(const ModelShapes& model, const ActivationOptions& 
 
 constexpr double kLogitBytesOfTile = 256 * 1024 * 1024;
 
-// Inputs of checkpointed layers that are on their way to or from files: one in each block of HostActivations, and two
-// that a RecordStore reads.
+// The most inputs of checkpointed layers that are in host memory on their way to or from files. Each block of
+// HostActivations has one, and a RecordStore reads two.
 constexpr double kInputsOnTheWay = 5;
 
 }  // namespace
@@ -108,8 +109,8 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   const int64_t parts = options.tiled && counted.inner > 0 ? mlp_tiles(options.piece_length(), model.hidden_size) : 1;
   if (parts > 1) counted.layer -= counted.inner;
   if (options.tiled) counted.logits /= double(loss_tiles(int64_t(tokens), model.sizes.vocab));
-  // In a sequence group, each rank keeps the output of attention for its own heads, and in addition the piece of the
-  // sequence that the next projection gets.
+  // In a sequence group, each rank keeps attention's output twice: for its own heads, and for its own piece of the
+  // sequence, which the next projection reads.
   const double queries = double(model.sizes.heads) * double(model.sizes.head_dim);
   const double exchanged = options.sequence_parallel > 1 ? e * queries * tokens : 0;
   const double layer = counted.layer * tokens + counted.layer_once + exchanged;

@@ -20,8 +20,9 @@ std::vector<Device> places_of_states(const Config& config, bool on_device, bool 
   return places;
 }
 
-// Returns the places to try for parameters. If the places of parameters and of optimizer states are both "auto",
-// parameters leave only if the states leave, because parameters move in each micro-batch and states once in a step.
+// Returns the places to try for parameters if the states are at `states`. If the places of parameters and of optimizer
+// states are both "auto", parameters leave the device only if the states leave it, because parameters are moved in each
+// micro-batch and states only once in a step.
 std::vector<Device> places_of_parameters(const Config& config, Device states, bool on_device, bool may_use_files) {
   if (config.offload_param.device != Device::kAuto) return {config.offload_param.device};
   const bool are_states_given = config.offload_optimizer.device != Device::kAuto;
@@ -50,7 +51,8 @@ std::vector<Config> offload_choices(const Config& config, bool on_device, bool m
       config.offload_optimizer.device == Device::kAuto && config.offload_param.device == Device::kAuto;
   for (const Device states : places_of_states(config, on_device, may_use_files)) {
     for (const Device parameters : places_of_parameters(config, states, on_device, may_use_files)) {
-      // Offloaded parameters are tried alone first, because the host might have no room for states.
+      // Parameters are offloaded alone before they are offloaded with the states, because the host might have no room
+      // for the states.
       if (are_both_auto && states == Device::kCpu && parameters == Device::kCpu) add(Device::kNone, Device::kCpu);
       add(states, parameters);
     }
@@ -71,8 +73,8 @@ OffloadChoice choose_offload(const std::vector<Config>& choices, const MemoryLim
     if (passed.empty()) return {index, before, OffloadChoice::Fit::kYes};
     before = std::move(passed);
   }
-  // An engine will refuse the returned choice and say what would help. So this is the choice that lacks the least
-  // memory. With a device, that is the choice that offloads the most.
+  // No choice fits, so an engine will refuse the returned choice and say what would help. It should be the choice that
+  // lacks the least memory. With a device, that is the last choice, which offloads the most.
   const auto least = size_t(std::min_element(of_host.begin(), of_host.end()) - of_host.begin());
   return {on_device ? choices.size() - 1 : least, "", OffloadChoice::Fit::kNo};
 }

@@ -11,23 +11,23 @@ namespace zeroshard {
 
 bool has_auto_offload(const Config& config);
 
-// Returns the configurations without "auto" that `config` can become, the fastest first. States and gradients are
-// offloaded first, because they are moved once per step. Then parameters are offloaded, which are moved in each
-// micro-batch. Then states are moved from the host to files, if `config` names a directory for them. Configurations
-// that an engine refuses are left out. But if an engine refuses all of them, all are returned.
+// Returns the configurations without "auto" that `config` can become, the fastest first. The first one with offload
+// offloads states and gradients, because they are moved once per step. The next ones offload parameters, which are
+// moved in each micro-batch. The last ones place states in files instead of on the host, if `config` names a directory
+// for them. Configurations that an engine refuses are left out, unless an engine refuses all of them.
 std::vector<Config> offload_choices(const Config& config, bool on_device, bool may_use_files);
 
 struct OffloadChoice {
   size_t index = 0;            // index of the choice in offload_choices()
-  std::string why_not_before;  // the limits that the choice before exceeds; "" for the first choice
+  std::string why_not_before;  // the limits that the choice before this one exceeds; "" for the first choice
   enum class Fit : uint8_t { kYes, kNo, kUnknown } fits = Fit::kUnknown;
 };
-// Returns the first choice that is within the limits. If there is none, returns the last choice, or on the CPU the
-// choice that needs the least memory.
+// Returns the first choice that is within the limits. If no choice is, returns the last choice if `on_device` is true,
+// and else the choice that needs the least memory. If no limit is set, returns the first choice.
 OffloadChoice choose_offload(const std::vector<Config>& choices, const MemoryLimits& limits,
                              const std::function<MemoryNeeds(const Config&)>& needs, bool on_device);
 
-// Returns what "auto" became and why, as a text for a log.
+// Returns a text for a log that says what "auto" became, and why.
 std::string describe_choice(const Config& asked, const Config& chosen, const OffloadChoice& choice);
 
 }  // namespace zeroshard

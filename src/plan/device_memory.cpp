@@ -12,7 +12,8 @@ int64_t on_device(int64_t bytes) {
   return align_up(bytes, kDeviceBlock);
 }
 
-// Returns the bytes of a group's gradients while they wait to be packed. Autograd makes them in the parameters' dtype.
+// Returns the bytes of a group's gradients while they wait to be packed. They have the parameters' dtype, as autograd
+// gives them.
 int64_t waiting_bytes(const UnitLayout& unit, const FlatGroup& group) {
   int64_t bytes = 0;
   for (const size_t i : group.params) bytes += on_device(unit.params[i].numel() * element_size(group.dtype));

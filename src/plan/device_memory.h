@@ -6,19 +6,19 @@
 #include "plan/plan_ledger.h"
 #include "plan/state_rules.h"
 
-// Plans the temporary memory of ranks on a GPU or another accelerator. It comes in addition to what the ranks have
-// during the whole run.
+// Plans the temporary memory of ranks on a GPU or another accelerator. Temporary memory comes in addition to what the
+// ranks have during the whole run.
 namespace zeroshard {
 
-// Allocators of devices return memory in multiples of this size.
+// Device allocators return memory in multiples of this many bytes.
 inline constexpr int64_t kDeviceBlock = 512;
 
-// The most bytes of gradients that wait until they are packed in one launch. They belong to one bucket, because only
-// one bucket at a time has waiting gradients.
+// The most bytes of gradients that wait, so that one kernel packs them together. Only one bucket at a time has waiting
+// gradients.
 inline constexpr int64_t kWaitingBytes = 32 << 20;
 
-// The number of master weights that are compared with the parameters at a time. The comparison is needed if users might
-// have written to the parameters. It needs memory if the device has no kernel for it.
+// The number of master weights that are compared with their parameters at a time. The comparison finds out whether
+// users have written to the parameters. It needs temporary memory only if the device has no kernel for it.
 inline constexpr int64_t kComparedNumel = 1 << 22;
 // Returns the bytes that a comparison of `numel` elements needs.
 int64_t compare_bytes(int64_t numel);
@@ -31,11 +31,12 @@ int64_t decoded_bytes(int64_t numel, int slots);
 // The bytes of the limbs of an exact sum of squares.
 inline constexpr int64_t kSquaresBytes = 1024;
 
-// Returns the most temporary memory that a step needs at any time. Waiting gradients and the sum of squares need such
-// memory, but not at the same time. The result is for a device that has zeroshard's kernels. Other devices need more.
+// Returns the most temporary bytes that a step needs at any time. Waiting gradients need such memory during backward,
+// and the sum of squares needs it afterwards. The result is for a device that has zeroshard's kernels. Other devices
+// need more.
 int64_t step_temporaries(std::span<const UnitLayout> units);
 
-// Returns the most memory into which a device decodes 8-bit moments.
+// Returns the most temporary bytes that a device needs to decode 8-bit moments.
 int64_t coded_temporaries(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
 
 // Says where a unit's tensors are before an engine is made of them.
@@ -47,7 +48,7 @@ struct UnitOrigin {
 // dtype.
 UnitOrigin origin_on_device(const UnitLayout& unit);
 
-// Returns the memory that is needed while a unit is made. That is its largest group, whole and in fp32.
+// Returns the temporary bytes that making a unit needs. These are the bytes of its largest group, whole and in fp32.
 int64_t init_staging(const UnitLayout& unit);
 
 // Returns the peak of device memory while an engine is made. Buffers for offloaded shards are allocated first. Then,

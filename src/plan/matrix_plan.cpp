@@ -93,7 +93,7 @@ RingClass matrix_ring(std::span<const UnitLayout> units, PlacementTable table, c
   return ring;
 }
 
-// Counts the memory for the matrix, its next iterate, products of side x side, and the fp32 copy for the norm.
+// Counts the memory for the matrix, the next iterate, the products (side x side elements), and a copy for the norm.
 int64_t matrix_temporaries(const MatrixShape& shape, DType dtype) {
   const int64_t side = std::min(shape.rows, shape.cols);
   return 4 * element_size(dtype) * (shape.rows * shape.cols + side * side) + shape.numel() * element_size(dtype);

@@ -9,8 +9,8 @@
 #include "plan/state_rules.h"
 #include "zeroshard/plan.h"
 
-// Plans how an optimizer of whole matrices updates sharded parameters. Each matrix is sent to the rank that owns it,
-// transformed there, and sent back. See docs/design/matrices.md.
+// Plans how an optimizer that needs whole matrices, such as Muon, updates sharded parameters. The pieces of a matrix
+// are sent to the rank that owns the matrix, transformed there, and sent back. See docs/design/matrices.md.
 namespace zeroshard {
 
 // Each part of a slot begins at a multiple of this many bytes.
@@ -20,12 +20,12 @@ inline constexpr int64_t kMatrixAlignment = 64;
 struct MatrixPiece {
   size_t matrix = 0;  // index in MatrixBatch::matrices
   int rank = 0;
-  Range positions;  // positions of its elements in the flat group
+  Range positions;  // positions of the piece's elements in the flat group
 };
 
-// Matrices that are exchanged together. Each rank has a slot of memory for them. A slot has three parts: the updates of
-// the rank's elements of these groups (one group after another), the pieces that the rank sends, and the pieces that it
-// receives.
+// Matrices that are exchanged together. Each rank has a slot of memory for a batch. A slot has three parts: the updates
+// of the rank's elements of the batch's groups (one group after another), the pieces that the rank sends, and the
+// pieces that it receives.
 struct MatrixBatch {
   struct Matrix {
     size_t group;  // index in MatrixBatch::groups
@@ -40,10 +40,11 @@ struct MatrixBatch {
   };
   std::vector<Group> groups;
   std::vector<Matrix> matrices;
-  // The pieces are ordered by rank, then by owner, then by matrix. That is the order in which a rank sends them.
+  // The pieces are ordered by rank, then by the matrix's owner, then by matrix. A rank sends its pieces in this order.
   std::vector<MatrixPiece> pieces;
   std::vector<int64_t> counts;  // the `counts` of Comm::all_to_all_v()
-  int64_t numel = 0;            // elements of all updates
+  int64_t numel = 0;            // elements that a rank updates in all groups
+  // The most elements that any rank sends, and the most that any rank receives.
   int64_t most_sent = 0, most_got = 0;
 
   int64_t slot_bytes(DType dtype) const;
@@ -51,19 +52,20 @@ struct MatrixBatch {
   std::vector<size_t> pieces_of(size_t matrix) const;
 };
 
-// The most elements that a batch has for each rank. Only a batch of a single unit may have more.
+// The most elements that a batch has for each rank. Only a batch of a single group may have more.
 inline constexpr int64_t kMatrixBatchNumel = 1 << 24;
 
-// Returns the batches, in the order of the units. A batch ends before the unit with which some rank would have more
-// than `batch_numel` elements.
+// Returns the batches, in the order of the units. A batch ends before the group with which a rank would have more than
+// `batch_numel` elements.
 std::vector<MatrixBatch> matrix_batches(std::span<const UnitLayout> units, PlacementTable table, int world_size,
                                         int64_t batch_numel = kMatrixBatchNumel);
 
-// Returns the ring of slots for batches. At the same time one batch is received, one is computed, and one is sent back.
+// Returns the ring of slots for batches. It has slots for three batches, because one is received while another is
+// computed and a third is sent back.
 RingClass matrix_ring(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
-// Returns an upper limit of the temporary memory that the transformation of one parameter needs, in addition to the
-// parameter's pieces. The other function returns the largest limit among all parameters.
+// The first function returns an upper limit of the temporary bytes that the transformation of one matrix needs, in
+// addition to the matrix's pieces. The second returns the largest of these limits among all matrices.
 int64_t matrix_temporaries(const MatrixShape& shape, DType dtype);
 int64_t matrix_temporaries(std::span<const UnitLayout> units, const PlanOptions& options);
 

@@ -59,8 +59,8 @@ void add_with_states_on(Tier tier, const PlanOptions& from, std::vector<PlanOpti
   if (from.state_share < 1) add(1);
 }
 
-// Returns changes that offload states, the fastest first. They go to the host first and then to files, as in
-// offload_choices().
+// Returns changes that offload states or parameters, the fastest first. As in offload_choices(), places on the host
+// come before places in files.
 std::vector<PlanOptions> offloads_of_state(const FitSearch& search, const PlanOptions& from) {
   std::vector<PlanOptions> changes;
   if (from.stage == 0) return changes;
@@ -93,8 +93,8 @@ PlanOptions with_gradients(OffloadConfig::Gradients gradients, PlanOptions optio
   return options;
 }
 
-// Returns changes that offload states, and gradients if these are configured to stay on the device. In that case each
-// change is followed by the same change with offloaded gradients.
+// Returns the changes of offloads_of_state(). If the configuration keeps gradients on the device, each change is
+// followed by the same change with offloaded gradients.
 std::vector<PlanOptions> offloads_of_gradients(const FitSearch& search, const PlanOptions& from) {
   using Gradients = OffloadConfig::Gradients;
   std::vector<PlanOptions> changes = offloads_of_state(search, from);
@@ -109,8 +109,8 @@ std::vector<PlanOptions> offloads_of_gradients(const FitSearch& search, const Pl
   return all;
 }
 
-// Returns all changes that offload something. If states are in files, gradients can be there, too. These changes come
-// last, because each micro-batch writes gradients.
+// Returns all changes that offload something. Changes that place gradients in files come last, because each micro-batch
+// then writes gradients to files. They need states in files.
 std::vector<PlanOptions> offloads(const FitSearch& search, const PlanOptions& from) {
   std::vector<PlanOptions> changes = offloads_of_gradients(search, from), to_files;
   if (!search.may_use_files || from.stage == 0) return changes;
@@ -125,8 +125,8 @@ std::vector<PlanOptions> offloads(const FitSearch& search, const PlanOptions& fr
   return changes;
 }
 
-// Returns changes of keys: a higher stage, then offload, then both. A single rank cannot share with others, so for it a
-// higher stage only makes offload possible.
+// Returns changes of keys: a higher stage, then offload, then both. A single rank has nobody to share with, so for it a
+// higher stage alone does not help, and only makes offload possible.
 std::vector<PlanOptions> changes_of_keys(const FitSearch& search) {
   std::vector<PlanOptions> changes, more;
   for (int stage = search.options.stage + 1; stage <= 3; ++stage) {
@@ -211,7 +211,7 @@ std::optional<FitChange> smallest_change(const FitSearch& search) {
   std::vector<PlanOptions> on_more{search.options};
   on_more.insert(on_more.end(), changes.begin(), changes.end());
   for (PlanOptions& change : on_more) {
-    if (change.stage == 0) continue;  // more ranks do not help, because at stage 0 every rank has everything
+    if (change.stage == 0) continue;  // at stage 0 every rank has everything, so more ranks do not help
     const std::optional<int> ranks = ranks_that_fit(search, change);
     if (!ranks) continue;
     change.world_size = *ranks;

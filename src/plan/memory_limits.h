@@ -17,7 +17,7 @@ struct MemoryLimit {
   std::string source;  // where the limit comes from: a key, an option, or words
 };
 
-// The limits of one rank. On the CPU only `host` is set, because the device's memory is the host's.
+// The limits of one rank. For ranks on the CPU only `host` is set, because their device memory is host memory.
 struct MemoryLimits {
   std::optional<MemoryLimit> device, host;
 
@@ -28,7 +28,7 @@ struct MemoryNeeds {
   double device = 0, host = 0;
   bool with_activations = false;  // whether activations are included
 };
-// Returns what a rank needs. On the CPU, all of it is the host's memory.
+// Returns what a rank needs. For a rank on the CPU, all of it is host memory.
 MemoryNeeds memory_needs(const PlannedBytes& planned, bool on_device);
 MemoryNeeds memory_needs(const Bytes& planned, bool on_device);
 
@@ -37,8 +37,8 @@ MemoryLimits configured_limits(const OffloadConfig& config, bool on_device);
 // Returns the most host memory that each of `ranks` ranks can have. Returns nothing if that is unknown.
 std::optional<MemoryLimit> limit_of_host(const HostMemory& host, int ranks);
 
-// Returns the limits that `needs` exceed, in words: "the plan needs 5 bytes of ..., and has 4 (KEY)". Returns "" if
-// they exceed none.
+// Returns the limits that `needs` exceed, in words, with their sources: "each rank needs 5 bytes of the device's
+// memory, activations aside, and has 4 bytes: KEY". Returns "" if `needs` exceed no limit.
 std::string passed_limits(const MemoryNeeds& needs, const MemoryLimits& limits, bool on_device);
 
 // A search for a plan that fits.
@@ -52,17 +52,18 @@ struct FitSearch {
 struct KeyValue {
   std::string path, value;
 };
-// Changes with which a plan fits, and the changed plan, which can have more ranks.
+// Changes of keys with which a plan fits, and the options of the changed plan. The changed plan can also have more
+// ranks.
 struct FitChange {
   std::vector<KeyValue> keys;
   PlanOptions options;
 };
-// Tries a higher stage, offload, both, and more ranks, in this order. Plans every candidate. Returns the first change
-// that fits, or nothing if none does.
+// Tries a higher stage, offload, both, and more ranks, in this order, and plans each candidate. Returns the first
+// change that fits, or nothing if none fits.
 std::optional<FitChange> smallest_change(const FitSearch& search);
-// Returns the change in words. `world_size` is that of the plan that does not fit.
+// Returns the change in words. `world_size` is the number of ranks before the change.
 std::string describe(const FitChange& change, int world_size);
-// Returns a sentence with the smallest change, or one that says that nothing fits.
+// Returns a sentence with the smallest change that fits, or a sentence that says that no change fits.
 std::string advice_to_fit(const FitSearch& search);
 
 }  // namespace zeroshard

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What transformers takes for a field that is absent, and how a family of models differs from Llama.
+// A family of models: the values that transformers takes for absent fields, and how the family differs from Llama.
 struct Family {
   std::string_view model_type;
   int64_t vocab, hidden, intermediate, layers, heads;
@@ -22,8 +22,8 @@ struct Family {
   int64_t head_dim;  // 0: hidden / heads
   bool tied = false;
   bool qkv_bias = false;        // q, k and v always have a bias
-  bool attention_bias = false;  // the model reads "attention_bias", for q, k, v and o
-  bool mlp_bias = false;        // the model reads "mlp_bias"
+  bool attention_bias = false;  // the field "attention_bias" adds a bias to q, k, v and o
+  bool mlp_bias = false;        // the field "mlp_bias" adds a bias to the MLP
   bool qk_norm = false;
   bool feedforward_norms = false;
   bool experts = false;
@@ -140,7 +140,7 @@ class Fields {
   std::vector<std::string> defaulted_;
 };
 
-// Adds parameters to a unit. Their names begin with the name of a module.
+// Builds a unit of the parameters of one module. Parameter names begin with the module's name.
 class UnitBuilder {
  public:
   explicit UnitBuilder(std::string module) : unit_{std::move(module), {}} {}
@@ -202,7 +202,7 @@ UnitShapes llama_layer(const Family& family, const LlamaDims& dims, int64_t inde
   return unit.build();
 }
 
-// Returns a unit with one module. Each module outside of the layers is a unit of its own.
+// Returns a unit for a module outside of the layers. Each such module is a unit of its own.
 UnitShapes module_unit(const std::string& module, std::vector<int64_t> shape, bool has_bias = false) {
   UnitBuilder unit(module);
   unit.add("weight", shape);
@@ -293,7 +293,8 @@ ModelShapes gpt2(Fields& fields) {
   return model;
 }
 
-// Limits the products of the sizes, before anything multiplies them in int64. The sizes themselves are already limited.
+// Throws ValueError if products of the sizes are too large, before other code computes them in int64. Each size alone
+// is already limited.
 void check_count(const ModelShapes& model, const std::string& source) {
   double count = 0;
   for (const UnitShapes& unit : model.units) {

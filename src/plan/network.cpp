@@ -10,12 +10,13 @@
 namespace zeroshard {
 namespace {
 
-// Ranks that exchange data: how many of them each of how many hosts has, and how many such groups have ranks on a host.
+// Groups of ranks that exchange data. A group has `per_host` ranks on each of `hosts` hosts. A host has ranks of
+// `groups` such groups.
 struct Spread {
   int hosts = 1, per_host = 1, groups = 1;
 };
 
-// The network that an engine's collectives cross.
+// Computes the bytes that a host sends to other hosts for each collective of an engine.
 class Network {
  public:
   explicit Network(const PlanOptions& options)
@@ -39,13 +40,13 @@ class Network {
   }
 
   double gather(double bytes) const { return gather(shards_, bytes); }
-  // Returns the bytes of new parameters between groups of ranks that share the optimizer states.
+  // Returns the bytes of updated parameters that groups which share the optimizer states send each other.
   double refresh(double shard_numel, DType dtype, bool is_coded, const PlanOptions& options) const {
     if (options.parts == 1) return 0;
     return gather(replicas_, is_coded ? double(replica_sum_bytes(int64_t(shard_numel), options.parts, is_coded))
                                       : shard_numel * double(element_size(dtype)));
   }
-  // Returns the bytes of the sums of a group in all micro-batches.
+  // Returns the bytes of the sums of one flat group's gradients in all micro-batches of a step.
   double sums(double numel, double shard_numel, const GroupPlacement& place, const PlanOptions& options) const {
     double bytes = sums_in_ring_ ? gather(numel * double(element_size(place.wire_dtype)))
                                  : exchange(shards_, numel, place.wire_dtype);
@@ -54,8 +55,9 @@ class Network {
   }
 
  private:
-  // In two levels, a host sends every other host's part of the result once. Without them, a gather is a ring of all
-  // ranks. The last rank of a host then passes on all parts but one.
+  // A gather in two levels first gathers on each host, so each part of the result reaches each host once. Otherwise, a
+  // gather is a ring of all ranks, in which the last rank of a host passes on all ranks' parts but one to the next
+  // host.
   double gather(const Spread& ranks, double bytes) const {
     if (ranks.hosts == 1) return 0;
     const int parts = two_levels_ ? ranks.hosts : ranks.hosts * ranks.per_host;
@@ -80,7 +82,7 @@ class Network {
   Spread shards_, replicas_;
 };
 
-// Adds the bytes of a group's parameters. At stage 0, adds those of its reduced gradients instead.
+// Adds the bytes of a group's parameters to `bytes`. At stage 0, adds the bytes of its reduced gradients instead.
 void add_parameters(NetworkBytes& bytes, const Network& network, double numel, Placement placement, DType dtype,
                     const GroupPlacement& place, const PlanOptions& options) {
   const double gathered = network.gather(numel * double(element_size(dtype)));
@@ -97,8 +99,9 @@ void add_parameters(NetworkBytes& bytes, const Network& network, double numel, P
   }
 }
 
-// Adds how a model differs from a chain of units that forward and backward gather once each. The last unit stays
-// gathered for its backward. If that is the head with the embedding's weight, its forward gathers the embedding again.
+// Corrects `bytes`, in which forward and backward gather each unit once. The last sharded unit stays gathered for its
+// backward, so one gather in backward is subtracted. If the head uses the embedding's weight, the head's forward
+// gathers the embedding again, so one gather in forward is added instead.
 void correct_ends(NetworkBytes& bytes, const Network& network, std::span<const UnitLayout> units,
                   std::span<const UnitPlacement> table, const PlanOptions& options) {
   const auto passes = double(options.grad_accumulation_steps);

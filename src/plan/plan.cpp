@@ -13,8 +13,8 @@
 namespace zeroshard {
 namespace {
 
-// Returns the bytes without padding. It divides only once, at the end, so the result is correctly rounded, and exact if
-// a double can be.
+// Returns the bytes of `held` without padding. The function divides only once, at the end. So the result is correctly
+// rounded, and exact if a double can hold it.
 double ideal_bytes(const Held& held, int64_t numel, const PlanOptions& options) {
   const double whole = double(held.block_bytes()) * double(numel) / double(kScaledNumel);
   if (held.extent == Extent::kPart) return whole / double(state_ranks(options));
@@ -85,7 +85,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
     options.matrix_dtype = config.optimizer->ns_gram ? DType::kFloat32 : DType::kBFloat16;
   options.moment_dtype = config.moment_dtype;
   options.delayed_update = config.offload.delayed_update && on_device;
-  // If the caller ends steps itself, a step can have several micro-batches.
+  // If managed_accumulation is false, the caller ends steps, so a step can have several micro-batches.
   options.grad_accumulation_steps =
       std::max<int64_t>(config.grad_accumulation_steps, config.managed_accumulation ? 1 : 2);
   options.overlap = config.overlap_comm;

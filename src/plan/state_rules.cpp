@@ -17,9 +17,9 @@ std::vector<RingClass> ring_of(const std::map<int64_t, int>& units_by_size, cons
   return ring;
 }
 
-// Returns the number of slots for a size: as many as fit into 8 MiB, at most 8, but never fewer than `least`. Eight
-// ranks on two cores trained a model of 64 units of 0.8 MB. With these slots a step took 155 ms of processor time per
-// rank, and with `least` slots 180 ms.
+// Returns the number of slots of `bytes` each: as many as fit into 8 MiB, at most 8, but never fewer than `least`. As a
+// measurement, eight ranks on two cores trained a model of 64 units of 0.8 MB. A step took 155 ms of processor time per
+// rank with these slots, and 180 ms with `least` slots.
 int slots_of_size(int least, int64_t bytes) {
   constexpr int64_t kRingBytes = int64_t{8} << 20;
   constexpr int kMost = 8;
@@ -115,7 +115,7 @@ RingClass refresh_codes(std::span<const UnitLayout> units, PlacementTable table,
   RingClass codes;
   for (size_t u = 0; u < units.size(); ++u) {
     int64_t bytes = 0;
-    bool has_codes = false;  // perhaps of no element
+    bool has_codes = false;  // true even if the coded groups have no elements
     for (const FlatGroup& group : units[u].groups) {
       if (!refreshes_in_codes(group, table[u].parameters, options)) continue;
       bytes += replica_sum_bytes(group.layout.shard_numel(), options.parts, /*is_coded=*/true);
@@ -145,14 +145,14 @@ RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table)
 
 namespace {
 
-// The elements of a group that pass through some buffers, and their dtype.
+// How many elements of a group pass through some buffers, and in which dtype.
 struct Passing {
   int64_t numel = 0;
   DType dtype = DType::kFloat32;
 };
 
-// Returns buffers of one piece each, at most `most` of them. `passing_of` returns the elements of a group that pass
-// through the buffers.
+// Returns at most `most` buffers of one piece each. passing_of(place, layout) says what passes through the buffers for
+// a group.
 template <typename PassingOf>
 RingClass buffers_of_pieces(std::span<const UnitLayout> units, PlacementTable table, int64_t piece_numel, int64_t most,
                             const PassingOf& passing_of) {
@@ -218,7 +218,8 @@ int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOp
       const bool is_wide = group.dtype == DType::kFloat32, are_in_file = own.parameters.tier == Tier::kFile;
       // A save reads parameters that are in files directly.
       int64_t values = are_in_file ? 0 : element_size(group.dtype);
-      // A save also reads states that are in files directly, and shards of fp32 parameters from their place.
+      // A save also reads states that are in files directly. It then reads shards of fp32 parameters from where they
+      // are.
       if (own.state_tier() == Tier::kFile) {
         values = is_wide && table[u].parameters != Placement::kSharded ? element_size(group.dtype) : 0;
       } else if (group.requires_grad) {

@@ -8,8 +8,9 @@
 #include "placement/placement.h"
 #include "zeroshard/plan.h"
 
-// Computes the sizes of the rings, which the runtime has in addition to what is in the table of placements. The engine
-// sizes its buffers with these functions, and the planner adds up their results, so the two cannot disagree.
+// Computes the sizes of rings and other buffers, which the runtime has in addition to what the table of placements
+// says. The engine sizes its buffers with these functions, and the planner adds up the same results, so the two cannot
+// disagree.
 namespace zeroshard {
 
 // Slots of one size, and the number of units that share them.
@@ -24,8 +25,8 @@ struct RingClass {
 // Returns the number of slots of each size, in the form that the constructor of SlotRing takes.
 std::map<int64_t, int> slots_by_size(std::span<const RingClass> ring);
 
-// Returns how many units of `unit_bytes` are gathered ahead. That is one, or more for small units, so that ranks need
-// not wait for one another at each unit.
+// Returns how many units of `unit_bytes` are gathered before their use. That is one unit, or several small units, so
+// that ranks need not wait for one another at each small unit.
 int prefetch_depth(int64_t unit_bytes, const PlanOptions& options);
 // Returns the number of slots for `units` units of `unit_bytes`: one for the unit that computes, one for the previous
 // unit, which peers might still read, and one for each prefetched unit. There are never more slots than units.
@@ -34,68 +35,71 @@ int gather_slots(int units, int64_t unit_bytes, const PlanOptions& options);
 // slots, so that ranks need not wait for one another at each group.
 int reduce_slots(int units, int64_t bytes);
 
-// Returns the bytes of a group's gradients when they are packed for the reduction, including padding. Returns 0 for a
-// frozen group. Each group of a unit is reduced separately, so each takes a slot.
+// Returns the bytes of a group's packed gradients, including padding. Returns 0 for a frozen group. The groups of a
+// unit are reduced separately, so each group takes a slot.
 int64_t wire_bytes(const FlatGroup& group, const GroupPlacement& place);
 
 using PlacementTable = std::span<const UnitPlacement>;
-// Returns the size classes of the ring, smallest first. A persistent unit has a full buffer of its own, which counts in
-// the same category, but is in no class.
+// These two functions return the size classes of a ring, smallest first. A persistent unit has a full buffer of its own
+// instead of a slot of the gather ring. That buffer counts in the same category, but is in no class.
 std::vector<RingClass> gather_ring(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementTable table);
-// Returns the memory in which pieces of the peers' gradients arrive. It has the wire bytes of the largest group, and
-// twice as many if reductions overlap. Every stage needs it to exchange gradients. It is empty if the transport needs
-// none, or if there are no peers.
+// Returns the memory in which pieces of the peers' gradients arrive. A slot has the wire bytes of the largest group.
+// There are two slots if reductions overlap, and one otherwise. Every stage exchanges gradients, so every stage needs
+// this memory. There is none if the transport does not copy pieces, or if there are no peers.
 RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
-// Returns how many elements of memory a sum of `numel` elements over replicas needs. The replicas cut the sum into
-// equal pieces. Pieces of 8-bit codes consist of whole blocks.
+// Returns `numel`, the elements of a sum over replicas, with padding. The padding makes the replicas' pieces of the sum
+// equal. It also makes pieces of 8-bit codes consist of whole blocks.
 int64_t replica_sum_numel(int64_t numel, int replicas, bool is_coded);
-// Returns the bytes of `numel` elements that replicas exchange: fp32, or codes and one scale for each block of
-// kScaledNumel. Each replica's piece begins at a multiple of 64 bytes.
+// Returns the bytes in which replicas exchange `numel` elements. The elements are fp32. If `is_coded` is true, they are
+// 8-bit codes with one scale for each block of kScaledNumel. Each replica's piece begins at a multiple of 64 bytes.
 int64_t replica_sum_bytes(int64_t numel, int replicas, bool is_coded);
-// Returns the memory in which the replicas of a shard add their gradients. It has the largest shard of a group in fp32
-// and, if that group is coded, its codes. If the transport copies pieces, it also has what is sent, once more. If
-// reductions overlap, it has all of this twice. It is empty if there is one replica.
+// Returns the memory in which the replicas of a shard add their gradients. A slot has room for the largest shard of a
+// group in fp32 and, if sums are coded, for its codes. If the transport copies pieces, a slot also has room for the
+// pieces that arrive. There are two slots if reductions overlap, and one otherwise. There are none if there is one
+// replica.
 RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& options);
 
-// Returns whether a group's updated parameters travel between replicas as 8-bit numbers. They do if they are 16-bit, so
-// that the owner has exact master weights, and if users cannot write to them without the engine.
+// Returns whether a group's updated parameters travel between replicas as 8-bit numbers if options.quantized_weights is
+// set. The parameters must be 16-bit, because their owner then has exact master weights. Users must not be able to
+// write to the parameters without the engine.
 bool refreshes_in_codes(const FlatGroup& group, Placement parameters, const PlanOptions& options);
-// The number of units whose refreshes are under way at the same time.
+// The most units whose updated parameters are being sent between replicas at the same time. Sending them is called a
+// refresh.
 inline constexpr int kRefreshes = 3;
-// Returns the memory for these numbers: one slot for each refresh under way, with all groups of a unit.
+// Returns the memory for 8-bit numbers of refreshes. There is one slot for each refresh under way. A slot has room for
+// all groups of a unit.
 RingClass refresh_codes(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
-// Returns the device buffers in which reduced gradients are summed before they go to the host. Each buffer is as large
-// as the largest group's gradients. The next buffer is filled while one is copied. RingClass::units is the number of
-// groups whose gradients go to the host.
+// Returns the device buffers in which reduced gradients are summed before they are copied to the host. Each buffer is
+// as large as the largest group's reduced gradients. While one buffer is copied, the next one is filled.
+// RingClass::units is the number of groups whose gradients are copied.
 RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table);
 
-// The number of elements of parameters that are copied at a time. They are copied to the host, where their optimizer
-// states are, and back.
+// The number of parameters that are copied at a time to the host, where their optimizer states are, and back.
 inline constexpr int64_t kCopiedNumel = 1 << 22;
-// Returns the host buffers through which 16-bit parameters pass. At the same time one is filled, one is in use, and one
-// is sent back.
+// Returns the host buffers through which 16-bit parameters pass if the host updates them. While one buffer is in use,
+// another is filled and a third is sent back.
 RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table);
 // Returns the host bytes of new parameters that wait for the end of the next step (PlacementOptions::delayed_update).
 int64_t pending_parameters(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
-// Returns the device buffers through which offloaded parameters pass if the device updates them. One is filled while
-// the other is sent.
+// Returns the device buffers through which offloaded parameters pass if the device updates them. One buffer is filled
+// while the other is sent back.
 RingClass shard_copies(std::span<const UnitLayout> units, PlacementTable table);
 
 // The number of elements of reduced gradients that are copied at a time from the device to the host, if the host
 // updates.
 inline constexpr int64_t kFetchedNumel = 1 << 20;
-// Returns the host buffers for these gradients. One is in use while the next is filled.
+// Returns the host buffers through which these gradients pass. One buffer is in use while the next is filled.
 RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table);
 
-// Returns the host bytes of the copy that asynchronous saves use. The engine allocates this memory at the first such
-// save, and keeps it. At every ZeRO stage the copy has what one rank saves: this rank's part of the weights (fp32 if
-// they are trained) and of the optimizer states. With replicas, that is one replica's part of the shard. Values in
-// files are not copied, because the save reads them there. If the states are in files, shards of fp32 parameters are
-// not copied either. But fp32 parameters that are kept whole are copied, because users can write to them. Buffers of
-// the model are not counted.
+// Returns the host bytes of the copy from which an asynchronous save writes. The engine allocates this memory at the
+// first such save, and keeps it. At every ZeRO stage the copy has what one rank saves, which is the rank's part of the
+// weights (fp32 if they are trained) and of the optimizer states. Replicas divide a shard among themselves, and each
+// saves its part. Values in files are not copied, because the save reads them there. If the states are in files, shards
+// of fp32 parameters are not copied either. But fp32 parameters that are kept whole are copied, because users can write
+// to them. Buffers of the model are not counted.
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // Throws ValueError if no run can have these options.

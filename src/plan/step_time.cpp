@@ -6,21 +6,21 @@
 #include "placement/placement.h"
 
 // Note [Step time]
-// In the forward pass, a token costs 2 operations for each parameter of a matrix, and in each layer 4 h L more for
-// attention over L keys, where h = heads x head_dim. Masked keys count, as they do in published utilisations. The
-// backward pass costs twice as much. The update of an element reads and writes its master weight and moments, reads its
-// gradient, and writes the parameter if that has 16 bits. Copies to and from the device overlap compute. Swap files are
-// read and written during the update, which begins after backward. The first chunks are read earlier, but they are
+// In the forward pass, a token costs 2 operations for each element of the weight matrices. In each layer it costs 4 h L
+// more for attention over L keys, where h = heads x head_dim. Masked keys count, as they do in published utilisations.
+// The backward pass costs twice as much. The update of an element reads and writes its master weight and moments, reads
+// its gradient, and writes the parameter if that has 16 bits. Copies to and from the device overlap compute. Swap files
+// are read and written during the update, which begins after backward. The first chunks are read earlier, but they are
 // negligible for a model that is worth offloading. Gathers overlap the passes if units are prefetched, and sums of
 // gradients overlap backward if the configuration has overlap_comm.
 namespace zeroshard {
 namespace {
 
-// Returns the number of parameters by which a token is multiplied.
+// Returns the number of elements of the weight matrices by which a token is multiplied.
 double active_params(const ModelShapes& model) {
   const LayerSizes& sizes = model.sizes;
   double sum = 0;
-  for (size_t u = 1; u < model.units.size(); ++u) {  // without embeddings, because these are looked up
+  for (size_t u = 1; u < model.units.size(); ++u) {  // without the embedding, which is only looked up
     if (model.units[u].name.ends_with(".wpe")) continue;
     for (const ParamShape& param : model.units[u].params) sum += double(param.numel());
   }
@@ -63,7 +63,7 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
   const bool have_left = parameters != Tier::kDevice;
   // Parameters are copied once for forward and once for backward.
   if (options.on_device && have_left) bytes.to_device = 2 * updated * e * batches;
-  if (options.on_device) {  // the device's own update counts as no time
+  if (options.on_device) {  // the elements that the device updates count as no time
     const double all = updated;
     updated *= options.state_tier == Tier::kDevice ? 0 : options.state_share;
     if (have_left) bytes.to_host = (all - updated) * e;
@@ -80,7 +80,7 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
     bytes.to_host += updated * gradient;  // once in each step, for the update
   }
   if (!have_left) {
-    bytes.to_host += updated * e;  // parameters are copied, too, because users might have written to them
+    bytes.to_host += updated * e;  // parameters are also copied to the host, because users might have written to them
     bytes.to_device += updated * e;
   }
   return bytes;
@@ -118,7 +118,8 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   // If inputs of checkpointed layers are offloaded, they are copied to the host and back.
   const double left = activations.on_device ? plan_activations(model, activations).elsewhere * batches : 0;
   step.link = seconds(std::max(bytes.to_host, bytes.to_device) + left, rates.link, "link");
-  // fp32 parameters are their own master weights, so an update reads them before it writes them.
+  // fp32 parameters are their own master weights, so an update reads and writes them. 16-bit parameters are written,
+  // but not read.
   const bool own_masters = options.compute_dtype == DType::kFloat32;
   const double parameters = planned.file.parameters;
   // Parameters are read for forward and for backward. Inputs of checkpointed layers are written once and read once.

@@ -9,8 +9,8 @@
 
 namespace zeroshard {
 
-// Returns the groups whose optimizer states are in files, unit by unit, and how many of their elements are there. If an
-// element has a master weight, that is its first value, and its moments follow.
+// Returns the groups whose optimizer states are in files, unit by unit, and how many elements of each have their states
+// there. If an element has a master weight, that is the element's first value in the file. The moments follow it.
 std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
 // Returns the memory through which states in files are read and written, or 0 if no states are in files.
 int64_t swap_memory_bytes(std::span<const ChunkGroup> groups, int buffer_count);
@@ -18,10 +18,12 @@ int64_t swap_memory_bytes(std::span<const ChunkGroup> groups, int buffer_count);
 // Returns the groups whose parameters are in files, unit by unit. Four bytes of parameters count as one fp32 value.
 std::vector<ChunkGroup> parameters_in_file(std::span<const UnitLayout> units,
                                            std::span<const UnitPlacement> placements);
-// Returns the groups whose reduced gradients are in files, in the same way.
+// Returns the groups whose reduced gradients are in files, unit by unit. Four bytes of gradients count as one fp32
+// value.
 std::vector<ChunkGroup> gradients_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
-// Returns how many chunks of parameters are in memory at a time. They have the size of options.parameter_buffers
-// buffers. Each buffer is as large as the longest shard, but has at most options.parameter_buffer_numel elements.
+// Returns how many chunks of parameters are in memory at a time. There are enough chunks for options.parameter_buffers
+// buffers. A buffer consists of whole chunks, and has room for the longest shard, or for options.parameter_buffer_numel
+// elements if the shard is longer.
 int parameter_chunks(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements,
                      const PlanOptions& options);
 

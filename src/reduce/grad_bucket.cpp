@@ -32,7 +32,7 @@ GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacemen
       has_grad_(group_.params.size(), false) {
   if (options.exit) number_ = options.exit->add_bucket();
   if (!full_.defined()) return;
-  uses_.share();  // the current stream zeroes it
+  uses_.share();  // because the current stream zeroes full_
   uses_.end();
 }
 
@@ -45,12 +45,12 @@ void GradBucket::begin(SlotRing::Slot* slot) {
   const at::ScalarType wire = to_scalar_type(place_.wire_dtype);
   at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
   if (reduced_ && place_.reduces_in_place()) {
-    // This is a second reduction in one step, as for a late gradient. Its gradients are packed in the place of the
-    // first result, so that result is moved.
+    // This is a second reduction in one step, as for a late gradient. Its gradients are packed where the result of the
+    // first reduction is, so that result is moved to kept_.
     uses(slot).take();
     kept_ = shard().clone();
   } else {
-    uses(slot).share();  // where nothing is added, the launch comes after all readers of the last result anyway
+    uses(slot).share();  // without added gradients, the launch comes after all readers of the last result anyway
   }
   state_ = Filling{std::move(buffer), slot, std::vector<bool>(group_.params.size(), false)};
 }
@@ -58,7 +58,7 @@ void GradBucket::begin(SlotRing::Slot* slot) {
 void GradBucket::add(size_t index, const at::Tensor& grad) {
   Filling& filling = std::get<Filling>(state_);
   if (lets_wait(filling, index, grad)) {
-    uses(filling.slot).share();  // the stream that computes the gradient
+    uses(filling.slot).share();  // for the current stream, which computes the gradient
     const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
     filling.counted.emplace_back(*options_.ledger, bytes);
     filling.waiting.push_back(placed(index, grad));
@@ -77,8 +77,8 @@ math::Packed GradBucket::placed(size_t index, const at::Tensor& grad) const {
   return {grad, group_.layout.param(index).begin};
 }
 
-// Returns whether this gradient waits for packing. Waiting gradients keep their memory. Large gradients are packed at
-// once, because they are worth their own launch.
+// Returns whether this gradient waits, so that one kernel packs it together with others. Waiting gradients keep their
+// memory. A large gradient is packed at once, because it is worth a kernel of its own.
 bool GradBucket::lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const {
   const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
   if (filling.filled[index] || filling.waiting_bytes + bytes > kWaitingBytes) return false;
@@ -118,7 +118,7 @@ void GradBucket::add_late(size_t index, const at::Tensor& grad, Ledger& ledger) 
   count(index);
 }
 
-// Counts a gradient of the pass.
+// Counts a gradient of parameter `index` in this pass.
 void GradBucket::count(size_t index) {
   if (++fired_[index] == expected_[index]) --missing_;
 }
@@ -132,8 +132,8 @@ void GradBucket::launch(Span scratch, bool with_local) {
   for (size_t i = 0; i < group_.params.size(); ++i) {
     const Range range = group_.layout.param(i), padding = group_.layout.padding_behind(i);
     if (!filling.filled[i]) filling.buffer.slice(0, range.begin, range.end).zero_();
-    // A ring lends a buffer to units of other layouts, so its padding must be zeroed. Nobody writes to the padding of
-    // the bucket's own buffer.
+    // A buffer of a ring must get zeros as padding, because units with other layouts have used it. A bucket's own
+    // buffer needs none, because nobody writes to its padding.
     if (filling.slot && padding.size() > 0) filling.buffer.slice(0, padding.begin, padding.end).zero_();
   }
   if (local_used_ && with_local) {
@@ -172,7 +172,8 @@ at::Tensor GradBucket::shard() const {
   return reduced().view(shard_range());
 }
 
-// Waits for the pieces of the gradients of this rank's shard.
+// Waits for the pieces of this rank's shard, and returns pointers to them. After a native reduce-scatter, one piece has
+// the sum.
 std::vector<const void*> GradBucket::arrived_pieces(InFlight& in_flight) const {
   if (in_flight.exchange) {
     in_flight.exchange->wait();
@@ -188,8 +189,9 @@ DType GradBucket::dtype_of_pieces(const InFlight& in_flight) const {
   return in_flight.exchange ? in_flight.exchange->dtype() : place_.wire_dtype;
 }
 
-// Adds the sum of the pieces to the reduced gradients, which may be `elsewhere`. If they are in files, it sums part by
-// part.
+// Adds the sum of the pieces to the reduced gradients of this rank's part, or overwrites them with it if it is the
+// first sum of the step. The reduced gradients are in `elsewhere` if that is defined, and else in grads_. If grads_ is
+// in files, this function works on one part of them after another.
 void GradBucket::take(std::span<const void* const> pieces, DType dtype, const at::Tensor& elsewhere) {
   squares_ = ExactSum();
   const int64_t first = shard_range().begin;
@@ -212,8 +214,8 @@ void GradBucket::take(std::span<const void* const> pieces, DType dtype, const at
   reduced_ = true;
 }
 
-// Returns the memory that the sum is added to or written to if it is not grads_: that of the exit, or the result of an
-// earlier reduction that has lent its place.
+// Returns the memory in which take() forms the sum if that is not grads_. It is a buffer of the exit, or kept_. Returns
+// an undefined tensor if the sum is formed in grads_.
 at::Tensor GradBucket::sum_elsewhere() {
   return options_.exit ? options_.exit->begin(*grads_, reduced_) : kept_;
 }
@@ -334,7 +336,7 @@ void GradBucket::replace(size_t index, const at::Tensor& values) {
 }
 
 void GradBucket::drop(size_t index) {
-  const bool is_under_way = is_filling() || is_in_flight();  // a pass may have ended the unit before any gradients
+  const bool is_under_way = is_filling() || is_in_flight();  // perhaps launched without gradients of this pass
   if (reduced_ && is_under_way) {
     if (!options_.device.is_cpu() || !grads_->in_memory())
       throw StateError(concat(

@@ -24,25 +24,27 @@ namespace zeroshard {
 // Options that all buckets of a run share.
 struct ReduceOptions {
   at::Device device = at::kCPU;
-  int rank = 0;              // among those that shard one copy of the states; set by the Reducer
+  int rank = 0;              // index among the ranks that shard one copy of the states; set by the Reducer
   float pack_scale = 1;      // factor before the sum over ranks
   float sum_scale = 1;       // factor after the sum over ranks
   bool native = false;       // true: use the transport's own reduce-scatter, if it has one; false: the canonical order
   Ledger* ledger = nullptr;  // set by the Reducer
-  GradientExit* exit = nullptr;             // set by the Reducer if reduced gradients are offloaded from the device
-  WriteHold::WhileWaiting while_read = {};  // called while new gradients wait for a holder of GradBucket::read()
+  GradientExit* exit = nullptr;             // null if reduced gradients stay on the device; set by the Reducer
+  WriteHold::WhileWaiting while_read = {};  // called while new gradients wait because GradBucket::read() is held
 };
 
-// Takes the gradients of one trained group of a unit from autograd, and reduces them to what this rank updates.
+// Takes the gradients of one trained group of a unit from autograd, and reduces them over ranks to the elements that
+// this rank updates.
 //
-// States: Idle -> add() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read) -> Idle. With
-// several replicas, InFlight -> sum_in_replica() -> Crossing -> take_sum() -> Draining takes the place of finish(). If
-// its placement keeps packed gradients, the bucket owns its filling buffer for the whole run. Otherwise it borrows a
-// buffer from a ring.
+// The states are Idle -> begin() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read the
+// packed gradients) -> Idle. With several replicas, sum_in_replica() -> Crossing -> take_sum() takes the place of
+// finish(). Gradients are packed in a buffer. The bucket owns this buffer for the whole run if its placement keeps
+// packed gradients. Otherwise it borrows the buffer from a ring.
 class GradBucket {
  public:
-  // `full` holds padded_numel packed elements (undefined if a ring lends them). `grads` holds the reduced gradients
-  // that this rank updates with: its part, or all padded_numel elements. The memory of both must outlive the bucket.
+  // `full` is the bucket's own buffer of padded_numel packed elements. It is undefined if a ring lends buffers. `grads`
+  // gets the reduced gradients of the elements that this rank updates: this rank's part, or all padded_numel elements.
+  // The memory of both must outlive the bucket.
   GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
              Comm& comm, at::Tensor full, std::unique_ptr<Array> grads);
 
@@ -62,71 +64,80 @@ class GradBucket {
 
   // Idle -> Filling. `slot` is null unless needs_slot().
   void begin(SlotRing::Slot* slot);
-  // Packs the gradient of parameter `index` of the group. Adds to an earlier gradient if there is one.
+  // Packs the gradient of parameter `index` of the group. If the parameter already has a gradient, adds to it.
   void add(size_t index, const at::Tensor& grad);
-  // Packs the gradients that wait for packing, before gradients of another bucket arrive.
+  // Packs the gradients that wait for packing. Call it before another bucket gets gradients.
   void pack();
-  // Adds to this rank's own sum instead (no_sync). The sum joins the next launch that takes it. Allowed in any state.
+  // Adds a gradient under no_sync to this rank's own sum, not to the packed gradients. The sum joins the next launch
+  // with `with_local`. Allowed in any state.
   void add_local(size_t index, const at::Tensor& grad, Ledger& ledger);
-  // Adds a gradient that comes while the bucket is in flight to that sum, and learns that the parameter gets it.
+  // Adds a gradient that comes while the bucket is in flight to this rank's own sum. Unlike add_local(), counts it
+  // among the parameter's gradients of the pass.
   void add_late(size_t index, const at::Tensor& grad, Ledger& ledger);
-  // Returns whether that sum waits for a launch.
+  // Returns whether this rank's own sum waits for a launch.
   bool has_local() const { return local_used_; }
   // Returns whether every parameter has as many gradients as in earlier backward passes.
   bool is_complete() const { return missing_ == 0; }
 
-  // Filling -> InFlight. A parameter without a gradient counts as zero. `scratch`: see Comm::exchange. `with_local`:
-  // the launch includes this rank's own sum, if there is one.
+  // Filling -> InFlight. A parameter without a gradient counts as zero. `scratch` is passed to Comm::exchange. If
+  // `with_local` is true, the launch includes this rank's own sum, if there is one.
   void launch(Span scratch, bool with_local);
-  // While in flight: makes the current stream wait until the exchange does not use the memory any more.
+  // Makes the current stream wait until the exchange no longer uses the packed gradients. Only for a bucket that is
+  // InFlight.
   void await_exchange();
-  // InFlight -> Draining. Adds to the reduced gradients, or writes them if they are the first of the step.
+  // InFlight -> Draining. Adds the sum over ranks to the reduced gradients. If it is the first sum of the step,
+  // overwrites them.
   void finish();
-  // InFlight -> Crossing. Writes the sum of this replica's ranks to `out`, which has shard_numel fp32 elements.
+  // InFlight -> Crossing. Writes the sum over this replica's ranks to `out`, which has shard_numel fp32 elements.
   void sum_in_replica(const at::Tensor& out);
-  // Crossing -> Draining, or Idle after hand_over(). Adds the sum over all replicas, or this rank's part of it, to the
-  // reduced gradients, or writes it if it is the first of the step.
+  // Crossing -> Draining if the bucket owns its buffer, else Crossing -> Idle. `sum` is the sum over all replicas, or
+  // this rank's part of it. Adds it to the reduced gradients. If it is the first sum of the step, overwrites them.
   void take_sum(const at::Tensor& sum);
-  // Draining -> Idle, if the bucket owns its buffer.
+  // Draining -> Idle, for a bucket that owns its buffer. Waits until no peer reads the buffer.
   void drain();
   // A buffer that the ring lent and peers may still read.
   class Lent;
-  // Draining -> Idle at once, if a ring lends buffers. The next gradients take another buffer. A bucket in state
-  // Crossing stays in it.
+  // For a bucket that borrows its buffer from a ring: gives the buffer away, so that the next gradients take another
+  // one. A bucket in state Draining is Idle at once. A bucket in state Crossing stays in that state.
   Lent hand_over();
 
-  // Called after a backward pass: learns how many gradients each parameter gets.
+  // Call it after a backward pass. The next pass is then expected to bring as many gradients of each parameter as this
+  // one.
   void end_backward();
-  // Drops all gradients since the last step, and learns nothing. Not allowed while in flight. Returns the slot that the
-  // bucket was filling, if any.
+  // Drops all gradients since the last step, and leaves the expected numbers of gradients as they are. Not allowed
+  // while in flight. Returns the slot that the bucket was filling, or null.
   SlotRing::Slot* discard();
-  // For groups that every rank updates whole: gathers the reduced gradients of all ranks in place, before the
-  // optimizer.
+  // For a group that every rank updates whole: starts to gather the ranks' parts of the reduced gradients, in place.
+  // Call it before the optimizer's step.
   std::unique_ptr<Work> gather_reduced();
-  // Called after the optimizer step: the next gradients overwrite the reduced ones.
+  // Call it after the optimizer's step. The next sum then overwrites the reduced gradients.
   void end_step();
 
-  // The reduced gradients that this rank's optimizer reads: its part, or all of them. If they go to the host, waits
-  // until they have arrived there.
+  // Returns the reduced gradients that this rank's optimizer reads: this rank's part, or all. If they are copied to the
+  // host, first waits until they have arrived there.
   Array& reduced() const;
-  // The reduced gradients in memory; undefined if they are in files.
+  // Returns reduced() as a tensor. It is undefined if the gradients are in files.
   at::Tensor grads() const;
-  // While the result lives, new gradients wait. For offloaded gradients.
+  // For offloaded gradients: as long as the result exists, new reduced gradients wait before they overwrite the present
+  // ones.
   WriteHold::Reading read() const { return hold_->read(); }
   // Returns the reduced gradients of `range`, as a copy if they are in files.
   at::Tensor part(Range range) const { return reduced().part(range); }
-  // Returns the reduced gradients of this rank's part, in memory.
+  // Returns a view of the reduced gradients of this rank's part. They must be in memory.
   at::Tensor shard() const;
-  // Returns whether grads() has gradients of the current step.
+  // Returns whether reduced() has gradients of the current step.
   bool is_reduced() const { return reduced_; }
   // Replaces this rank's elements of parameter `index` with the caller's values. The bucket must be reduced.
   void replace(size_t index, const at::Tensor& values);
-  // Drops the gradients of parameter `index` since the last step, before the next pass adds some. Throws StateError if
-  // they are on a device or in files, and a reduction is running.
+  // Drops the gradients that parameter `index` got since the last step. Call it before the next pass adds some. Throws
+  // StateError if the bucket already has reduced gradients, which are on a device or in files, and is Filling or in
+  // flight again.
   void drop(size_t index);
-  // Returns whether reduced gradients are copied off the device. GradientExit then has their squares.
+  // Returns whether reduced gradients are copied from the device to the host or to files. If so, GradientExit has their
+  // squares.
   bool leaves() const { return options_.exit != nullptr; }
-  // The squares of this rank's part, on the CPU only. Valid after finish().
+  // Returns the sum of squares of this rank's part of the reduced gradients. Only on the CPU, and valid after finish()
+  // or take_sum().
   const ExactSum& squares() const { return squares_; }
   // Returns whether parameter `index` got a gradient on this rank since the last step.
   bool has_grad(size_t index) const { return has_grad_.at(index); }
@@ -178,8 +189,8 @@ class GradBucket {
   std::unique_ptr<Array> grads_;
   std::unique_ptr<WriteHold> hold_;            // protects grads_ from writes
   size_t number_ = 0;                          // number of this bucket at the exit
-  mutable std::optional<c10::Event> arrived_;  // end of the copy of the last gradients to the host
-  at::Tensor kept_;   // result of an earlier reduction of the step, while a second reduction uses its place
+  mutable std::optional<c10::Event> arrived_;  // end of the last copy of reduced gradients to the host
+  at::Tensor kept_;   // an earlier sum of the step, while a second reduction uses the sum's place
   FlatBuffer local_;  // this rank's own sum under no_sync, in the gradient dtype; allocated at first use
   bool local_used_ = false;
   StreamUses uses_, local_uses_;  // uses of full_ and of local_; a slot has its own

@@ -36,7 +36,7 @@ at::Tensor GradientExit::begin(Array& to, bool has_values) {
   return filling_;
 }
 
-// Computes the squares of the values in the buffer.
+// Computes the bucket's sum of squares from the values in the buffer.
 void GradientExit::end_sum(size_t bucket) {
   limbs_uses_.take();
   squares_into(filling_, limbs_.view(at::kLong, int64_t(bucket) * kSquaresBytes, int64_t{ExactSum::kNumLimbs}));
@@ -58,14 +58,14 @@ std::optional<c10::Event> GradientExit::end(Array& to, size_t bucket) {
   end_sum(bucket);
   const StateTensors* const host = to.in_memory();
   if (host == nullptr) {
-    buffer_->uses.end();  // the copy waits for this sum, but not for later ones
+    buffer_->uses.end();  // the copy waits for this sum, but not for later sums
     pending_ = Pending{&to, buffer_, std::exchange(filling_, at::Tensor())};
     return std::nullopt;
   }
   const SideStream::Scope scope(mover_.stream());
   buffer_->uses.take();
   mover_.move(host->at(0), std::exchange(filling_, at::Tensor()));
-  buffer_->uses.end();  // the next sum in this buffer waits for this copy, and for none that comes later
+  buffer_->uses.end();  // the next sum in this buffer waits for this copy, but not for later copies
   return mover_.record();
 }
 

@@ -13,30 +13,31 @@
 
 namespace zeroshard {
 
-// Copies reduced gradients from a device to the host. A bucket is summed in a device buffer. A separate stream copies
-// the buffer while the next bucket is summed in another one. Sums over micro-batches are also computed on the device:
-// the earlier sum is copied back from the host first. So offloaded gradients have the same bits as gradients that stay
-// on the device.
+// Copies reduced gradients from a device to the host or to files. A bucket is summed in a device buffer. While a
+// separate stream copies this buffer, the next bucket is summed in another buffer. The sum over micro-batches is also
+// computed on the device, after the earlier sum has been copied back to it. So offloaded gradients have the same bits
+// as gradients that stay on the device.
 //
-// The squares of each bucket stay on the device until the step asks for all of them.
+// Each bucket's sum of squares stays on the device until squares() asks for the sums of all buckets.
 class GradientExit {
  public:
-  // `buffers` is gradient_exit() of the plan. `ledger` must outlive the exit.
+  // `buffers` is the result of gradient_exit() in plan/state_rules.h. `ledger` must outlive the exit.
   GradientExit(at::Device device, const RingClass& buffers, Ledger& ledger);
 
-  // Returns the number of the next bucket.
+  // Registers the next bucket and returns its number.
   size_t add_bucket() { return num_buckets_++; }
 
-  // Returns a device buffer for the gradients of `to`, which is on the host or in a file. The current stream may use
-  // the buffer. With `has_values` it contains the values of `to`.
+  // Returns a device buffer for new values of `to`, an array on the host or in a file. Work of the current stream may
+  // use the buffer. If `has_values` is true, the buffer contains the present values of `to`.
   at::Tensor begin(Array& to, bool has_values);
-  // Copies the values that the current stream has written to that buffer to `to`, and keeps their squares for `bucket`.
-  // If `to` is on the host, the copy has ended when the returned event has. If `to` is a file, the values are in the
-  // file after settle(), where the host waits for the copy and the file. begin() calls settle(), too.
+  // Copies the buffer of the last begin(), which the current stream has filled, to `to`. Keeps the sum of squares of
+  // its values for `bucket`. If `to` is on the host, returns an event that completes when the copy has ended. If `to`
+  // is in a file, returns nothing. In that case settle() copies the values and writes them to the file, and the host
+  // waits for both. begin() calls settle(), too.
   std::optional<c10::Event> end(Array& to, size_t bucket);
   void settle();
 
-  // Returns the sum of the squares of the buckets that are `chosen`, by number. The host waits for the current stream.
+  // Returns the sum of squares of the buckets i with chosen[i]. The host waits for the current stream.
   ExactSum squares(const std::vector<bool>& chosen) const;
 
  private:
@@ -48,13 +49,13 @@ class GradientExit {
   };
   void end_sum(size_t bucket);
 
-  FlatBuffer limbs_;  // exact sums of the squares of each bucket
+  FlatBuffer limbs_;  // for each bucket, the limbs of its exact sum of squares
   mutable StreamUses limbs_uses_;
   size_t num_buckets_ = 0;
   Mover::Slot* buffer_ = nullptr;  // set between begin() and end()
   at::Tensor filling_;             // filled part of buffer_
   std::optional<Pending> pending_;
-  Mover mover_;  // the last member, so that it is destroyed before the memory
+  Mover mover_;  // the last member, so that it is destroyed before the memory that it copies
 };
 
 }  // namespace zeroshard

@@ -13,7 +13,8 @@
 namespace zeroshard {
 namespace {
 
-// Larger than the number of ends of a unit's backward in a pass. In late(), a larger number means an earlier end.
+// A number larger than the number of ends that a unit's backward has in a pass. late() returns kMaxEnds minus the
+// number of an end, so a larger result means an earlier end.
 constexpr int64_t kMaxEnds = int64_t{1} << 30;
 
 template <typename Visit>
@@ -31,8 +32,8 @@ void for_each_trainable(std::span<const UnitLayout> units, std::span<const UnitP
 Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options,
                  Comm& comm, Ledger& ledger)
     : options_(std::move(options)), comm_(comm), ledger_(ledger), stream_(options_.device) {
-  // Transports that share memory reduce in the same way as this class, and only an exchange says when its input may
-  // change again.
+  // A native reduction is not used if the transport shares memory. It would add in the same way as this class does, and
+  // only an exchange says when its input may change again.
   options_.native = options_.native && comm.exchange_needs_scratch();
   options_.ledger = &ledger;
   options_.rank = options_.share_states ? options_.all->rank() : comm.rank();
@@ -63,7 +64,7 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
   set_order(std::move(order));
 }
 
-// On the CPU, exchanges that nobody waited for are abandoned, because a peer may never come.
+// On the CPU, the destructor does not wait for exchanges in flight, because a peer may never join them.
 Reducer::~Reducer() {
   if (options_.device.is_cpu()) return;
   try {
@@ -124,11 +125,11 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
 }
 
 void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm) {
-  // A pass without gradients (torch.autograd.grad of an output) may have launched units in the present order. Then the
-  // order is kept.
+  // The order is kept if buckets were already launched in it, or completed. A pass that gives parameters no gradients
+  // (torch.autograd.grad of an output) can do that before the first backward.
   if (!sync || basis_ != Basis::kUnits || next_ != 0 || !completed_.empty()) return;
-  // A unit's last gradients come from its first use. Unused units come last, because otherwise all others would wait
-  // for them.
+  // A unit's bucket is launched where backward passes the unit's first use in forward, because the unit's last
+  // gradients come there. Unused units are launched last, because otherwise all other units would wait for them.
   std::vector<size_t> order;
   std::vector<bool> used(num_units(), false);
   const auto append = [&](size_t unit) {
@@ -136,7 +137,7 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& ga
     used[unit] = true;
     for (size_t bucket = first_of_[unit]; bucket < first_of_[unit + 1]; ++bucket) order.push_back(bucket);
   };
-  std::vector<int> uses(num_units(), 0);  // consecutive uses count as one, because their backward ends once
+  std::vector<int> uses(num_units(), 0);  // by unit; consecutive uses count as one, because their backward ends once
   for (size_t i = 0; i < needed.size(); ++i) {
     append(needed[i]);
     uses[needed[i]] += i == 0 || needed[i] != needed[i - 1] ? 1 : 0;
@@ -173,7 +174,7 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   if (!sync) return buckets_[index].add_local(place.index, grad, ledger_);
   GradBucket& bucket = buckets_[index];
   if (replicas_ && bucket.is_in_flight()) {
-    // See Note [Launches of replicas]. The late gradient gets a second reduction at the end of the pass.
+    // This is a late gradient. It gets a second reduction at the end of the pass. See Note [Launches of replicas].
     bucket.add_late(place.index, grad, ledger_);
   } else {
     filling(index);
@@ -183,7 +184,7 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   if (empty_[index]) {
     empty_[index] = false;
     ready_at_[index] = ends_[index] + 1;
-    if (basis_ != Basis::kBackward) {  // later passes launch the bucket at the place where its gradients came
+    if (basis_ != Basis::kBackward) {  // so that later passes launch the bucket at the place where its gradients came
       std::erase(completed_, index);
       completed_.push_back(index);
     }
@@ -191,9 +192,9 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   if (bucket.is_complete()) mark_ready(index);
 }
 
-// Finishes the earlier reduction of the bucket and returns the bucket in state Filling. A late gradient takes another
-// slot if one is free. To wait for peers that read the earlier slot could hang, because a peer whose backward failed
-// reads it only after another gather.
+// Finishes the bucket's earlier reduction, if one runs, and returns the bucket in state Filling. A late gradient takes
+// another slot if one is free. It does not wait for peers to read the earlier slot. Such a wait could hang, because a
+// peer whose backward failed reads that slot only after another gather.
 GradBucket& Reducer::filling(size_t index) {
   GradBucket& bucket = buckets_[index];
   while (bucket.is_in_flight()) {  // a late gradient: it gets a second reduction
@@ -290,7 +291,7 @@ void Reducer::launch_all(bool sync) {
   if (!sync) return;
   for (const size_t index : order_) {
     if (ready_[index]) continue;
-    filling(index);  // a bucket without gradients takes part, because other ranks may have some
+    filling(index);  // a bucket without gradients is launched, too, because other ranks may have gradients for it
     mark_ready(index);
   }
   launch_ready();
@@ -356,7 +357,8 @@ void Reducer::discard() {
 void Reducer::take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag) {
   std::vector<int64_t> order(own.begin(), own.end());
   ZS_ASSERT(order.size() == buckets_.size());
-  // The ranks of a replica compare their passes before the replicas agree.
+  // The broadcast among the ranks of one replica comes first. It finds ranks whose passes differ before all replicas
+  // take the order of rank 0.
   for (Comm* const ranks : {&comm, options_.all})
     if (ranks != nullptr)
       ranks->host().broadcast({order.data(), std::ssize(order), DType::kOther8}, /*root=*/0, tag)->wait();

@@ -12,64 +12,71 @@
 
 namespace zeroshard {
 
-// Owns all gradient buckets of a run. Decides when each is launched and finished, and lends them buffers.
+// Owns all gradient buckets of a run. Decides when the reduction of each bucket is launched and finished, and lends
+// buffers to the buckets.
 //
-// Buckets are launched in one order on all ranks, whatever order their gradients arrive in. In the first backward pass
-// it is the reverse of the order in which rank 0's forward pass needed the units. Afterwards it is the order in which
-// rank 0 completed the buckets in that first pass. So a parameter that gets no gradient on some rank delays its bucket
-// there, but never makes ranks disagree. Reductions run while backward continues: a bucket is finished when a later one
-// is launched, or when backward ends.
+// All ranks launch the buckets in the same order, even if gradients arrive in another order. In the first backward
+// pass, this is the reverse of the order in which rank 0's forward pass needed the units. In later passes, it is the
+// order in which rank 0 completed the buckets in the first pass. So a parameter that gets no gradient on some rank
+// delays the launch of its bucket there, but never makes ranks disagree. Reductions run while backward continues. A
+// bucket is finished when a later bucket is launched, or when backward ends.
 //
 // Note [Buckets without gradients]
 // A unit's backward may give no gradients on one rank, because it failed there or because this rank's forward skipped
-// the unit's layers. Ranks with gradients wait for the bucket before their next gather, so this rank launches it at the
-// same point: at the end of the unit at which the bucket was ready in the previous pass, or in the first pass after as
-// many ends as the unit has uses. An earlier launch would make later gradients late, and they would need another launch
-// on all ranks. Units that are not sharded do the same although no rank waits, because the terms of one launch, and so
-// its rounding, must not depend on the stage. Therefore a sum under no_sync does not join such a launch. It joins a
-// launch with gradients, or the end of the pass.
+// the unit's layers. The other ranks wait for the unit's bucket before their next gather. So this rank must launch the
+// bucket at the same point as they do. It finds the point by counting the ends of the unit's backward, which ends
+// several times if forward uses the unit several times. In the first pass, the bucket is launched at the last of these
+// ends. In a later pass, it is launched at the end at which it was ready in the pass before. An earlier launch would
+// make later gradients late, and late gradients need another launch on all ranks. Buckets of units that are not sharded
+// are launched by the same rule, although no rank waits for them. The rule then ensures that the terms of one launch,
+// and so its rounding, do not depend on the stage. For the same reason, a sum under no_sync does not join a launch
+// without gradients. It joins a launch with gradients, or the launch at the end of the pass.
 class Reducer {
  public:
   struct Options : ReduceOptions {
     bool overlap = true;
-    std::vector<RingClass> ring;     // classes of ring slots for packed gradients: reduce_ring()
-    RingClass scratch = {};          // one slot per overlapping exchange: exchange_scratch()
-    RingClass replica_buffers = {};  // buffers of sums over replicas: replica_buffers()
-    bool quantized = false;          // sums have 8 bits between replicas
+    std::vector<RingClass> ring;     // result of reduce_ring(): slots for packed gradients
+    RingClass scratch = {};          // result of exchange_scratch(): one slot per overlapping exchange
+    RingClass replica_buffers = {};  // result of replica_buffers(): buffers of sums over replicas
+    bool quantized = false;          // replicas send each other sums of gradients as 8-bit numbers
     bool share_states = false;       // each replica needs only its part of a sum
     Comm* all = nullptr;             // all ranks, if there are several replicas
     Comm* replicas = nullptr;        // the ranks that reduce the same shard; null: there is one replica
-    RingClass exit_buffers = {};     // buffers of reduced gradients that go to the host: gradient_exit()
-    bool pin = true;                 // pin the host memory of reduced gradients
+    RingClass exit_buffers = {};     // result of gradient_exit(): buffers of gradients that go to the host
+    bool pin = true;                 // whether host memory of reduced gradients is page-locked
     SwapSpace* files = nullptr;      // swap files of reduced gradients; must outlive the reducer
   };
 
-  // Collective, because it allocates. `comm` has the ranks that reduce to shards of one replica. `placements` is
-  // indexed by unit. The layouts, the communicators and `ledger` must outlive the reducer.
+  // Collective, because it allocates. `comm` has the ranks of one replica, among which each reduced gradient is
+  // sharded. `placements` is indexed by unit. The layouts, the communicators and `ledger` must outlive the reducer.
   Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options, Comm& comm,
           Ledger& ledger);
-  // The reducer may be destroyed while buckets are in flight, as after a loss.backward() that nobody has ended.
+  // The reducer may be destroyed while buckets are in flight, as after a loss.backward() for which nobody called
+  // end_backward().
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Call it before the first gradient of a backward pass. `needed` has the units of the forward pass in order, one
-  // entry per use. The first call with `sync` is collective over `gather_comm`, and throws if the ranks' forward
-  // passes differ. If all ranks leave the call out, the first backward pass launches buckets from the last unit to the
-  // first.
+  // Call it before the first gradient of a backward pass. `needed` lists the units in the order in which the forward
+  // pass used them, with one entry per use. The first call with `sync` is collective over `gather_comm`, and throws if
+  // the ranks' forward passes differ. Without any call of this function, the first backward pass launches buckets from
+  // the last unit to the first. Either all ranks make the call, or none.
   void begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm);
-  // Starts to read the earlier gradients of the step from files, because this backward adds to them.
+  // Starts to read the reduced gradients of earlier micro-batches of the step from files, because this backward adds to
+  // them.
   void read_ahead();
-  // Takes a dense gradient from autograd. `param` is an index into UnitLayout::params. If `sync` is false, the gradient
-  // is only added to this rank's own sum.
+  // Takes a dense gradient from autograd. `param` is an index into UnitLayout::params. If `sync` is false (under
+  // no_sync), the gradient is only added to this rank's own sum.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
   // Call it when a backward of this unit has ended, on this rank or (if this rank does not need the unit) on others.
   void flush(size_t unit);
-  // Launches and finishes every bucket once.
+  // Launches every bucket that this pass has not launched yet, and finishes all buckets. Does nothing without `sync`.
   void launch_all(bool sync);
-  // Returns one number per bucket: 0, or, if gradients arrived after its launch, a number that identifies the end of
-  // the unit at which they arrived. Gradients of a pass without `sync` count in the same way. If any rank has late
-  // gradients, the bucket needs a second launch on all ranks: pass the maximum over ranks to launch_again().
+  // Returns one number per bucket. The number is 0 if the bucket has no late gradients. Late gradients are those that
+  // arrived after the launch, or in a pass without `sync`, and that no launch has included. With late gradients, the
+  // number identifies the end of the unit's backward at which the bucket was ready. If any rank has late gradients of a
+  // bucket, all ranks must launch the bucket again. To do so, pass the maximum of these numbers over all ranks to
+  // launch_again().
   std::vector<int64_t> late() const;
   void launch_again(const std::vector<int64_t>& late);
   // Launches and finishes everything. Afterwards the reduced gradients can be read.
@@ -80,24 +87,24 @@ class Reducer {
   void gather_reduced();
   // See GradBucket::replace().
   void replace(size_t bucket, size_t index, const at::Tensor& values);
-  // Returns whether any rank may have had a gradient of the parameter since the last step, which is true if its bucket
-  // was reduced. drop() sets the gradient to zero.
+  // has_grad() returns whether any rank may have had a gradient of the parameter since the last step. That is so if its
+  // bucket was reduced, or if this rank had a gradient. drop() sets the gradient to zero.
   bool has_grad(size_t unit, size_t param) const;
   void drop(size_t unit, size_t param);
   void end_step();
 
-  // Returns the units in the order in which the next forward pass probably needs them: the reverse of the order of
-  // launches, so it is the same on all ranks. Units without a bucket come last.
+  // Returns the units in the order in which the next forward pass probably needs them. This is the reverse of the order
+  // of launches, so it is the same on all ranks. Units without a bucket come last.
   const std::vector<size_t>& order_of_forward() const { return order_of_forward_; }
   // Returns one bucket per trained group, in the order of units and their groups.
   const std::vector<GradBucket>& buckets() const { return buckets_; }
-  // Returns the sum of squares of this rank's shards over all units. On a device the host waits for it. The gradients
-  // are still multiplied by the loss scale.
+  // Returns the sum of squares of this rank's reduced gradients over all units. The gradients are still multiplied by
+  // the loss scale. On a device, the host waits for the result.
   ExactSum squares() const;
 
  private:
-  enum class Basis { kUnits, kForward, kBackward };  // source of the order of launches
-  struct Place {                                     // place of a parameter
+  enum class Basis { kUnits, kForward, kBackward };  // what the order of launches comes from
+  struct Place {                                     // where a parameter is; bucket -1: it is frozen
     int bucket = -1;
     size_t index = 0;
   };
@@ -123,7 +130,7 @@ class Reducer {
   std::unique_ptr<GradientExit> exit_;   // null if reduced gradients stay on the device
   std::optional<SlotRing> ring_;         // buffers of packed gradients that are not kept
   std::optional<ReplicaSums> replicas_;  // sums over several replicas
-  std::vector<FlatBuffer> scratch_;      // memory for transports that copy pieces
+  std::vector<FlatBuffer> scratch_;      // for transports that copy the pieces of peers' gradients
   std::vector<GradBucket> buckets_;
   std::vector<size_t> first_of_;              // by unit, and one for the end: index of its first bucket
   std::vector<std::vector<Place>> place_of_;  // [unit][param]
@@ -133,15 +140,15 @@ class Reducer {
   Basis basis_ = Basis::kUnits;
   size_t launches_ = 0;
   std::vector<bool> ready_;
-  // By bucket, for Note [Buckets without gradients]:
+  // These four are indexed by bucket. See Note [Buckets without gradients]. An end is an end of the unit's backward.
   std::vector<bool> empty_;    // launched, or ready to launch, without any gradient of this pass
-  std::vector<int> ends_;      // ends of its unit in this pass
-  std::vector<int> ready_at_;  // the first end at which it was ready in this pass, or 0
-  std::vector<int> due_at_;    // the end at which it is ready at the latest
+  std::vector<int> ends_;      // number of ends in this pass so far
+  std::vector<int> ready_at_;  // number of the first end at which the bucket was ready in this pass, or 0
+  std::vector<int> due_at_;    // number of the end at which the bucket is ready, even if it has no gradients
   size_t next_ = 0;            // position in order_
-  size_t last_added_ = 0;      // bucket that got the last gradient: no other bucket has gradients that wait for packing
+  size_t last_added_ = 0;      // bucket that got the last gradient; only in this one may gradients wait for packing
   std::deque<size_t> in_flight_;
-  std::map<int64_t, std::deque<GradBucket::Lent>> draining_;  // by bytes: buffers that peers may still read
+  std::map<int64_t, std::deque<GradBucket::Lent>> draining_;  // buffers that peers may still read, by their bytes
   SideStream stream_;  // stream of exchanges and their sums; the last member, so that it is destroyed before the memory
 };
 

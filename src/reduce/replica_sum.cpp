@@ -27,7 +27,8 @@ at::Tensor ReplicaSum::values(int piece) const {
   return memory_.view(at::kFloat, piece_numel() * piece * element_size(DType::kFloat32), piece_numel());
 }
 
-// Returns the memory of the pieces that replicas exchange. Codes have their own, behind the values.
+// Returns the memory of the pieces that replicas exchange. Codes have memory of their own, which follows that of the
+// values.
 Span ReplicaSum::sent() const {
   const int64_t numel = piece_numel() * replicas_.world_size();
   if (!is_coded_) return {memory_.data(), numel, DType::kFloat32};
@@ -42,7 +43,7 @@ std::byte* ReplicaSum::sent_piece(int piece) const {
 
 namespace {
 
-// The codes of a piece, and their scales behind them.
+// The codes of a piece, and the scales, which follow the codes in memory.
 struct CodedPiece {
   at::Tensor codes, scales;
 
@@ -57,7 +58,8 @@ void ReplicaSum::encode(int piece) {
   const at::Tensor from = values(piece), blocks = from.view({-1, kScaledNumel});
   const CodedPiece to(sent_piece(piece), from.numel(), from.device());
   math::encode(from, to.codes, to.scales, /*is_signed=*/true);
-  // A block that is not finite gets a scale that is not, because all ranks must see it and skip the step.
+  // If a block has a value that is not finite, its scale becomes NaN, because all ranks must see that and skip the
+  // step.
   to.scales.add_(at::maximum(blocks.amax({1}), blocks.amin({1}).neg_()).mul_(0));
 }
 
@@ -71,7 +73,7 @@ at::Tensor ReplicaSum::partial(int64_t numel) {
   if (gather_) std::exchange(gather_, nullptr)->drain();
   if (exchange_) std::exchange(exchange_, nullptr)->drain();
   numel_ = numel;
-  if (is_coded_) {  // blocks at the end are encoded whole
+  if (is_coded_) {  // the padding is encoded, too, because pieces are whole blocks
     const int64_t padded = piece_numel() * replicas_.world_size();
     memory_.view(at::kFloat, numel * element_size(DType::kFloat32), padded - numel).zero_();
   }

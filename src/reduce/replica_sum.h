@@ -15,37 +15,38 @@ namespace zeroshard {
 
 class GradBucket;
 
-// Adds the sums that the replicas of a shard have of its gradients. The sums are fp32 and nodes of the tree that
-// math::sum_in_order() adds. A reduce-scatter gives each replica its piece of the sum over all ranks, which is all that
-// a replica needs if the replicas share the optimizer states. Otherwise an all-gather gives each replica the whole sum.
-// Each of the two moves (R - 1) / R elements for each element of a sum. One object has the memory for one sum at a
-// time.
+// Adds up the gradients of a shard over the replicas. Each replica contributes the sum over its own ranks, in fp32.
+// That sum is a node of the tree in which math::sum_in_order() adds. A reduce-scatter gives each replica one piece of
+// the sum over all replicas. If the replicas share the optimizer states, no replica needs more than its piece.
+// Otherwise an all-gather gives each replica the whole sum. With R replicas, the reduce-scatter and the all-gather each
+// send (R - 1) / R elements for each element of a sum. One object has the memory for one sum at a time.
 //
 // Note [Sums in 8 bits]
-// Coded elements travel as codes of Note [The dynamic map] (kernels/codes_impl.h), in blocks of kScaledNumel elements
-// with one fp32 scale each. Each replica decodes all pieces to fp32, adds them in the order of the tree, and encodes
-// its piece of the sum for the all-gather, if there is one. All replicas then decode the same codes, so they stay
-// equal. Each of these roundings is off by at most 0.7 % of the largest element of the block, which is half of the
-// largest distance between values of the map (0.9 / 64).
+// If sums are coded, their elements travel as 8-bit codes (see Note [The dynamic map] in kernels/codes_impl.h). Each
+// block of kScaledNumel elements has one fp32 scale. Each replica decodes the pieces that it receives to fp32, and adds
+// them in the order of the tree. If there is an all-gather, the replica then encodes its piece of the sum for it. All
+// replicas decode the same codes, so they stay equal. Each encoding changes an element by at most 0.7 % of the block's
+// largest element. That is half of 0.9 / 64, the largest distance between neighbouring values of the map.
 //
-// Call partial(), begin(), gather() and finish() in this order. Each waits for what the one before has started. All
-// replicas make these calls in the same order for all their objects.
+// Call partial(), begin(), gather() and finish() in this order. Each call waits for what the call before has started.
+// All replicas must make the calls on all their objects in the same order.
 class ReplicaSum {
  public:
   struct Options {
     bool is_coded = false;
-    bool gathers = true;     // each replica gets the whole sum; false: only its piece
-    RingClass buffers = {};  // replica_buffers()
+    bool gathers = true;     // true: each replica gets the whole sum; false: only its piece
+    RingClass buffers = {};  // the result of replica_buffers()
     at::Device device = at::kCPU;
   };
   // Collective over `replicas`, which must outlive the object.
   ReplicaSum(Comm& replicas, const Options& options, Ledger& ledger);
 
-  // Returns `numel` elements of memory for the sum of this replica.
+  // Returns memory for this replica's own sum, as `numel` fp32 elements. The caller fills it before begin().
   at::Tensor partial(int64_t numel);
-  // Starts to exchange the sums that partial() has. `tag` names the unit.
+  // Starts to exchange the replicas' own sums, which are in the memory of partial(). `tag` names the unit.
   void begin(std::string tag);
-  // Sums this rank's piece over the replicas, and starts to gather the pieces, if they are gathered.
+  // Sums this replica's piece over the replicas. If each replica gets the whole sum, starts to gather the summed
+  // pieces.
   void gather();
   // Makes the current stream wait until no collective uses the memory.
   void await();
@@ -63,25 +64,26 @@ class ReplicaSum {
   Comm& replicas_;
   bool is_coded_, gathers_;
   FlatBuffer memory_;
-  int64_t numel_ = 0;  // of the present sum
+  int64_t numel_ = 0;  // elements of the present sum
   std::string tag_;
   std::unique_ptr<Exchange> exchange_;
   std::unique_ptr<Work> gather_;
 };
 
-// The sums over replicas that run at the same time: one is exchanged while the one before is gathered, and both overlap
-// backward.
+// Runs several sums over replicas at the same time. While one sum is exchanged, the sum before it is gathered, and both
+// overlap backward.
 //
 // Note [Launches of replicas]
-// Each call of add() waits for the same call on the other replicas. So all ranks make it at the same place between two
-// gathers of a pass, which is the launch of the next bucket: a rank must not make it earlier because it alone needs
-// memory or has a late gradient.
+// A call of add() waits until the other replicas make the same call. So all ranks must make the call at the same place
+// between two gathers of a pass. That place is the launch of the next bucket. A rank must not make the call earlier
+// because it alone needs memory or has a late gradient.
 class ReplicaSums {
  public:
   // Collective over `replicas`.
   ReplicaSums(Comm& replicas, const ReplicaSum::Options& options, Ledger& ledger);
 
-  // Finishes or moves on the earlier sums, and starts the sum of a bucket in flight.
+  // Starts the sum over replicas of `bucket`, which must be in flight. Before that, finishes the oldest sum if no
+  // memory is free, and starts to gather the latest sum.
   void add(GradBucket& bucket);
   void finish_all();
   // Makes the current stream wait until no collective uses the memory of the sums.
@@ -97,7 +99,7 @@ class ReplicaSums {
 
   std::vector<ReplicaSum> sums_;
   std::deque<Running> running_;  // oldest first
-  size_t count_ = 0;             // of sums that were started
+  size_t count_ = 0;             // number of sums started so far
 };
 
 }  // namespace zeroshard
