@@ -52,8 +52,8 @@ FILE = [
     (
         "file-short-write-ignored",
         "src/file/transfer.cpp",
-        "      done += result;\n    } else if (result == -EINVAL && direct) {\n      // The device",
-        "      done = bytes;\n    } else if (result == -EINVAL && direct) {\n      // The device",
+        "      done += result;\n    } else if (result == -EINVAL && direct) {\n      // O_DIRECT does",
+        "      done = bytes;\n    } else if (result == -EINVAL && direct) {\n      // O_DIRECT does",
         "FileWriter.ShortWritesAndInterruptionsChangeNothing",
     ),
     ("file-no-fallocate", _WRITER, "    reserve();\n", "", "FileWriter.AFullDiskIsNoticedBeforeTheFirstByte"),

@@ -161,8 +161,8 @@ _TABLE = [
     (
         "sum-before-the-update",
         _BUCKET,
-        "    uses(slot).share();  // where",
-        "    // where",
+        "    uses(slot).share();  // without",
+        "    // without",
         "*DeviceTraining.AUnitWithout*",
     ),
     (

@@ -59,8 +59,8 @@ DISK = [
     (
         "disk-short-write-ignored",
         "src/file/transfer.cpp",
-        "      done += result;\n    } else if (result == -EINVAL && direct) {\n      // The device",
-        "      done = bytes;\n    } else if (result == -EINVAL && direct) {\n      // The device",
+        "      done += result;\n    } else if (result == -EINVAL && direct) {\n      // O_DIRECT does",
+        "      done = bytes;\n    } else if (result == -EINVAL && direct) {\n      // O_DIRECT does",
         "FailingDisk.ShortWritesAreContinued",
     ),
     (

@@ -33,7 +33,7 @@ _TABLE = [
     (
         "late-update-over-a-load",
         _GROUP,
-        "    await_copies();  // another stream may have made the last ones\n",
+        "    await_copies();  // another stream than the mover's may have made the last copies\n",
         "",
         "*DelayedUpdates.AreOverwrittenByALoad*",
     ),
@@ -91,7 +91,7 @@ _TABLE = [
     (
         "sum-waits-for-a-later-copy",
         _EXIT,
-        "  buffer_->uses.end();  // the next sum in this buffer waits for this copy, and for none that comes later\n",
+        "  buffer_->uses.end();  // the next sum in this buffer waits for this copy, but not for later copies\n",
         "",
         "GradientExit.ASumDoesNotWait*",
     ),
@@ -150,7 +150,8 @@ _TABLE = [
     (
         "checksum-beside-the-copies",
         _GROUP,
-        "  mover.follow();  // the device may have updated a part\n  const SideStream::Scope scope(mover.stream());\n",
+        "  mover.follow();  // the device may have updated some of the elements on the current stream\n"
+        "  const SideStream::Scope scope(mover.stream());\n",
         "",
         _BITS,
     ),

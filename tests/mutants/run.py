@@ -115,8 +115,8 @@ MUTANTS = [
     Mutant(
         "shard-rounds-down",
         "src/layout/shard_layout.cpp",
-        "align_up(ceil_div(end, world_size), kBlockNumel)",
-        "align_up(end / world_size, kBlockNumel)",
+        "align_up(ceil_div(end, int64_t{world_size} * parts), kBlockNumel)",
+        "align_up(end / (int64_t{world_size} * parts), kBlockNumel)",
         "layout",
         "ShardLayout.OneElementMoreThanFullShardsNeedsAnotherBlock",
     ),
