@@ -80,10 +80,8 @@ void Update::apply(const Step& step) {
   refresh_with_states(step, [&](ShardedGroup& group) {
     if (!group.flat().is_matrix)  // matrices_ has already updated groups of matrices
       optimizer_.update(group, gradients(group), step.options, step.of(group), step.grad_scale);
-    bool updates_all = true;
-    for (size_t i = 0; i < group.num_params(); ++i)
-      updates_all = updates_all && step.of(group)[i] && group.param_group(i) >= 0;
-    if (!updates_all) undo_rounding(group);
+    for (size_t i = 0; memory_.coded_refresh && i < group.num_params(); ++i)
+      if (!step.of(group)[i] || group.param_group(i) < 0) return undo_rounding(group);
   });
 }
 
