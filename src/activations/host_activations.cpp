@@ -105,7 +105,7 @@ class HostActivations::Copies {
           "(zeroshard.offload.activations). Use the engine only in the process that made it");
   }
 
-  // Returns the index of a free block that is long enough. Of several such blocks, returns a shortest one and, among
+  // Returns the index of a free block that is long enough. Prefers a shortest one and, among
   // equals, the one that has been free for the longest time. If there is none, replaces the free block with the most
   // bytes by a new one.
   size_t free_block(int64_t bytes) {

@@ -127,8 +127,8 @@ class Comm {
   virtual bool still_writes() const { return false; }
 
   // Returns a number that is equal on ranks that called the same collectives. Only a communicator for a device returns
-  // one. Its collectives do not compare what ranks have called, so the ranks compare this number over host(). Other
-  // communicators return nothing, because their collectives compare the calls.
+  // one. The collectives of a device do not compare what ranks have called, so the ranks compare this number over
+  // host(). Other communicators return nothing, because their collectives compare the calls.
   virtual std::optional<int64_t> history() const { return std::nullopt; }
   // Must be called when every rank knows that the histories differ. Throws CommError that names the first difference.
   virtual void report_difference(std::string_view) {}

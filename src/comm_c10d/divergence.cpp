@@ -97,8 +97,8 @@ std::optional<Divergence::Place> Divergence::parse_place(int rank, const std::st
 }
 
 // Finds two ranks of which each waits for a call that the other has not made. Such ranks exist whenever ranks wait
-// forever in two communicators A and B. Of the ranks that wait in B, let b be the one with the fewest calls in A. Then
-// every rank that waits in A waits for a call that b has not made. The same holds with A and B exchanged. A rank's
+// forever in two communicators A and B. Let b be the rank with the fewest calls in A among those that wait in B. Then
+// every rank that waits in A waits for a call that b has not made. This also holds with A and B exchanged. A rank's
 // published place is valid while the rank waits, and the rank waits as long as the other does. (This would not hold for
 // a collective that some ranks complete without the others, such as a broadcast at its receivers. The engine never
 // calls such collectives on ranks that take different paths.)

@@ -89,8 +89,8 @@ class Divergence {
     static std::shared_ptr<Talk> start(std::function<void(Talk&)> body);
     bool wait_for(std::chrono::milliseconds patience);  // returns whether the conversation has ended
 
-    // What other ranks have published. When wait_for() has returned true, the caller may read this member and those
-    // below.
+    // The tables and places that other ranks have published. When wait_for() has returned true, the caller may read
+    // this member and those below.
     std::vector<std::pair<int, std::string>> tables, places;  // rank, text
     size_t communicator = 0;                                  // the communicator of `tables`
     News news;

@@ -15,7 +15,7 @@ namespace zeroshard {
 // whose param_group in `units` is set to 1. A device without an index becomes the current one.
 EngineOptions completed(EngineOptions options, std::vector<UnitDefinition>& units);
 
-// The plan of what an engine will keep where. Its ledger counts what the engine really keeps.
+// The plan of what an engine will keep where. The ledger counts what the engine really keeps.
 struct EnginePlan : PlanReport {
   // Compares the model and the options of the ranks, replaces "auto" places in the configuration, and checks that the
   // plan fits. Allocates nothing. Collective.

@@ -171,7 +171,8 @@ class ArrayData final : public SliceData {
     if (values.element_size() == bytes_) return TensorData(values).read(0, int64_t(values.nbytes()), to);
     array_.read_moment(part, state_, values, to);
   }
-  // Rounds to nearest if `values` are narrower than what is saved. What read_values() returned is restored exactly.
+  // Rounds to nearest if `values` are narrower than what is saved. Values from read_values()
+  // are restored exactly.
   void write_values(const at::Tensor& values, const void* from) const {
     if (values.element_size() == bytes_) return TensorData(values).write(0, int64_t(values.nbytes()), from);
     values.copy_(view_memory(const_cast<void*>(from), values.numel(), at::kFloat, at::kCPU));

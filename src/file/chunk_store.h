@@ -69,7 +69,7 @@ class ChunkStore {
 
   // Calls `use` for consecutive parts that make up `range`. If `slot` is given, other slots are neither read nor
   // written. With kModify and kOverwrite, the store keeps what `use` has written. If `use` throws, the parts before it
-  // stay written. Of the part for which it threw, kModify keeps what was written so far, and kOverwrite leaves all
+  // stay written. In the part for which it threw, kModify keeps what was written so far, and kOverwrite leaves all
   // values undefined. `use` must not call the store, except for read_on().
   void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
   // Says that `reader` reads the lent part until the reader is done. Until then the values do not change, because a

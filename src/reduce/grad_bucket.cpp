@@ -45,7 +45,7 @@ void GradBucket::begin(SlotRing::Slot* slot) {
   const at::ScalarType wire = to_scalar_type(place_.wire_dtype);
   at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
   if (reduced_ && place_.reduces_in_place()) {
-    // This is a second reduction in one step, as for a late gradient. Its gradients are packed where the result of the
+    // This is a second reduction in one step, as for a late gradient. The gradients are packed where the result of the
     // first reduction is, so that result is moved to kept_.
     uses(slot).take();
     kept_ = shard().clone();

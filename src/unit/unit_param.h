@@ -9,9 +9,9 @@
 
 namespace zeroshard {
 
-// One parameter of a unit. Its tensors are views of one storage. The unit attaches memory to this storage and detaches
-// the memory again; see Note [Stable storage] in device/swap_storage.h. While the storage has no memory, reading a view
-// throws an error that names the parameter, even after the unit was destroyed.
+// One parameter of a unit. The tensors of a parameter are views of one storage. The unit attaches memory to this
+// storage and detaches the memory again; see Note [Stable storage] in device/swap_storage.h. While the storage has no
+// memory, reading a view throws an error that names the parameter, even after the unit was destroyed.
 //
 // Note [Views that users keep]
 // Users can make views of a parameter while they hold its unit gathered, and keep them after the hold: param.detach(),

@@ -82,7 +82,7 @@ TEST_P(Placements, SaveAndLoadAgainAndAgain) {
   test::expect_saves_and_loads_after_one_another(placed(scenario()));
 }
 
-// What users write to whole parameters before the save counts, and what they write after it does not.
+// A save has what users wrote to whole parameters before it, and nothing that they write after it.
 TEST_P(PlacementsOfWholeParameters, SaveWhatUsersWroteBeforeAlone) {
   test::expect_what_users_wrote_before_it_alone(placed(scenario()));
 }

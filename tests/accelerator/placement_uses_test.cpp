@@ -1,4 +1,4 @@
-// What users do beside steps, in every placement: read, write, stop, and lose files.
+// Users read, write and stop beside steps, and lose files, in every placement.
 #include "accelerator/placements.h"
 
 #include <unistd.h>
