@@ -33,12 +33,12 @@ FOR_EVER = 10**7
 TRAIN = """
 import torch
 import zeroshard
-folder, steps, shard = sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
+folder, steps, mesh = sys.argv[1], int(sys.argv[2]), dict(zip(("shard", "outer"), sys.argv[3:]))
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
 config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3},
-          "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}, "zeroshard": {"mesh": {"shard": shard}}}
+          "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}, "zeroshard": {"mesh": mesh}}
 engine, *_ = zeroshard.initialize(model=model, config=config)
 engine.save_and_stop_on(f"{folder}/saved", [signal.SIGTERM])
 data = torch.Generator().manual_seed(rank)
@@ -136,12 +136,22 @@ def check_nothing_left(hosts):
 @pytest.mark.idle_ranks("what is compared is the sums of hosts")
 @pytest.mark.row("H1")
 @pytest.mark.parametrize(
-    ("count", "nproc", "shard"),
-    [(2, 2, None), (3, 1, None), (3, 2, None), (2, 3, None), (2, 2, "host"), (3, 2, "host"), (3, 1, "host")],
+    ("count", "nproc", "mesh"),
+    [
+        (2, 2, []),
+        (3, 1, []),
+        (3, 2, []),
+        (2, 3, []),
+        (2, 2, ["host"]),
+        (3, 2, ["host"]),
+        (3, 1, ["host"]),
+        (2, 2, ["host", "optimizer"]),
+        (3, 2, ["host", "optimizer"]),
+    ],
 )
-def test_hosts_train_with_the_bits_of_one(tmp_path, script, lan, count, nproc, shard):
+def test_hosts_train_with_the_bits_of_one(tmp_path, script, lan, count, nproc, mesh):
     made = lan(count)
-    job = launchers(made, tmp_path, script(TRAIN), tmp_path, 5, *filter(None, [shard]), nproc=nproc)
+    job = launchers(made, tmp_path, script(TRAIN), tmp_path, 5, *mesh, nproc=nproc)
     assert job.codes() == [0] * count, job.said()
     assert digests(tmp_path, count * nproc) == on_one_host(tmp_path / "one", script, count * nproc)
     check_nothing_left(made)
