@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <limits>
 
 #include "base/format.h"
 #include "base/process_name.h"
@@ -50,14 +51,16 @@ class EventSink final : public MetricsSink {
   const std::string& name() const override { return name_; }
 
  private:
-  // Returns the first records of a file. Only if the run resumes or follows an earlier run, one of them starts a
-  // session, which makes TensorBoard drop earlier records in all files of the directory, also in those of other
-  // programs.
+  // Returns the first records of a file. If the run resumes or follows an earlier run, they start two sessions. The
+  // second one makes TensorBoard drop records of this step or a later one in all files of the directory, also in those
+  // of other programs. The first one drops nothing, and is there because TensorBoard's server drops nothing at the
+  // first session that it reads.
   static std::string first_records(const MetricsStart& start) {
     const std::string version = tfrecord(version_event(start.time));
     if (!start.resume_step && !holds_earlier_run(start.directory)) return version;
     const int64_t first_step = start.resume_step ? *start.resume_step + 1 : 0;
-    return version + tfrecord(session_start_event(start.time, first_step));
+    return version + tfrecord(session_start_event(start.time, std::numeric_limits<int64_t>::max())) +
+           tfrecord(session_start_event(start.time, first_step));
   }
 
   const std::string name_;

@@ -109,9 +109,16 @@ def test_event_files_are_records_with_right_checksums(tmp_path):
 
 
 def scalars_of(directory):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulator.EventAccumulator(str(directory)).Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    """What two readers of TensorBoard agree on: the one for scripts, and that of its server."""
+    tools = "tensorboard.backend.event_processing"
+    events = pytest.importorskip(f"{tools}.event_accumulator").EventAccumulator(str(directory)).Reload()
+    found = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    server = pytest.importorskip(f"{tools}.plugin_event_accumulator").EventAccumulator(str(directory)).Reload()
+    for tag, expected in found.items():
+        seen = [(event.step, event.tensor_proto.float_val[0]) for event in server.Tensors(tag)]
+        assert repr(seen) == repr(expected), tag
+    assert server.Tags()["tensors"] == list(found)
+    return found
 
 
 def test_tensorboard_reads_every_value(tmp_path):
