@@ -48,6 +48,9 @@ void CheckpointReader::read(std::span<const WantedElements> wanted, Uploader* up
   uploader_ = uploader;
   std::vector<Piece> pieces;
   for (const WantedElements& each : wanted) add_pieces(each, pieces);
+  std::vector<bool> used(manifest_.files.size(), false);
+  for (const Piece& piece : pieces) used[piece.file] = true;
+  add_headers(used, pieces);
   read_pieces(std::move(pieces), [](const IoError& error) { throw error; });
 }
 
@@ -60,6 +63,7 @@ std::vector<std::string> CheckpointReader::verify() {
   std::vector<Piece> pieces;
   for (const TensorRecord& tensor : manifest_.tensors)
     add_pieces({&tensor, {0, tensor.numel()}, tensor.dtype, nullptr}, pieces);
+  add_headers(std::vector<bool>(manifest_.files.size(), true), pieces);
   std::vector<std::string> wrong;
   read_pieces(std::move(pieces), [&](const IoError& error) { wrong.emplace_back(error.what()); });
   std::sort(wrong.begin(), wrong.end());
@@ -90,14 +94,15 @@ void CheckpointReader::add_pieces(const WantedElements& wanted, std::vector<Piec
   }
 }
 
-void CheckpointReader::read_pieces(std::vector<Piece> pieces, const OnDamage& on_damage) {
-  std::vector<bool> used(manifest_.files.size(), false);
-  for (const Piece& piece : pieces) used[piece.file] = true;
-  for (size_t i = 0; i < used.size(); ++i) {
+void CheckpointReader::add_headers(const std::vector<bool>& files, std::vector<Piece>& pieces) const {
+  for (size_t i = 0; i < files.size(); ++i) {
     const FileRecord& file = manifest_.files[i];
-    if (used[i] && !header_checked_[i])
+    if (files[i] && !header_checked_[i])
       pieces.push_back({.file = i, .bytes = file.header_bytes, .hash = file.header_hash});
   }
+}
+
+void CheckpointReader::read_pieces(std::vector<Piece> pieces, const OnDamage& on_damage) {
   std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
     return a.file != b.file ? a.file < b.file : a.offset < b.offset;
   });

@@ -52,6 +52,8 @@ class CheckpointReader {
   using OnDamage = std::function<void(const IoError&)>;
 
   void add_pieces(const WantedElements& wanted, std::vector<Piece>& pieces) const;
+  // Adds the header of each of `files` that no call has checked yet. `files` has an entry for each file.
+  void add_headers(const std::vector<bool>& files, std::vector<Piece>& pieces) const;
   void read_pieces(std::vector<Piece> pieces, const OnDamage& on_damage);
   void take(const Piece& piece, const std::byte* bytes);
   void upload(const Piece& piece, const std::byte* from);

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import time
 
+import models
 import pytest
 import strace
 import torch
@@ -158,6 +159,22 @@ def test_damage_is_noticed_by_all_ranks(tmp_path, release):
         return [*chosen, *(["swap", name, 0] for name in SHARDS)]
 
     check_damages(tmp_path, damages)
+
+
+def save_two_elements(folder):
+    engine = zeroshard.initialize(model=torch.nn.Linear(1, 1), config=models.configuration(2))[0]
+    engine.save_checkpoint(folder, tag="few")
+    engine.wait_for_checkpoint()
+
+
+def test_damage_is_noticed_where_a_rank_has_no_element(tmp_path):
+    world.run(4, save_two_elements, folder=str(tmp_path))
+    for path in sorted((tmp_path / "few").glob("rank-*.safetensors")):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:10] + bytes([whole[10] ^ 1]) + whole[11:])
+        found = verified(tmp_path / "few")
+        assert found.returncode != 0 and f"{path.name} is damaged" in found.stdout + found.stderr, found
+        path.write_bytes(whole)
 
 
 @pytest.mark.row("X3")
