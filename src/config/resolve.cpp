@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 
@@ -484,6 +485,11 @@ class Resolver {
         fail_value("fp16.enabled", true, "fp16 and bf16 cannot both be enabled: bf16.enabled is true too");
       }
       config().compute_dtype = DType::kFloat16;
+      const Fp16Config& fp16 = config().fp16;
+      if (fp16.loss_scale == 0 && std::ldexp(1.0, fp16.initial_scale_power) < fp16.min_loss_scale)
+        fail_value("fp16.min_loss_scale", fp16.min_loss_scale,
+                   concat("must be at most 2^fp16.initial_scale_power, which is ",
+                          std::ldexp(1.0, fp16.initial_scale_power), ": an overflow would raise the loss scale"));
     }
     resolve_autocast();
     check_offload();

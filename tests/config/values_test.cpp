@@ -174,6 +174,8 @@ TEST(Config, NumbersAreTruthValuesAndUnknownWarmupsRiseAsLog) {
   // They are so from the reading on, and told as such.
   EXPECT_THAT(configuration(R"({"comet": {"enabled": 1, "tries": 1}})").without_effect,
               ElementsAre(HasSubstr(R"(comet = {"enabled":true,"tries":1}: )")));
+  expect_error(R"({"fp16": {"enabled": true, "initial_scale_power": 3, "min_loss_scale": 9}})",
+               {"fp16.min_loss_scale = 9", "at most 2^fp16.initial_scale_power, which is 8"});
   expect_error(R"({"bf16": {"enabled": 2}})", {"bf16.enabled = 2", "true or false"});
   expect_error(R"({"bf16": {"enabled": "true"}})", {"bf16.enabled", "true or false"});
   const auto warmup = [](const std::string& type) {
