@@ -72,7 +72,8 @@ PlannedRanks read_ranks(const RankArguments& arguments) {
 }
 
 void check_cluster(const PlanInputs& inputs) {
-  if (inputs.options.ranks_per_host > 0) static_cast<void>(network_bytes(inputs, inputs.at_stage(0)));
+  if (inputs.options.ranks_per_host == 0) return;
+  for (const int stage : inputs.stages) static_cast<void>(network_bytes(inputs, inputs.at_stage(stage)));
 }
 
 std::string describe_network(const PlanInputs& inputs, const PlanOptions& at) {

@@ -181,12 +181,21 @@ std::string describe(const Held& held) {
   return held.extent == Extent::kNothing ? "-" : describe(name_of(held.extent), held);
 }
 
+// Adds what the groups before this one have not.
+void add_description(const std::string& of_group, std::string& of_unit) {
+  if (of_unit == "-") {
+    of_unit = of_group;
+  } else if (of_group != "-" && concat("; ", of_unit, ";").find(concat("; ", of_group, ";")) == std::string::npos) {
+    of_unit += concat("; ", of_group);
+  }
+}
+
 void describe(Placement parameters, const GroupPlacement& place, PlannedUnit& planned) {
-  planned.parameters = describe(name_of(parameters), place.parameters);
+  add_description(describe(name_of(parameters), place.parameters), planned.parameters);
   const bool in_place = place.reduced_gradients.extent == Extent::kNothing;
-  planned.gradients = describe(in_place ? place.packed_gradients : place.reduced_gradients);
-  planned.master_weights = describe(place.master_weights);
-  planned.moments = describe(place.moments);
+  add_description(describe(in_place ? place.packed_gradients : place.reduced_gradients), planned.gradients);
+  add_description(describe(place.master_weights), planned.master_weights);
+  add_description(describe(place.moments), planned.moments);
 }
 
 PlannedUnit describe(const UnitLayout& unit, const UnitPlacement& placement) {
@@ -203,8 +212,6 @@ PlannedUnit describe(const UnitLayout& unit, const UnitPlacement& placement) {
 
 }  // namespace
 
-// Plans the units of a model. Each unit has one group, because all parameters of a planned model have one dtype and are
-// trained.
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options) {
   check_plan_options(options);
   const std::vector<UnitLayout> units = make_unit_layouts(model, options);

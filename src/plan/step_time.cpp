@@ -79,10 +79,7 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
   } else {
     bytes.to_host += updated * gradient;  // once in each step, for the update
   }
-  if (!have_left) {
-    bytes.to_host += updated * e;  // parameters are also copied to the host, because users might have written to them
-    bytes.to_device += updated * e;
-  }
+  if (!have_left) bytes.to_device += updated * e;  // the host reads parameters only if a user has written to them
   return bytes;
 }
 

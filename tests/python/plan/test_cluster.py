@@ -140,6 +140,9 @@ def test_a_mesh_that_lies_across_hosts_is_an_error_before_anything_is_printed(tm
             continue
         expected = f"shared by 3 neighbouring ranks (zeroshard.mesh.shard), and hosts have {shared} ranks each: give a"
         assert result.returncode == 2 and expected in result.stderr and not result.stdout
+    shared = write(tmp_path / "shared.json", {"mesh": {"shard": 4, "outer": "optimizer"}}, stage=3)
+    result = run("--params", PARAMS, "--config", shared, "--cluster", "2x6")
+    assert result.returncode == 2 and "(zeroshard.mesh.shard)" in result.stderr and not result.stdout, result
     result = run("--params", PARAMS, "--config", config, "--cluster", "2x2")
     assert result.returncode == 2 and "does not divide the 4 ranks" in result.stderr
 

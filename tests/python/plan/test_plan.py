@@ -162,11 +162,11 @@ PLACED = {
 }
 
 
-def placed_model(tmp_path, rules, stage=3):
+def placed_model(tmp_path, rules, stage=3, **own):
     model, config = tmp_path / "config.json", tmp_path / "ds.json"
     model.write_text(json.dumps({"model_type": "llama", **PLACED}))
     zero = {"stage": stage, "stage3_param_persistence_threshold": 100}
-    zeroshard = {"placement": rules} if rules else {}
+    zeroshard = own | ({"placement": rules} if rules else {})
     config.write_text(json.dumps({"train_batch_size": 4, "zero_optimization": zero, "zeroshard": zeroshard}))
     return "--model", model, "--world-size", 4, "--config", config
 
@@ -187,6 +187,15 @@ def test_placements_of_units_are_told_and_counted(tmp_path):
     table = run(*placed_model(tmp_path, rules), "--placement")
     assert table.returncode == 0, table.stderr
     assert any(line.split()[:3] == ["model.layers.1", "replicated", "fp32"] for line in table.stdout.splitlines())
+
+
+def test_a_unit_says_the_placement_of_each_of_its_groups(tmp_path):
+    """Moments of parameters with few elements stay fp32."""
+    args = placed_model(tmp_path, [], moment_dtype="int8")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **PLACED, "hidden_size": 128}))
+    units = {unit["unit"]: unit["moments"] for unit in plan(*args, "--placement")["stages"][0]["units"]}
+    assert units["lm_head"] == "sharded 2 x 8-bit" and units["model.norm"] == "sharded 2 x fp32"
+    assert units["model.layers.0"] == "sharded 2 x fp32; sharded 2 x 8-bit"
 
 
 def test_placements_that_make_no_sense_exit_2_and_say_why(tmp_path):
