@@ -101,6 +101,7 @@ class SingleComm final : public Comm {
     check_allocate(bytes, tag);
     return std::make_unique<SingleAllocation>(bytes);
   }
+  void check() override { throw_if_aborted(); }
   void abort(std::string_view reason) noexcept override {
     if (!aborted_) aborted_.emplace(reason);
   }

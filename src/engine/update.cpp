@@ -172,6 +172,7 @@ void Update::publish() {
 void Update::retire() {
   delayed_.reset();
   matrices_.reset();
+  gradient_fetch_.reset();
 }
 
 }  // namespace zeroshard

@@ -42,7 +42,7 @@ void take_written(const at::Tensor& master, const at::Tensor& param) {
       const c10::OptionalDeviceGuard guard(param.device());
       return own->take_written(master.data_ptr<float>(), param.const_data_ptr(), dtype, param.numel());
     }
-    const at::Tensor same = master.to(param.scalar_type()).eq(param);
+    const at::Tensor same = master.to(param.scalar_type()).view(at::kShort).eq(param.view(at::kShort));
     master.copy_(at::where(same, master, param.to(at::kFloat)));
     return;
   }
