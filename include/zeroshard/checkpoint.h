@@ -36,7 +36,7 @@ struct CheckpointContents {
 struct SaveOptions {
   bool latest = true;           // true: load_checkpoint() can choose this checkpoint when it is called without a tag
   bool exclude_frozen = false;  // true: leave out parameters that are not trained
-  // true: save_checkpoint() returns before the commit. Unset: zeroshard.checkpoint.async decides.
+  // true: save_checkpoint() returns before the commit if it can: see there. Unset: zeroshard.checkpoint.async decides.
   std::optional<bool> async = std::nullopt;
 };
 
@@ -45,7 +45,7 @@ struct LoadedState {
   int64_t step = 0;
   std::string state;                     // CheckpointContents::state as saved
   std::vector<std::string> rank_states;  // CheckpointContents::rank_state of each rank that saved, by rank
-  bool has_optimizer = false;            // true: optimizer states were loaded
+  bool has_optimizer = false;            // true: optimizer states were loaded (LoadOptions::optimizer)
 };
 
 struct LoadOptions {
@@ -70,14 +70,15 @@ struct LoadOptions {
 std::string random_state();
 // Restores the state of LibTorch's random generator from `rank_states`, the states that all ranks of a run saved. Rank
 // `rank` of the current run takes the state of the same rank. A rank that did not exist in the saved run draws a seed
-// of its own from another rank's state. The function returns that seed, so that the caller can seed the other
-// generators of the process. Does nothing for an imported checkpoint, because it has no random state. Throws ValueError
-// on every rank if any rank's state does not fit the generator of this LibTorch.
+// of its own from another rank's state. On such a rank, the function returns that seed, so that the caller can seed the
+// other generators of the process. On other ranks it returns nothing. Does nothing for an imported checkpoint, because
+// it has no random state. Throws ValueError on every rank if any rank's state does not fit the generator of this
+// LibTorch.
 std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank_states, int rank);
 
 // Writes `values`, which have the shape and dtype of `buffer`, to `buffer`. This also works for tensors to which torch
-// refuses to write: an expanded tensor (which gets its own memory), an inference tensor, or a leaf that requires
-// gradients.
+// refuses to write: an inference tensor, a leaf that requires gradients, or an expanded tensor. An expanded tensor is
+// not written, but gets the memory of `values`.
 void set_buffer(const at::Tensor& buffer, const at::Tensor& values);
 
 // A function that the caller of a load provides. The load passes it descriptions of the saved tensors that the engine

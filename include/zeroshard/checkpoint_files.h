@@ -7,9 +7,9 @@
 #include <vector>
 
 // Reads, checks and writes checkpoints as files, without a model or ranks. `zeroshard checkpoint` calls these
-// functions. A `path` is either ROOT/TAG, which names one checkpoint, or ROOT, which stands for the newest checkpoint
-// in it. All functions throw ValueError for a wrong argument or an unusable checkpoint, and IoError if a file cannot be
-// read or written.
+// functions. A `path` is either ROOT/TAG, which names one checkpoint, or ROOT, which stands for its newest usable
+// checkpoint. All functions throw ValueError for a wrong argument, a missing checkpoint or an unsound manifest. They
+// throw IoError if a file cannot be read or written or is damaged, and if all checkpoints in ROOT are unusable.
 namespace zeroshard {
 
 struct CheckpointSummary {
@@ -57,7 +57,8 @@ class StoredCheckpoint {
   std::unique_ptr<Impl> impl_;
 };
 
-// Reads every byte of a checkpoint and compares the checksums. Returns one line per error.
+// Reads every byte of a checkpoint and compares the checksums. Returns one line per error. If `path` is ROOT, also
+// returns one line for each other checkpoint in it with a CheckpointSummary::problem.
 std::vector<std::string> verify_checkpoint(const std::string& path);
 
 struct ExportOptions {
@@ -67,18 +68,19 @@ struct ExportOptions {
   // Returns the exported name of a tensor, or an empty string to leave the tensor out. Unset: all tensors keep their
   // names.
   std::function<std::string(const std::string& name)> rename = {};
-  // Reads elements [begin, end) of any floating-point tensor of the checkpoint into `out`. `name` is the name in the
+  // Reads elements [begin, end) of any floating-point weight of the checkpoint into `out`. `name` is the name in the
   // checkpoint.
   using Read = std::function<void(const std::string& name, int64_t begin, int64_t end, float* out)>;
   // Changes `values`, elements [begin, end) of a floating-point tensor in row-major order, before the export rounds
-  // them to `dtype`. `name` is the name in the checkpoint. `read` reads further tensors.
+  // them to `dtype`. `name` is the name in the checkpoint. `read` reads weights.
   std::function<void(const std::string& name, int64_t begin, int64_t end, float* values, const Read& read)> change = {};
 };
 // Writes a checkpoint's weights and buffers to `directory` in Hugging Face's layout: STEM.safetensors, or several files
 // and an index. Writes tied parameters once. Needs 16 MiB of memory, or 24 MiB if `change` is set. Writes all files
-// under temporary names first, so a failure leaves the directory unchanged. At the end, deletes those files of an
-// earlier export with the same stem that this export has not replaced. Returns the names of the files, with the index
-// last.
+// under temporary names first, so a failure while it reads and writes tensors leaves the directory unchanged. Then
+// renames the files, and deletes those files of an earlier export with the same stem that this export has not replaced.
+// Returns the paths of the files, with the index last. Throws ValueError if a finite value would become infinite in
+// `dtype`.
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
                                         const ExportOptions& options = {});
 
@@ -97,8 +99,9 @@ struct NewCheckpoint {
 // Writes and commits a checkpoint in the same way as Engine::save_checkpoint() does on a single rank.
 void write_checkpoint(const NewCheckpoint& checkpoint);
 
-// Compares two checkpoints. Returns one line per tensor that is missing in one of them or differs in shape, dtype or
-// value. Returns nothing if the checkpoints are equal.
+// Compares two checkpoints. Returns one line per tensor that is missing in one of them or differs in shape, values or
+// number of updates. Returns nothing if there is no such tensor. Compares floating-point tensors of different dtypes by
+// their values. Other tensors of different dtypes count as different.
 std::vector<std::string> diff_checkpoints(const std::string& one, const std::string& other);
 
 }  // namespace zeroshard

@@ -14,7 +14,7 @@
 // The resolved configuration. Only parse_config() translates DeepSpeed's JSON keys to the names of these members.
 namespace zeroshard {
 
-// Settings of loss scaling. They do not say which dtype the parameters have, because autocast to fp16 also uses loss
+// Settings of loss scaling. `enabled` does not say that parameters are fp16, because autocast to fp16 also uses loss
 // scaling. Config::compute_dtype is the parameters' dtype.
 struct Fp16Config {
   bool enabled = false;
@@ -43,7 +43,7 @@ struct MuonOptions {
 struct CommonOptions {
   double lr = 1e-3;
   double weight_decay = 0;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // for Adam, AdamW and Lion
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // betas: Adam, AdamW and Lion; eps: Adam, AdamW, Adagrad and Muon
   double momentum = 0, dampening = 0;             // for SGD; Muon uses momentum, too
   double lr_decay = 0;                            // for Adagrad
   bool nesterov = false, maximize = false, bias_correction = true;
@@ -85,7 +85,7 @@ struct OptimizerConfig : ParamGroupOptions {
   Type type = Type::kAdamW;
   double adam_lr = 3e-4;  // for Muon: learning rate of parameters that are not matrices; `lr` is the rate of matrices
 
-  // Returns the options of Muon's two param groups: the matrices, and all other parameters.
+  // Return the options of Muon's two param groups: the matrices, and all other parameters.
   ParamGroupOptions of_matrices() const;
   ParamGroupOptions of_others() const;
 };
@@ -162,8 +162,9 @@ struct WandbConfig {
   std::string project = "deepspeed";
 };
 
-// The place of some state in a run. With kAuto the engine tries the other values in their order. It takes the first
-// value with which the run fits into the memory limits of its ranks. If a rank trains on the CPU, kCpu changes nothing,
+// The tier on which a run keeps some kind of state: kNone is the device, kCpu the host's memory, and kNvme files. With
+// kAuto the engine tries the other values in their order, kNvme only if there is an nvme_path. It takes the first value
+// with which the run fits into the memory limits of its ranks. If a rank trains on the CPU, kCpu changes nothing,
 // because everything is in host memory already.
 enum class OffloadDevice : uint8_t { kNone, kCpu, kNvme, kAuto };
 
@@ -181,7 +182,8 @@ constexpr std::string_view name_of(OffloadDevice device) {
   return "?";
 }
 
-// "zero_optimization.offload_optimizer": the place of master weights, moments and reduced gradients.
+// "zero_optimization.offload_optimizer": the tier of master weights and moments. OffloadConfig::gradients says whether
+// reduced gradients are on the same tier.
 struct OffloadOptimizerConfig {
   using Device = OffloadDevice;
   Device device = Device::kNone;
@@ -191,7 +193,7 @@ struct OffloadOptimizerConfig {
   bool pin_memory = true;              // use page-locked host memory, which a GPU can copy to and from directly
 };
 
-// "zero_optimization.offload_param": the place of parameter shards at stage 3.
+// "zero_optimization.offload_param": the tier of parameter shards at stage 3.
 struct OffloadParamConfig {
   using Device = OffloadDevice;
   Device device = Device::kNone;
@@ -201,24 +203,25 @@ struct OffloadParamConfig {
   // elements.
   int buffer_count = 5;
   int64_t buffer_numel = 100'000'000;
-  int64_t max_in_memory = 1'000'000'000;  // with kNvme: elements of a rank's parameters that stay in memory
+  int64_t max_in_memory = 1'000'000'000;  // with kNvme: most elements of a rank that stay in memory
 };
 
-// "zeroshard.offload": memory limits of one rank in bytes, and the places of reduced gradients and of activation
+// "zeroshard.offload": memory limits of one rank in bytes, and the tiers of reduced gradients and of activation
 // checkpoints.
 struct OffloadConfig {
   enum class Gradients : uint8_t { kAuto, kDevice, kCpu, kNvme };
   enum class Activations : uint8_t { kNone, kCpu, kNvme };
-  // If a rank trains on the CPU, both keys limit the same memory, and the smaller value counts. If both are unset, all
-  // ranks of a host together can use as much memory as the host has.
+  // An unset host_memory means an equal share of the host's memory for each rank of the host. An unset device_memory
+  // means the memory of the GPU. If a rank trains on the CPU, both keys limit the same memory, and the smaller value
+  // counts.
   std::optional<int64_t> device_memory, host_memory;
   bool verify = true;  // true: compare everything that is read from swap files with its checksum
-  // The place of reduced gradients. kNvme: in swap files, like the states. kAuto with a GPU: on the host if the states
-  // are offloaded, else on the device. On the CPU all gradients are in host memory.
+  // The tier of reduced gradients. kNvme: swap files, like the states. kAuto with a GPU: the host if all states are
+  // offloaded, else the device. On the CPU, all values but kNvme mean host memory.
   Gradients gradients = Gradients::kAuto;
-  // The place of activation checkpoints (the inputs of checkpointed modules) between forward and backward. kNvme: in
-  // files in the nvme_path of offload_optimizer or, if that is unset, of offload_param. If a rank trains on the CPU,
-  // kCpu changes nothing, because everything is in host memory already.
+  // The tier of activation checkpoints (the inputs of checkpointed modules) between forward and backward. kNvme: files
+  // in the nvme_path of offload_optimizer or, if that is unset, of offload_param. If a rank trains on the CPU, kCpu
+  // changes nothing, because everything is in host memory already.
   Activations activations = Activations::kNone;
   // true, only with a GPU: while the host updates parameters with the gradients of one step, the device computes the
   // next step with the parameters from before this update.
@@ -241,7 +244,7 @@ struct Config {
   bool groups_share_states = false;
   bool quantized_gradients = false;   // true: replicas send each other sums of gradients as 8-bit numbers
   bool quantized_weights = false;     // true: groups that share the states send each other parameters as 8-bit numbers
-  int sequence_parallel_size = 1;     // ranks that train on the same rows; parameters are still sharded over all ranks
+  int sequence_parallel_size = 1;     // ranks that train on the same rows; without effect on how parameters are sharded
   double gradient_clipping = 1;       // largest gradient norm; 0: no clipping. 1 is DeepSpeed's default since 0.19.3
   int64_t steps_per_print = 0;        // 0: never
   bool wall_clock_breakdown = false;  // true: the lines of steps_per_print have the times of forward, backward and step
@@ -263,7 +266,7 @@ struct Config {
   int stage = 0;
   bool overlap_comm = true;
   int64_t prefetch_numel = 50'000'000;      // 0: no prefetch; any other value: units are gathered before their use
-  int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
+  int64_t persistence_threshold = 100'000;  // at stage 3, units up to this size stay gathered between updates
   bool gather_16bit_weights_on_save = false;
   OffloadOptimizerConfig offload_optimizer;
   OffloadParamConfig offload_param;
@@ -279,18 +282,18 @@ struct Config {
   bool shard_one_rank = false;            // true: a single rank gathers and reduces like several ranks do
   int64_t timeout_ms = 600'000;           // a collective fails after this time without progress
   int64_t stall_timeout_ms = 10'000;      // a peer fails after this time if its process is stopped (not merely slow)
-  int max_skipped_steps = 50;             // the run ends after this many steps in a row whose gradients were not finite
+  int max_skipped_steps = 50;             // the run fails after this many steps in a row whose gradients are not finite
   int check_replicas_every = 0;           // steps between comparisons of replicated parameters; 0: never
-  // The dtype in which the optimizer's moments are stored: fp32, bf16 or kCodes (8 bits). Each update rounds moments to
-  // bf16 at random. A GPU cannot update moments in bf16.
+  // The dtype in which the optimizer's moments are stored: fp32, bf16 or kCodes (8 bits). Each update rounds bf16
+  // moments stochastically. A GPU cannot update moments in bf16, so bf16 needs moments that are all offloaded.
   DType moment_dtype = DType::kFloat32;
   OffloadConfig offload;
   CheckpointConfig checkpoint;
   MetricFilesConfig tensorboard, csv_monitor;
   WandbConfig wandb;
 
-  // Returns the number of ranks that shard one copy of the parameters. Below stage 3 parameters are whole on every
-  // rank, so groups that share the states count as one group of all ranks.
+  // Returns the number of ranks that shard one copy of the parameters: shard_size, or all ranks if that is 0. Below
+  // stage 3 parameters are whole on every rank, so groups that share the states count as one group of all ranks.
   int shard_ranks() const { return shard_size > 0 && (!groups_share_states || stage == 3) ? shard_size : world_size; }
   // Returns whether several groups of shard_ranks() ranks share one copy of the optimizer states.
   bool shares_states() const { return groups_share_states && shard_ranks() < world_size; }

@@ -4,7 +4,8 @@
 
 namespace zeroshard {
 
-// Element types that zeroshard moves. zeroshard can train only the floating-point ones. It moves kOther* as bytes.
+// Element types. zeroshard can train only the floating-point ones. kOther1 to kOther8 are all other types of 1, 2, 4
+// and 8 bytes, which zeroshard copies as bytes. Only collectives do arithmetic with kOther8, which for them is int64.
 enum class DType : uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kOther1, kOther2, kOther4, kOther8 };
 
 // The type of moments that are stored as 8-bit codes, with one fp32 scale per 256 codes.

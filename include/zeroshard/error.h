@@ -2,7 +2,7 @@
 #include <stdexcept>
 #include <string>
 
-// The exceptions that zeroshard throws. All derive from Error. The Python front maps them to classes of the same names.
+// The exceptions that zeroshard throws. All derive from Error. The Python front maps each to a class of the same name.
 namespace zeroshard {
 
 class Error : public std::runtime_error {

@@ -9,34 +9,40 @@ namespace zeroshard {
 struct LaunchOptions {
   int nproc = 1;  // ranks on this host
   int nnodes = 1, node_rank = 0;
-  std::string job;  // with several hosts: node 0 refuses launchers of a job with another name; empty: no check
+  std::string job;  // with several hosts: node 0 refuses launchers of a job with another name; may be empty
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;  // port of rank 0's store; 0: a free port; with several hosts: a port that all of them know
+  // With one host: port of rank 0's store; 0: a free port. With several hosts: port at which the launchers meet, the
+  // same on all hosts; 0: 29500. Rank 0's store then gets a free port.
+  int master_port = 0;
   double grace_period_s = 30;   // seconds from a signal to SIGKILL
-  double stall_timeout_s = 10;  // seconds that a rank may be stopped; 0: no limit
+  double stall_timeout_s = 10;  // seconds that a rank may be suspended (SIGSTOP); 0: no limit
   double hang_timeout_s = 0;    // seconds without progress after ranks have reported a step; 0: no limit
-  int max_restarts = 0;         // how often a failed job is restarted
+  int max_restarts = 0;         // largest number of restarts of a failed job
   int min_ranks = 0;            // smallest number of ranks of a restart; 0: as many as before
-  // How often the command for several hosts has restarted the job so far. Unset: this command starts one host alone. A
-  // job of several hosts then cannot have max_restarts.
+  // The number of times that the command for several hosts has restarted the job so far. Unset: this command starts one
+  // host alone. A job of several hosts then cannot have max_restarts.
   std::optional<int> restarts;
-  std::string log_dir;        // directory of rank-N.log with all output of rank N; empty: no files
-  bool prefix_stdout = true;  // prefix lines with the rank if there are several ranks; false: pass output on unchanged
+  std::string log_dir;            // directory of rank-N.log with all output of rank N; empty: no files
+  bool prefix_stdout = true;      // prefix lines with the rank if there are several ranks; false: not on stdout
   std::vector<std::string> argv;  // argv of every rank; argv[0] is the path of the program
   int local_rank_at = 0;   // position in argv for "--local_rank=N", which DeepSpeed passes to each rank; 0: not passed
-  std::vector<int> cores;  // CPUs to divide among the ranks, which are bound to them; empty: all ranks share all CPUs
-  bool bind_numa = true;   // true: without `cores`, binds each of several ranks to one NUMA node, if possible its GPU's
+  std::vector<int> cores;  // CPUs to divide among the ranks, which are bound to them; empty: see bind_numa
+  // true: without `cores`, and if the host has several NUMA nodes, each of several ranks is bound to the CPUs of one
+  // node, if possible its GPU's. In all other cases, all ranks share all CPUs.
+  bool bind_numa = true;
   // The directory that contains /sys and /proc, which describe NUMA nodes and GPUs. Tests use another one.
   std::string system_root = "/";
-  bool signal_whole_group = true;  // true: signals go to all processes of a rank; false: to its first process alone
+  bool signal_whole_group = true;  // true: signals go to a rank's process group; false: to its first process alone
 };
 
 // Runs the job and returns when all its processes have ended. Returns 0, the exit code of the first rank that failed,
-// or 128 + n after signal n. Throws ValueError for options that cannot work, and Error if a program cannot be started.
-// The caller must be a process with one thread, because launch() forks. While launch() runs, it handles SIGINT,
-// SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP.
+// 128 + n after signal n, or 1 if a rank hung or was suspended for too long. If a rank's program cannot be started,
+// prints the reason and returns 1. Throws ValueError for options that cannot work, and Error if the launcher itself
+// fails, for example because the hosts do not meet. The caller must be a process with one thread, because launch()
+// forks. While launch() runs, it handles SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT.
 int launch(const LaunchOptions& options);
-// Throws the ValueError that launch() would throw for wrong options, but starts nothing.
+// Throws the ValueError that launch() would throw for wrong options, but starts nothing. Does not check whether
+// `log_dir` can be written.
 void check_launch_options(const LaunchOptions& options);
 
 // Returns the real-time signal with which launch() requests a rank's stack trace; ZEROSHARD_STACK_SIGNAL has the same
@@ -45,27 +51,29 @@ void check_launch_options(const LaunchOptions& options);
 // chain=False, because chaining would run the signal's default action, which ends the process.
 int stack_dump_signal();
 
-// Returns the number of CUDA devices of this host that CUDA_VISIBLE_DEVICES leaves visible. Works without a driver.
+// Returns the number of visible_gpus(). Works without a driver.
 int count_gpus();
-// Returns the names of the visible devices as CUDA_VISIBLE_DEVICES has them, or the numbers from 0 on if that variable
-// is unset.
+// Returns the names of the visible CUDA devices. These are the entries of CUDA_VISIBLE_DEVICES up to the first invalid
+// one. If the host has devices and no entry is a MIG device, entries beyond the number of devices are left out. If that
+// variable is unset, returns the numbers of the host's devices, from 0 on.
 std::vector<std::string> visible_gpus();
-// Returns whether this host has any GPU, visible or not.
+// Returns whether this host has any NVIDIA GPU, visible or not.
 bool has_gpus();
-// Return how many CPUs this process may use, and their numbers.
+// Return the number of CPUs that this process may use, and the numbers of these CPUs.
 int count_cpus();
 std::vector<int> usable_cpus();
 
 struct Program {
   std::string script;  // a path, a program's name or a module's name
   std::vector<std::string> arguments;
-  bool module = false;     // `script` is a Python module
-  bool no_python = false;  // run `script` itself, even if its name ends in .py, and look it up in PATH
+  bool module = false;     // true: `script` is a Python module
+  bool no_python = false;  // true: run `script` itself, even if its name ends in .py
 };
 
-// Returns the argv that runs a program: `python -u` for a module or a name that ends in .py, else the program itself.
-// Python is taken from VIRTUAL_ENV, else from the directory of this executable, else from PATH. Throws ValueError if
-// the script, the module's name or Python is missing.
+// Returns the argv that runs a program: `python -u` for a module or a name that ends in .py, else the program itself. A
+// program without a directory in its name is a file in the current directory, else the one in PATH. Python is taken
+// from VIRTUAL_ENV, else from the directory of this executable, else from PATH. Throws ValueError if the script, the
+// module's name or Python is missing.
 std::vector<std::string> resolve(const Program& program);
 
 // The values of PYTHONPATH, where Python looks for modules, and PATH, where the shell looks for programs.
@@ -74,8 +82,8 @@ struct SearchPaths {
 };
 
 // Returns this process's paths with one folder put at the front of each, so that `import deepspeed` and the program
-// `deepspeed` find zeroshard. Returns nothing if the Python of resolve() has no zeroshard; the function starts that
-// Python to find out.
+// `deepspeed` find zeroshard. Starts the Python of resolve() to find these folders. Returns nothing if there is no
+// Python, or if it has no zeroshard.
 std::optional<SearchPaths> paths_with_deepspeed();
 // Returns this process's paths without the folders that paths_with_deepspeed() adds.
 SearchPaths paths_without_deepspeed();

@@ -14,16 +14,16 @@ namespace zeroshard {
 
 class Io;
 
-// Named values, written in this order. Names consist of letters, digits and "_.-/". A value can be NaN or infinite. The
-// plot and the progress line show "loss", "validation_loss", "perplexity", "grad_norm", "lr", "tokens_per_second" and
-// "memory_bytes". Values with other names are only in the files.
+// Named values, written in this order. A name has 1 to 128 letters, digits and "_.-/", and is not "step" or "time". A
+// value can be NaN or infinite. The plot shows "loss", "validation_loss" and "tokens_per_second". A progress bar shows
+// "loss", "lr", "tokens_per_second" and "memory_bytes". The files and the plain lines of progress show all values.
 using MetricValues = std::vector<std::pair<std::string, double>>;
 
 struct MetricsOptions {
   std::string directory;                              // created if it is missing
   bool jsonl = true, csv = true;                      // metrics.jsonl, metrics.csv
   bool tensorboard = true;                            // events.out.tfevents.TIME.PROCESS
-  bool svg = true;                                    // metrics.svg; finish() writes it
+  bool svg = true;                                    // metrics.svg, which finish() writes
   int64_t total_steps = 0;                            // number of steps of the whole run; 0: not known
   std::optional<int64_t> resume_step = std::nullopt;  // step of the checkpoint that the run resumes from
   // Called with a line of text for the first failure of each file, and for damaged records. Unset: the line is logged
@@ -36,7 +36,8 @@ struct MetricsOptions {
 //
 // Without resume_step the run is new. The object then renames files of an earlier run to metrics.1.jsonl and so on.
 // With resume_step the object appends to the existing files. It first cuts off records of later steps, because the
-// resumed run will compute these steps a second time.
+// resumed run will compute these steps a second time. Each object writes a new file for TensorBoard, in which a resumed
+// run marks records of later steps in earlier files as invalid.
 class RunMetrics {
  public:
   // Throws IoError if the files cannot be created, and ValueError for invalid options.
@@ -50,7 +51,8 @@ class RunMetrics {
   // to a file fails, that file lacks this record, and the next call tries to write to the file again. Throws ValueError
   // for an invalid or repeated name and for a step below the previous one, and StateError after finish().
   void record(int64_t step, const MetricValues& values);
-  // Writes the plot, and returns when all files are on the disk for good. Later calls do nothing.
+  // Writes the plot, and returns when all files are on the disk for good. Passes errors to on_failure. Later calls do
+  // nothing.
   void finish();
 
  private:
@@ -77,13 +79,13 @@ class ProgressLine {
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  // Shows that `step` steps are done. The bar is drawn at most 10 times a second. A plain line is written for the first
-  // step, for the last one and after every `every` steps.
+  // Shows that `step` steps are done. The bar is drawn at most 10 times a second. A plain line is written at the first
+  // call, at the last step, and each time a multiple of `every` is reached.
   void update(int64_t step, const MetricValues& values);
-  // Prints the lines of a text above the bar. Control characters become '?'.
+  // Prints a text, above the bar if there is one. Control characters except newline and tab become '?'.
   void message(std::string_view text);
-  // Shows the last state and moves the cursor to a new line. Waits until all output is written, or for 2 s if nobody
-  // reads the output. Shows no later updates and messages.
+  // Shows the last state, and moves the cursor below the bar. Waits until all output is written, or for 2 s if nobody
+  // reads the output. Later updates and messages are not shown.
   void finish();
 
  private:

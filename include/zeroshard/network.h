@@ -15,14 +15,14 @@ struct NetworkBytes {
   double total() const { return forward + backward + sums + whole + refresh; }
 };
 
-// Counts the bytes for options.ranks_per_host ranks on each host. Leaves out packet headers, Muon's exchange of
-// matrices, and the few bytes by which ranks make decisions together. Throws ValueError if the ranks do not fill the
-// hosts evenly. Also throws ValueError if the options.world_size ranks that share one copy of the parameters neither
-// divide one host evenly nor fill whole hosts.
+// Counts the bytes for options.ranks_per_host ranks on each host. If that is 0, all ranks are on one host, and nothing
+// crosses the network. Leaves out packet headers, Muon's exchange of matrices, and the few bytes by which ranks make
+// decisions together. Throws ValueError if the ranks do not fill the hosts evenly. Also throws ValueError if the
+// options.world_size ranks that share one copy of the parameters neither divide one host evenly nor fill whole hosts.
 NetworkBytes plan_network(const ModelShapes& model, const PlanOptions& options);
-// Does the same for a mere count of parameters, without padding and without units. It counts a gather of all parameters
-// in each forward and in each backward pass. A run gathers less, because it does not gather the last unit again for
-// backward.
+// Does the same for a mere count of parameters, without padding and without units. If parameters are sharded, it counts
+// a gather of all parameters in each forward and in each backward pass. A run gathers less, because the last unit stays
+// gathered for backward.
 NetworkBytes plan_network(double numel, const PlanOptions& options);
 
 }  // namespace zeroshard

@@ -26,10 +26,11 @@ struct ParameterValues {
 
 // Splits the parameters of a model into units, and says for each module which units its forward needs.
 //
-// A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl). Without unit_classes,
-// each element of a ModuleList, Sequential or ModuleDict is a unit. Any other module with parameters of its own forms a
-// unit together with all modules in it. If those modules contain units, only the module's own parameters form a unit.
-// The model itself forms a unit in the same way. A tied parameter (one tensor, or two over the same memory) belongs to
+// A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl). Without unit_classes, a
+// unit is each element of a ModuleList, Sequential or ModuleDict that is no such container itself and lies in no other
+// unit. Any other module with parameters of its own forms a unit together with all modules in it. If those modules
+// contain units, only the module's own parameters form a unit. The model itself forms a unit of its own parameters
+// only, except if its class is in unit_classes. A tied parameter (one tensor, or two over the same memory) belongs to
 // the first unit that has it.
 class ModuleUnits {
  public:
@@ -39,7 +40,7 @@ class ModuleUnits {
 
   // Returns the definitions for Engine's constructor. The caller may set param groups in them first.
   std::vector<UnitDefinition>& definitions() { return definitions_; }
-  // Returns the units that must be unsharded around the forward of `module`, or nothing if it needs none. Throws
+  // Returns the units that must be unsharded around the forward of `module`, or an empty list if it needs none. Throws
   // ValueError for a module inside a unit, and for a module of another model.
   const std::vector<size_t>& of(const torch::nn::Module& module) const;
 
@@ -71,15 +72,17 @@ std::vector<at::Tensor> tensors_in(const std::tuple<Tensors...>& output) {
 }  // namespace detail
 
 // An engine for a torch::nn model. LibTorch has no forward hooks, so the model's forward must call its units through
-// the engine: `x = engine.call(block, x)` instead of `x = block(x)`. If a unit is called directly at stage 3, reading
-// its parameters throws an error with the text "parameter '...' is sharded".
+// the engine: `x = engine.call(block, x)` instead of `x = block(x)`. If a sharded unit is called directly, reading its
+// parameters throws an error with the text "parameter '...' is sharded".
 class ModuleEngine : public Engine {
  public:
   // Takes over the model. Collective. The parameters move to the world's device and get rank 0's values on every rank.
-  // The buffers must be on that device already. Throws ConfigError if the configuration has no optimizer.
+  // The buffers must be on that device already, and also get rank 0's values. Throws ConfigError if the configuration
+  // has no optimizer, or has Muon or another key that needs an engine in Python. Throws ValueError for a parameter
+  // without memory and for a buffer on another device.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world);
-  // Takes over a model whose parameters have no memory yet. Each rank reads only the values that it keeps from
-  // `values`, and never holds more than its shards.
+  // Takes over a model whose parameters have no memory yet. Each rank reads from `values` only the values that the rank
+  // keeps, and never holds more than its shards.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world, const ParameterValues& values);
   ~ModuleEngine();
 
@@ -102,6 +105,8 @@ class ModuleEngine : public Engine {
 
   // Clips the gradients and updates the parameters. Advances the learning-rate schedule of the configuration if the
   // step was applied. The caller must call step() once after every Config::grad_accumulation_steps calls of backward().
+  // If a background save has failed, calls report_failed_save(), except if the result asks the run to stop. The step is
+  // counted even if report_failed_save() throws.
   StepResult step();
   double lr() const;  // learning rate of the next step
   int64_t steps() const { return progress().global_steps; }

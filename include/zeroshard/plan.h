@@ -18,9 +18,9 @@ struct PlanOptions : PlacementOptions {
   DType compute_dtype = DType::kBFloat16;
   bool overlap = true;
   bool prefetch = true;
-  int replicas = 1;                     // number of groups of world_size ranks each; all groups hold the same states
+  int replicas = 1;                     // groups of world_size ranks each; every group has a copy of the parameters
   bool quantized_gradients = false;     // true: replicas send each other sums of gradients as 8-bit numbers
-  bool quantized_weights = false;       // true: replicas send each other updated parameters as 8-bit numbers
+  bool quantized_weights = false;       // true: replicas that share states send each other parameters as 8-bit numbers
   bool replicas_need_scratch = false;   // true: the transport between replicas copies the pieces of a sum
   bool exchange_needs_scratch = false;  // true: the transport cannot sum directly from the memory of peers
   int ranks_per_host = 0;               // 0: all ranks are on one host
@@ -31,9 +31,9 @@ struct PlanOptions : PlacementOptions {
   int parameter_buffers = 5;
   int64_t parameter_buffer_numel = 100'000'000;
   bool activations_in_files = false;  // true: activation checkpoints lie in files
-  // The dtype in which ranks exchange the momenta of Muon's matrices; unset: the optimizer is not Muon.
+  // The dtype in which ranks exchange the momenta of Muon's matrices. Unset: the optimizer is not Muon.
   std::optional<DType> matrix_dtype = std::nullopt;
-  OffloadConfig::Gradients gradients = OffloadConfig::Gradients::kAuto;  // requested place of reduced gradients
+  OffloadConfig::Gradients gradients = OffloadConfig::Gradients::kAuto;  // requested tier of reduced gradients
 };
 
 // Returns the number of moments per element: 2 for Adam and AdamW, 1 for Lion, Adagrad and SGD with momentum, and 0 for
@@ -44,10 +44,11 @@ int optimizer_slots(const OptimizerConfig& config);
 // is false, they run on the CPU, and their device memory is the host's memory. A config without an optimizer counts as
 // AdamW.
 PlanOptions plan_options(const Config& config, bool on_device = false);
-// Returns the tier of reduced gradients. It depends on options.gradients and on the tier of the states. With a GPU,
-// gradients leave the device only if all states are offloaded. Gradients are in files only if states are in files.
+// Returns the tier of reduced gradients, which depends on options.gradients and on the tier of the states. On a GPU or
+// another accelerator, gradients leave the device only if all states are offloaded. Gradients are in files only if
+// options.gradients requests it and the states are in files. On the CPU, all other gradients are on tier kDevice.
 Tier tier_of_gradients(const PlanOptions& options);
-// Returns whether the config places anything in files.
+// Returns whether the config places anything in files by "nvme". "auto" does not count.
 bool asks_for_files(const Config& config);
 // Returns whether to plan for ranks on a GPU if the user does not say where the ranks run. If only GPU ranks or only
 // CPU ranks accept the config's offload, the plan is for the ranks that accept it. Otherwise the plan is for CPU ranks
@@ -57,7 +58,7 @@ bool is_for_device(const Config& config);
 // The bytes of one rank on a tier other than its device.
 struct PlannedTier {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
-  double buffers = 0;  // buffers through which states are copied to the device or to files, and back
+  double buffers = 0;  // buffers through which data are copied to the device or to files, and back
 
   double total() const { return parameters + gradients + master_weights + moments + buffers; }
 };
@@ -68,11 +69,12 @@ struct PlannedTier {
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
-  double swap = 0;         // if ranks run on the CPU: buffers through which states go to files and back
+  double swap = 0;         // if ranks run on the CPU: buffers through which data go to files and back
   PlannedTier host, file;  // not in model_states() and total()
-  // The next two are set only for a GPU, and are not in total().
+  // The next two apply only to ranks on a GPU, and are not in total(). plan_model() sets them for all ranks, and
+  // plan_count() for none.
   double temporaries = 0;  // temporary memory of a step
-  double init_peak = 0;    // total bytes while an engine is built from a model that is on the device
+  double init_peak = 0;    // largest total while an engine is built from a model that is on the device
 
   double model_states() const { return parameters + gradients + master_weights + moments; }
   double total() const { return model_states() + gather_ring + reduce_ring + swap; }
@@ -82,8 +84,7 @@ struct PlannedBytes {
 inline constexpr int64_t kMaxParams = 100'000'000'000'000;
 
 // Plans `num_params` trainable parameters with the formulas of the ZeRO paper. The plan has only model states, without
-// padding, and no gather and reduce rings. Throws ValueError for a count, world size, stage or dtype that cannot be
-// planned.
+// padding, and no gather and reduce rings. Throws ValueError for a count or an option that cannot be planned.
 PlannedBytes plan_count(int64_t num_params, const PlanOptions& options);
 
 // A parameter's name in transformers, and its shape. Tied parameters are one entry with several names.
@@ -121,30 +122,32 @@ ModelShapes parse_model_shapes(std::string_view json, const std::string& source)
 ModelShapes load_model_shapes(const std::string& path);
 
 // Plans the bytes that one rank holds for the model: model states with padding, gather and reduce rings, and buffers.
+// Throws ValueError for an option that cannot be planned, and for a rule of options.rules that is malformed or matches
+// no unit.
 PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options);
-// The places of one unit's states, in words ("sharded bf16"). A place is "-" if the unit has no such state.
+// The way in which a rank holds one unit's states. The texts say for each state how it is divided among ranks, its
+// dtype, and its tier if that is not the device ("sharded bf16 on host"). A text is "-" if the unit has no such state.
 struct PlannedUnit {
   std::string name;
   int64_t numel = 0;
   std::string parameters, gradients, master_weights, moments;
   double bytes = 0;  // bytes that one rank holds, with padding and without rings
 };
-// Returns the units of a model in order. Throws ValueError for the same reasons as plan_model(), and for a rule of
-// options.rules that matches no unit.
+// Returns the units of a model in order. Throws ValueError for the same reasons as plan_model().
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options);
 // Returns kinds of units instead of units, for a caller that has no model. Members `numel` and `bytes` are 0. If
 // parameters are not sharded, the only kind is "all units". Otherwise there is one kind per rule. Two more kinds
-// follow: units up to the persistence threshold, if there is one, and all other units. Both are left out if a rule is
-// for "*".
+// follow: units up to the persistence threshold (left out if the threshold is 0), and all other units. Both are left
+// out if a rule is for "*".
 std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
 // Returns how many bytes the initialisation of a model on the host can need in addition to the planned bytes. That is
 // the size of the largest unit's largest group, whole and in fp32.
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
-// Returns the host bytes that one rank needs for background checkpoints. They hold the rank's share of the fp32 weights
+// Return the host bytes that one rank needs for background checkpoints. They hold the rank's share of the fp32 weights
 // and of the optimizer's states, at every stage. The first save allocates them. If the states lie in files, only fp32
 // parameters that are whole on every rank need these bytes, because the save reads all other values from the files or
-// from their own memory.
+// from their own memory. The second function is for a mere count of parameters.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 

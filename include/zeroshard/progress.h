@@ -8,6 +8,7 @@
 namespace zeroshard {
 
 // The number of samples of a step. In a step, every rank takes `accumulation` micro-batches of `micro` samples each.
+// The ranks of a sequence group take the same samples, so `world_size` counts them as one rank.
 struct BatchSize {
   int64_t micro = 1, accumulation = 1, world_size = 1;
   int64_t train() const { return micro * accumulation * world_size; }
@@ -15,15 +16,15 @@ struct BatchSize {
 
 using NamedCounts = std::vector<std::pair<std::string, int64_t>>;
 
-// The progress of training, including the time before the checkpoint that the run continued from. The engine counts.
-// The caller of the engine may set the counts and decide where steps end, as scripts for DeepSpeed do.
+// The progress of training, including the steps before the checkpoint that the run continued from. The engine counts.
+// The caller of the engine may set the counts, and with `boundary` decide where steps end, as scripts for DeepSpeed do.
 struct Progress {
   int64_t global_steps = 0;    // updates, including skipped ones
   int64_t skipped_steps = 0;   // skipped updates, whose gradients were not finite
   int64_t micro_steps = 0;     // finished micro-batches
   int64_t global_samples = 0;  // samples of all ranks
   BatchSize batch;
-  std::optional<bool> boundary = std::nullopt;  // unset: the count of micro-batches decides
+  std::optional<bool> boundary = std::nullopt;  // whether a step ends now; unset: the count of micro-batches decides
 
   // Returns whether the current micro-batch is the last of its step.
   bool is_boundary() const { return boundary.value_or((micro_steps + 1) % batch.accumulation == 0); }

@@ -4,7 +4,7 @@ namespace zeroshard {
 
 class Comm;
 
-// The communicators of an engine whose states have several replicas. Each replica is sharded over a group of
+// The communicators of an engine whose parameters have several replicas. Each replica is sharded over a group of
 // consecutive ranks.
 struct ReplicaComms {
   Comm* all = nullptr;       // all ranks; null: there is one replica

@@ -10,15 +10,17 @@
 #include "zeroshard/plan.h"
 
 // Estimates the time of a step from the shapes of a model and the rates of a machine. The estimate leaves out the
-// communication between ranks of one host, operators that are not matrix products, and the first step.
+// communication between ranks of one host, operators of the model that are not matrix products, and the additional time
+// of the first step.
 namespace zeroshard {
 
-// The rates of one rank per second, as measured on the machine. An unset rate is not known.
+// The rates of a machine per second, as measured. `network` is the rate of a host, and all others are rates of one
+// rank. An unset rate is not known.
 struct MachineRates {
   double flops = 0;            // floating-point operations in matrix products of the compute dtype
   std::optional<double> host;  // bytes that the CPU reads from memory plus bytes that it writes
   std::optional<double> link;  // bytes copied between device and host, in each direction
-  std::optional<double> disk;  // bytes read from plus bytes written to swap files, both at the same time
+  std::optional<double> disk;  // bytes read from plus bytes written to swap files, while both go on at once
   std::optional<double> network = std::nullopt;  // bytes between a host and the others, in each direction
 };
 
@@ -31,12 +33,13 @@ struct NetworkTime {
   double total() const { return forward + backward + update + alone; }
 };
 
-// The seconds of one step of a rank. A step consists of all its micro-batches and the update.
+// The seconds of one step of a rank, unless a member says otherwise. A step consists of all its micro-batches and the
+// update.
 struct PlannedStep {
   double forward = 0, backward = 0;  // of all micro-batches; recomputed layers count as backward
   double link = 0;                   // copies between device and host; they overlap forward and backward
   double reads = 0;      // file transfers of parameters, layer inputs and gradients during forward and backward
-  double update = 0;     // update by the CPU
+  double update = 0;     // update by the CPU; an update by a device counts as 0
   double disk = 0;       // swap file transfers; they overlap the update
   double tokens = 0;     // tokens of a step on this rank
   bool is_late = false;  // true: the update and the swap file transfers overlap the passes of the next step
@@ -54,18 +57,19 @@ struct PlannedStep {
 };
 
 // Plans a step. `activations` has the sizes of a micro-batch, and `options.grad_accumulation_steps` is the number of
-// micro-batches. Throws ValueError if a needed rate is unset. The message names the member of MachineRates.
+// micro-batches. Throws ValueError if flops is not positive, if another needed rate is unset (the message names the
+// member of MachineRates), or if the model cannot be planned with these options.
 PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, const ActivationOptions& activations,
                       const MachineRates& rates);
 
 // A change that makes the step faster, and the plan of the step after the change.
 struct StepChange {
-  std::string change;  // the change in words: configuration keys, or a second disk
+  std::string change;  // the change in words: configuration keys, more ranks or a second disk
   PlannedStep step;
 };
 // Tries twice the micro-batches per step, and, where they can help, twice the ranks and a second disk. Returns the
-// change with the most tokens per second, or nothing if the gain is below 5 %. Does not check whether the change fits
-// into memory.
+// change with which each rank processes the most tokens per second, or nothing if the gain is below 5 %. Does not check
+// whether the change fits into memory.
 std::optional<StepChange> best_change(const ModelShapes& model, const PlanOptions& options,
                                       const ActivationOptions& activations, const MachineRates& rates);
 

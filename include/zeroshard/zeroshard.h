@@ -1,6 +1,7 @@
 #pragma once
-// Includes every public header that needs only ATen. Code for models written with torch::nn must include
-// zeroshard/nn.h, too.
+// Includes the public headers for training with an Engine and for launching ranks. They need only ATen. Code for models
+// written with torch::nn must include zeroshard/nn.h, too. The other public headers are for single tasks, such as
+// metrics.h.
 #include "zeroshard/config.h"
 #include "zeroshard/dtype.h"
 #include "zeroshard/engine.h"
