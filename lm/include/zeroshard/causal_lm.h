@@ -21,21 +21,21 @@ class SequenceGroup;
 // Rows of token ids. A row contains one document, several packed documents, or a padded document.
 struct TokenBatch {
   at::Tensor ids;  // int64, [batch, length]
-  // int64, [batch, length]: the number of each token's document in its row; 0 is padding. Tokens attend only to tokens
-  // of their own document. Undefined: every row is one document.
+  // int64, [batch, row_length()]: the number of each token's document in its row; 0 is padding. Tokens attend only to
+  // tokens of their own document. Undefined: every row is one document.
   at::Tensor documents;
-  // int64, [batch, length]: the position of a token in its document. Undefined: the model computes them from
-  // `documents`.
+  // int64, [batch, row_length()]: the position of a token in its document. Undefined: the model computes the positions
+  // from `documents`.
   at::Tensor positions;
-  // The smallest and the largest id, if the caller knows them. Otherwise the model computes them, and if the ids are on
-  // a device, the host waits for the device.
+  // The smallest and the largest id, if the caller knows them. Unset: the model computes them, and if the ids are on a
+  // device, the host waits for the device.
   std::optional<std::pair<int64_t, int64_t>> id_range = std::nullopt;
   // The ranks that share these rows. Each rank has an equal piece, in the order of ranks. Null if rows are whole. If
   // ranks share rows, `ids` is this rank's piece, while `documents` and `positions` cover whole rows.
   std::shared_ptr<const SequenceGroup> sequence = nullptr;
 
   int64_t row_length() const;                         // length of a whole row
-  at::Tensor piece_of(const at::Tensor& rows) const;  // this rank's columns of whole rows, [batch, row_length]
+  at::Tensor piece_of(const at::Tensor& rows) const;  // this rank's columns of [batch, row_length()]
 };
 
 // Caches the keys and values of the tokens that a model has processed, so that the model need not process them anew for
@@ -47,8 +47,8 @@ class KvCache {
 
   int64_t length() const { return length_; }  // number of tokens of a row so far
   int64_t capacity() const { return capacity_; }
-  // Appends a layer's new keys and values, each [batch, kv_heads, length, head_dim]. Returns the keys and values that
-  // this layer has of all tokens.
+  // Appends a layer's new keys and values, each [batch, kv_heads, length, head_dim]. Returns the keys and values of all
+  // tokens in this layer. Throws ValueError if the capacity is exceeded.
   std::pair<at::Tensor, at::Tensor> append(int64_t layer, const at::Tensor& key, const at::Tensor& value);
   void advance(int64_t tokens) { length_ += tokens; }  // the caller calls it when every layer has appended
 
@@ -57,8 +57,8 @@ class KvCache {
   std::map<int64_t, std::pair<at::Tensor, at::Tensor>> layers_;
 };
 
-// Runs the parts of a model. A part is a module with its own parameters. If these are sharded, a subclass must unshard
-// them while the part runs.
+// Runs the parts of a model. A part is a module with its own parameters. This class only calls `forward`. If the
+// parameters are sharded, a subclass must unshard them while the part runs.
 class PartRunner {
  public:
   // The forward of a part. A backward pass can call it a second time with the same input.
@@ -66,7 +66,7 @@ class PartRunner {
 
   virtual ~PartRunner() = default;
   virtual at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward& forward) const;
-  // Runs one of the equal blocks that make up most of the model.
+  // Runs one of the equal blocks that make up most of the model, by default with run().
   virtual at::Tensor run_block(int64_t index, const torch::nn::Module& part, const at::Tensor& input,
                                const Forward& forward) const;
 };
@@ -75,9 +75,9 @@ class PartRunner {
 class CausalLM : public torch::nn::Module {
  public:
   // Returns logits [batch, length, vocabulary] in the dtype of the parameters. Values at padding have no meaning. With
-  // a cache, the batch continues where the cache ends and is appended to it. In that case `documents` and `positions`
-  // must be undefined, and the logits are only those of the last token: [batch, 1, vocabulary]. Throws ValueError for a
-  // wrong shape or dtype, or for an id outside the vocabulary.
+  // a cache, the batch continues where the cache ends and is appended to it. In that case `documents`, `positions` and
+  // `sequence` must be unset, and the logits are only those of the last token: [batch, 1, vocabulary]. Throws
+  // ValueError for a wrong shape or dtype, for an id outside the vocabulary, and for a position beyond max_length().
   at::Tensor logits(const TokenBatch& batch, const PartRunner& runner = {}, KvCache* cache = nullptr);
 
   struct Sizes {
@@ -87,7 +87,8 @@ class CausalLM : public torch::nn::Module {
   const Sizes& sizes() const { return sizes_; }
   int64_t vocab_size() const { return sizes_.vocab_size; }
   int64_t max_length() const { return sizes_.max_length; }
-  // Draws initial values for all parameters from the distributions that the architecture defines.
+  // Draws initial values for all parameters from the distributions that the architecture defines. The parameters must
+  // have memory.
   void initialize(uint64_t seed);
   // Writes the values that initialize() draws for elements [begin, end) of one parameter, in row-major order, to `out`
   // on the host as fp32. Each value depends only on `seed`, the element's position and the parameter's name.
@@ -99,8 +100,7 @@ class CausalLM : public torch::nn::Module {
 
  protected:
   explicit CausalLM(const Sizes& sizes) : sizes_(sizes) {}
-  // Computes the result of logits(). logits() has checked `batch`, and has set its positions to this rank's piece of
-  // them.
+  // Computes the result of logits(), which has checked `batch`. batch.positions is defined, and is this rank's piece.
   virtual at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) = 0;
   // Fills `elements`, which are some elements of parameter `name`, with values of the parameter's initial distribution.
   virtual void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) = 0;
@@ -113,21 +113,20 @@ class CausalLM : public torch::nn::Module {
 // Returns the values of model_type that make_causal_lm() supports.
 std::vector<std::string> causal_lm_types();
 
-// Makes the model that the text of a config.json describes, with fp32 parameters that have no memory. A ModuleEngine
-// gives the parameters memory with the values of initial_values() or stored_values(). Without an engine, allocate()
-// does. Throws a ValueError that names `source` for an unsupported architecture, field or value, and says what is
-// supported.
+// Makes the model that the text of a config.json describes, with fp32 parameters that have no memory. A ModuleEngine or
+// allocate() gives them memory, with the values of initial_values() or stored_values(). Throws a ValueError that names
+// `source` for an unsupported architecture, field or value, and says what is supported.
 std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, const std::string& source);
 // Does the same with the config.json in a directory.
 std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory);
 
-// Returns the values of CausalLM::initialize(seed). `model` must live as long as anyone reads them.
+// Returns the values of CausalLM::initialize(seed). `model` must outlive the result.
 ParameterValues initial_values(CausalLM& model, uint64_t seed);
 // Returns the values in the safetensors files of a directory, of any floating-point dtype. Parameters of
 // CausalLM::add_parameter() have no values there. Throws the errors of load_causal_lm().
 ParameterValues stored_values(const CausalLM& model, const std::string& directory);
-// Allocates all parameters of `model`, which have no memory yet. Fills them with `values`, or leaves the values
-// undefined.
+// Allocate those parameters of `model` that have no memory. The first function leaves their values undefined. The
+// second function fills all parameters with `values`.
 void allocate(CausalLM& model);
 void allocate(CausalLM& model, const ParameterValues& values);
 

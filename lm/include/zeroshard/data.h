@@ -28,25 +28,25 @@ struct DatasetOptions {
   int64_t length = 1024;  // length of a row in tokens
   Packing packing = Packing::kStream;
   Part part = Part::kTraining;
-  // The share of documents that belong to the validation part; the seed chooses them. If there are too few documents,
-  // the validation part gets this share of the tokens of each document, at its end.
+  // The share of documents that belong to the validation part; the seed chooses them. If that is less than one
+  // document, the validation part gets this share of the tokens of each document, at its end.
   double validation_share = 0;
   bool shuffle = true;
   uint64_t seed = 0;
   int64_t vocab_size = 0;  // every id must be below this; 0: not checked
-  // The id after which a document ends in token files of other programs, which have no index of documents. Unset: each
-  // such file is one document.
+  // The id of the token after which a document ends in token files of other programs, because these have no index of
+  // documents. Unset: each such file is one document.
   std::optional<int32_t> eos;
 };
 
-// An endless sequence of rows, epoch after epoch. Each epoch has every token of the chosen part of the files once, in
-// an order that depends only on (seed, epoch). Row `i` is the same for any number of ranks, so a run can continue from
-// a row number. The files stay mapped, and row() copies only the tokens of its row. Any number of threads may call
-// row().
+// An endless sequence of rows, epoch after epoch. Each epoch has every token of the chosen part of the files once. The
+// order depends only on the seed and the number of the epoch; without `shuffle`, all epochs have the same order. Row
+// `i` is the same for any number of ranks, so a run can continue from a row number. The files stay mapped, and row()
+// copies only the tokens of its row. Any number of threads may call row().
 class Dataset {
  public:
   // Throws an IoError or ValueError that names a file that is not a token file, is damaged, is empty or has ids outside
-  // the vocabulary.
+  // the vocabulary. In files of other programs from 64 MiB on, row() checks the ids when it reads them.
   Dataset(const std::vector<std::string>& files, const DatasetOptions& options);
   ~Dataset();
 

@@ -27,19 +27,20 @@ struct GenerateOptions {
   SamplingOptions sampling;
 };
 
-// A model of a Hugging Face directory whose blocks are distributed over the ranks. Each rank computes its own blocks,
-// and broadcasts one vector per token after the last of them. The rank with the next blocks continues with these
-// vectors. No parameters are gathered. Each method is collective.
+// A model of a Hugging Face directory whose blocks are distributed over the ranks. Each rank computes its own blocks in
+// turn. After its last block, the rank broadcasts one vector per token, and the rank with the next blocks continues
+// with these vectors. No parameters are gathered.
 class Generator {
  public:
-  // Loads the model to the world's device. `dtype` is the dtype of parameters and arithmetic: F32 or BF16. Throws the
-  // errors of load_causal_lm().
+  // Loads the model to the world's device. `dtype` is the dtype of parameters and arithmetic: F32 or BF16. `world` must
+  // outlive the generator. Throws ValueError for another dtype, and the errors of load_causal_lm().
   Generator(const std::string& directory, World& world, const std::string& dtype = "F32");
   ~Generator();
 
-  // Returns the tokens that follow `prompt`, the same on every rank. Calls `on_token` with each token as soon as the
-  // token is chosen. Throws ValueError for an empty prompt, an id outside the vocabulary, invalid options, or more
-  // tokens than the model has positions. Throws Error if no token can be chosen because weights have inf or NaN.
+  // Returns the tokens that follow `prompt`, the same on every rank. Collective: every rank must pass the same prompt
+  // and options. Calls `on_token` with each token as soon as the token is chosen. Throws ValueError for an empty
+  // prompt, an id outside the vocabulary, invalid options, or more tokens than the model has positions. Throws Error if
+  // no token can be chosen because weights have inf or NaN.
   std::vector<int32_t> generate(const std::vector<int32_t>& prompt, const GenerateOptions& options,
                                 const std::function<void(int32_t)>& on_token = {});
 

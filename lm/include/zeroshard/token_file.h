@@ -17,24 +17,25 @@ struct TokenFileInfo {
   std::string format;  // "zeroshard", "llm.c", "npy" or "u16"
   int64_t bytes = 0, tokens = 0, documents = 0;
   int id_bytes = 0;
-  // The following members are known only for zeroshard's own files:
+  // The members below, except `masked` and `learned`, are known only for zeroshard's own files.
   int64_t vocab_size = 0;     // 0: not known
   int64_t max_id = -1;        // -1: not known
-  int64_t max_position = -1;  // position of the first token with that id
-  bool masked = false;        // true: some tokens are not learned as targets
-  int64_t learned = 0;        // number of learned tokens; all if there is no mask
+  int64_t max_position = -1;  // position of the first token with the id max_id
+  bool masked = false;        // true: the file marks the tokens that are learned as targets
+  int64_t learned = 0;        // number of tokens that are learned as targets; all if not `masked`
   std::string tokenizer;      // Tokenizer::digest(); empty: not known
 };
 
 // A mapped file of tokens. The constructor checks the metadata, and read() checks the ids that it reads. Nobody may
-// change the file while the object exists. If somebody truncates the file, the next call throws IoError. document_end()
-// and learned() do not check this, because they are called too often. After a truncation these two, and calls that are
-// running at that time, can crash the process. Any number of threads may use the object.
+// change the file while the object exists. If somebody truncates the file, read(), check_whole() and verify() throw
+// IoError. document_end() and learned() do not check for a truncation, because they are called too often, and
+// identity() does not, either. After a truncation these three, and calls that are running at that time, can crash the
+// process. Any number of threads may use the object.
 class TokenFile {
  public:
-  // If the file has no index of documents, a document ends at each `eos`, and the constructor reads the whole file to
-  // find all `eos`. Without `eos`, such a file is one document. Throws IoError, or a ValueError that names the file and
-  // the field.
+  // Only zeroshard's own files have an index of documents. In another file, a document ends after each token `eos`, and
+  // the constructor reads the whole file to find these tokens. Without `eos`, another file is one document. Throws
+  // IoError, or a ValueError that names the file and the field.
   explicit TokenFile(const std::string& path, std::optional<int32_t> eos = std::nullopt);
   ~TokenFile();
   TokenFile(TokenFile&&) noexcept;
@@ -45,12 +46,15 @@ class TokenFile {
   // empty.
   int64_t document_end(int64_t document) const;
 
-  // Reads tokens from position `begin` on. Throws ValueError for an id that is negative or not below `limit`.
+  // Reads ids.size() tokens from position `begin` on. Throws ValueError for an id that is negative or not below
+  // `limit`, and for a position outside of the file.
   void read(int64_t begin, std::span<int32_t> ids, int64_t limit = INT64_C(1) << 31) const;
+  // Returns whether the token is learned as a target. Without a mask, all tokens are.
   bool learned(int64_t position) const;
 
-  // Throws a ValueError that names the first token whose id is not below `limit`. For a file of another program it
-  // reads the whole file.
+  // Throws ValueError if an id is not below `limit`. For zeroshard's own files the message names the first token with
+  // the largest id, which the file stores. For a file of another program the function reads the whole file, and the
+  // message names the first wrong token.
   void check_ids(int64_t limit) const;
   // Throws IoError if the file has been truncated since it was opened.
   void check_whole() const;
@@ -67,9 +71,9 @@ class TokenFile {
 };
 
 struct TokenFileOptions {
-  int64_t vocab_size = 0;  // every id is below this; up to 65536 an id takes 2 bytes, above that 4
-  bool masked = false;
-  std::string tokenizer;  // 16 hexadecimal digits, or empty
+  int64_t vocab_size = 0;  // every id is below this; with a size up to 65536 an id takes 2 bytes, else 4
+  bool masked = false;     // true: the file marks the tokens that are learned as targets
+  std::string tokenizer;   // 16 hexadecimal digits, or empty
 };
 
 // Writes a token file, document by document, with a few MiB of memory. After finish() the file has its name and is on
@@ -84,8 +88,8 @@ class TokenFileWriter {
   TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
   // Appends one document, or nothing if the document is empty. For a masked file, `learn` has one number per token,
-  // which is 0 if the token is not learned as a target. After an error of this function or of finish(), the object may
-  // only be destroyed.
+  // which is 0 if the token is not learned as a target. If `learn` is empty, all tokens are learned. After an error of
+  // this function or of finish(), the object may only be destroyed.
   void append(std::span<const int32_t> ids, std::span<const uint8_t> learn = {});
   // Completes the file and gives it its name. Throws ValueError if there is no token at all.
   void finish();

@@ -18,8 +18,8 @@ struct TokenizeOptions {
   // kAuto: kJsonl for names that end in .jsonl, .ndjson or .json, else kText. In files whose names end in .parquet
   // every row is a record, so for them kAuto and kText mean kJsonl.
   enum class Format : uint8_t { kAuto, kText, kJsonl, kChat, kInstruct };
-  // A document of a text file ends, and the next one begins, only at the end of the file, at blank lines, or at a line
-  // that equals `separator`.
+  // Says what ends a document of a text file in addition to the end of the file. kFile: nothing. kBlankLines: blank
+  // lines. kLine: a line that equals `separator`.
   enum class Split : uint8_t { kFile, kBlankLines, kLine };
 
   Format format = Format::kAuto;
@@ -29,15 +29,15 @@ struct TokenizeOptions {
   bool append_eos = true;      // true: documents of kText and kJsonl end with eos; templates have ends of their own
   Split split = Split::kFile;  // for kText
   std::string separator;
-  // Sets `split` from `text`, the value of an option. "blank" means kBlankLines, and any other text means kLine with
-  // that text as separator. Does nothing for "".
+  // Sets `split` from `text`, the value of an option. "blank" means kBlankLines. Any other text means kLine with that
+  // text as separator. Does nothing for "".
   void split_at(const std::string& text) {
     if (text.empty()) return;
     split = text == "blank" ? Split::kBlankLines : Split::kLine;
     separator = text;
   }
   int threads = 0;                                  // 0: one per core
-  int64_t max_document_bytes = int64_t{256} << 20;  // largest text or line
+  int64_t max_document_bytes = int64_t{256} << 20;  // a longer text or line is an error
   const std::atomic<bool>* stop = nullptr;          // tokenize_files() throws when this becomes true
 };
 

@@ -22,15 +22,16 @@ class Tokenizer {
   virtual std::string decode(const std::vector<int32_t>& ids, bool skip_special) const = 0;
 
   virtual int64_t vocab_size() const = 0;  // largest id + 1, including added tokens
+  // id_of() returns nothing for an unknown token. token() throws ValueError for an id without a token.
   virtual std::optional<int32_t> id_of(std::string_view token) const = 0;
   virtual const std::string& token(int32_t id) const = 0;
 
-  // Return the tokens that begin and end a sequence, if the tokenizer has any. Their names come from
-  // tokenizer_config.json or special_tokens_map.json in the same directory. A SentencePiece model itself contains their
-  // names.
+  // Return the ids of the tokens that begin and end a sequence, if the tokenizer has any. For a tokenizer.json, the
+  // names of these tokens come from tokenizer_config.json or special_tokens_map.json in the same directory. A
+  // SentencePiece model itself contains the names.
   const std::optional<int32_t>& bos() const { return bos_; }
   const std::optional<int32_t>& eos() const { return eos_; }
-  // Returns 16 hexadecimal digits. They are equal for tokenizers whose encode() gives the same results.
+  // Returns 16 hexadecimal digits. If they are equal for two tokenizers, encode() gives the same results.
   const std::string& digest() const { return digest_; }
 
  protected:
@@ -38,9 +39,9 @@ class Tokenizer {
   std::string digest_;
 };
 
-// Loads a tokenizer. `path` is a tokenizer.json, a SentencePiece model (*.model), or a directory with one of them; in a
-// directory with both, tokenizer.json wins. Throws an IoError or ValueError that names the file, and the field that is
-// wrong or not supported.
+// Loads a tokenizer. `path` is a tokenizer.json, a SentencePiece model (*.model), or a directory. In a directory, the
+// first file that exists is taken: tokenizer.json, tokenizer.model, or the only other *.model. Throws an IoError or
+// ValueError that names the file, and the field that is wrong or not supported.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
 
 }  // namespace zeroshard
