@@ -130,8 +130,8 @@ void add_verify(CLI::App& parent) {
   });
 }
 
-// Returns the name that safetensors has for the dtype `name`. `name` is the name in a configuration ("bf16"), or
-// already that of safetensors ("BF16"). Throws ValueError for any other name.
+// Returns the name that safetensors has for the dtype `name`. `name` is the name in a configuration ("bf16") or that of
+// safetensors ("BF16"), in upper or lower case. Throws ValueError for any other name.
 std::string export_dtype(const std::string& name) {
   const std::map<std::string, std::string> dtypes{
       {"fp32", "F32"}, {"bf16", "BF16"}, {"fp16", "F16"}, {"f32", "F32"}, {"f16", "F16"}};

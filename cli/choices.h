@@ -9,7 +9,7 @@
 namespace zeroshard::cli {
 
 // Returns the value for `name`. Throws ValueError if there is none. The message names `option`, all choices, and the
-// choice that is most like `name`.
+// choice that is most like `name`, if one is similar.
 template <typename Value>
 const Value& choose(const std::map<std::string, Value>& choices, const std::string& name, const std::string& option) {
   const auto found = choices.find(name);

@@ -7,8 +7,8 @@ namespace CLI {
 class App;
 }
 
-// Declares the subcommands of `zeroshard`. Each is implemented in a file of its own. Each function adds its subcommand
-// to `app`. The subcommand's callback does the work.
+// Declares the subcommands of `zeroshard`. Each function adds one subcommand to `app`, and is defined in a file of its
+// own. The subcommand's callback does the work.
 namespace zeroshard::cli {
 
 void add_config_command(CLI::App& app);
@@ -21,8 +21,8 @@ void add_tokenize_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 void add_generate_command(CLI::App& app);
 
-// Returns `arguments`, the command line, but without a `--` before the script of `run`. CLI11 would end the subcommand
-// at that `--`.
+// Returns `arguments`, the command line, without a `--` before the script of `run`, because CLI11 would end the
+// subcommand at that `--`.
 std::vector<char*> without_separator(const CLI::App& app, std::vector<char*> arguments);
 
 }  // namespace zeroshard::cli

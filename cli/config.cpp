@@ -34,7 +34,7 @@ std::string hex(uint64_t value) {
 }
 
 // Returns an object that says under "GPU" and under "CPU" why ranks on such a device would refuse the offload of
-// `config`. Leaves out the key of a device on which ranks would accept the offload.
+// `config`. Lacks the key of a device on which ranks would accept the offload.
 Json refusals(const Config& config) {
   Json json = Json::object();
   for (const bool on_device : {true, false})

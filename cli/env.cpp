@@ -1,5 +1,5 @@
-// `zeroshard env`: prints environment variables for a shell. With them `import deepspeed` imports zeroshard, and the
-// command `deepspeed` is zeroshard's.
+// `zeroshard env`: prints environment variables for a shell. With these variables, `import deepspeed` imports
+// zeroshard, and the command `deepspeed` is zeroshard's.
 #include <CLI/CLI.hpp>
 #include <iostream>
 

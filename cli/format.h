@@ -5,7 +5,7 @@
 
 namespace zeroshard::cli {
 
-// Formats `values` as printf() does. Cuts the text off after 255 characters.
+// Formats `values` as printf() does. Cuts the text off after 255 bytes.
 std::string format(const char* pattern, auto... values) {
   std::array<char, 256> text{};
   std::snprintf(text.data(), text.size(), pattern, values...);

@@ -19,17 +19,17 @@ struct RanksArguments {
   int nproc = 1;
 };
 
-// Returns the command line of a rank, which has the options that this command got, except --nproc.
+// Returns the command line of a rank: the words that this command got, except --nproc.
 std::vector<std::string> rank_argv(const CLI::App& command, const std::string& directory) {
   std::vector<std::string> argv = {torch_program(), "generate"};
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
     if (name == "DIR" || name == "--nproc") continue;
     for (const std::string& value : option->results()) {
-      if (value.starts_with('-'))  // a word of its own would be read as an option
+      if (value.starts_with('-'))  // as a word of its own, the value would be read as an option
         argv.push_back(name + "=" + value);
       else
-        argv.insert(argv.end(), {name, value});  // an empty value in NAME=VALUE would be read as a missing one
+        argv.insert(argv.end(), {name, value});  // an empty value in NAME=VALUE would be read as a missing value
     }
   }
   argv.insert(argv.end(), {"--", directory});

@@ -9,7 +9,7 @@ class App;
 
 namespace zeroshard::cli {
 
-// The values of the command line of `zeroshard generate`, and of the ranks that it starts.
+// The values of the command line of `zeroshard generate`, and of the command lines of the ranks that it starts.
 struct GenerateArguments {
   std::string directory, prompt, dtype = "F32", device = "auto";
   GenerateOptions options;

@@ -59,8 +59,9 @@ void check_filters(const HostArguments& arguments) {
            "--include and --exclude choose hosts and slots: give them without --nproc, --num_gpus and --num_nodes");
 }
 
-// Returns how many ranks to start on each host. Throws ValueError if the hosts have different numbers of slots, because
-// every host must run the same number of ranks.
+// Returns how many ranks to start on each host: --nproc or --num_gpus if given, else the number of slots to use. Every
+// host must run the same number of ranks. So throws ValueError if --num_gpus is more than the slots of some host, or if
+// hosts have different numbers of slots to use.
 int ranks_per_host(const std::vector<JobHost>& hosts, const HostArguments& arguments) {
   if (arguments.nproc) return *arguments.nproc;
   for (const JobHost& host : hosts) {
@@ -102,7 +103,8 @@ std::string own_path() {
 }
 
 // Returns after how many seconds of silence the connection to a host counts as lost. The result is at least 5, because
-// fewer seconds would end healthy hosts, and it is always finite, so that a lost host does not stay forever.
+// fewer seconds would end healthy hosts. The result is finite even for a stall_timeout_s of 0, because a lost host must
+// not keep the job waiting forever.
 double patience_s(const LaunchOptions& options) {
   return options.stall_timeout_s == 0 ? 60 : std::clamp(options.stall_timeout_s, 5.0, 3600.0);
 }
@@ -130,7 +132,8 @@ std::string slots_option(const JobHost& host, const HostArguments& arguments, in
 }
 
 // Appends the lines NAME=VALUE of DeepSpeed's file .deepspeed_env to `variables`. DS_ENV_FILE gives the file another
-// name or path. Reads the file of the home directory first, then that of the current directory.
+// name or path. Reads the file of the home directory first, then that of the current directory. A missing file is an
+// error only if DS_ENV_FILE is set.
 void add_environment_file(std::vector<std::string>& variables) {
   const char *name = std::getenv("DS_ENV_FILE"), *home = std::getenv("HOME");
   const bool is_named = name != nullptr && *name != 0;
@@ -182,16 +185,16 @@ void check_apart(const std::vector<JobHost>& hosts, const HostArguments& argumen
   }
 }
 
-// The command's surroundings when it began. All starts of a job get these, even if the surroundings change between two
-// starts.
+// The current directory, the variables and the path of this command when it began. All starts of a job use these, even
+// if the directory or files have changed between two starts.
 struct Surroundings {
   std::string folder = std::filesystem::current_path();
   std::vector<std::string> variables = variables_for_hosts();
   std::vector<std::string> program{own_path(), "run", "--from-stdin"};
 };
 
-// Returns, for one start of the job, the command that starts each host and the order that the host gets.
-// `options.restarts` must be set.
+// Returns, for one start of the job, the command that starts zeroshard on each host, and the order that it then reads
+// from standard input. `options.restarts` must be set.
 std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>& hosts, const HostArguments& arguments,
                                  const LaunchOptions& options, const Surroundings& surroundings) {
   const std::string master = address_of(hosts[0], arguments), job = options.job.empty() ? random_name() : options.job;
@@ -222,9 +225,9 @@ std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>
   return starts;
 }
 
-// Waits as long as a lost host needs to kill its ranks, if any can still run. Without this wait, these ranks and those
-// of the next start might use the same GPUs or write to the same files. Returns the signal that asked the job to end,
-// or 0.
+// Waits as long as a lost host needs to kill its ranks, if any of them can still run. Without this wait, these ranks
+// and those of the next start might use the same GPUs or write to the same files. Returns the signal that asked the job
+// to end, or 0.
 int await_end_of_lost(const JobEnd& end, const LaunchOptions& options, const TakenSignals& signals) {
   constexpr double kToEndS = 10;  // from the moment when a host gives up until its ranks have ended
   const double wait_s = end.can_still_run ? patience_s(options) + kToEndS : 0;

@@ -27,12 +27,12 @@ struct HostArguments {
 // Adds --launcher, --launcher_args and --ssh_port.
 void add_host_options(CLI::App& run, HostArguments& arguments);
 
-// Returns the hosts on which to start a job, or nothing if the job runs only on this host. Throws ValueError for wrong
-// values of the options, and for a wrong hostfile.
+// Returns the hosts of a hostfile on which to start a job; this host can be among them. Returns nothing if there is no
+// hostfile, or if it has only this host. Throws ValueError for wrong values of the options, and for a wrong hostfile.
 std::vector<JobHost> other_hosts(const HostArguments& arguments);
 
 // Starts the job on `hosts`, with the options of `run` that do not concern hosts, and restarts it as --max-restarts and
-// --min-ranks say. Returns the job's exit code.
+// --min-ranks say. Returns the job's exit code, or 128 + n after signal n.
 int run_on_hosts(const CLI::App& run, std::vector<JobHost> hosts, HostArguments arguments,
                  const LaunchOptions& options);
 

@@ -13,7 +13,7 @@ constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr const char* kSeconds = "seconds >= 0";
 
 // Returns text about the allowed numbers, for an error message or the help. If `name_max` is true, the text names the
-// upper limit, even if that limit is only the largest int.
+// upper limit, even if that limit is only the largest int. Otherwise it names only the lower limit.
 std::string describe(IntRange range, bool name_max) {
   std::string text = "a whole number >= " + std::to_string(range.min);
   if (name_max) text += " and <= " + std::to_string(range.max);
@@ -33,8 +33,8 @@ double parse_seconds(const std::string& option, const std::string& text) {
   return value;
 }
 
-// Adds an option. CLI11 calls `read` with the option's name and text while it parses the command line, so before it
-// calls the subcommand's callback.
+// Adds an option. CLI11 calls `read` with the option's name and text while it parses the command line. So an error of
+// `read` comes before the subcommand's callback runs.
 void add(CLI::App& app, const std::string& names, const std::string& expected, const std::string& help,
          std::function<void(const std::string& option, const std::string& text)> read) {
   const std::string first = names.substr(0, names.find(','));

@@ -10,8 +10,8 @@ namespace CLI {
 class App;
 }
 
-// Adds options with numeric values. zeroshard parses these values instead of CLI11, so that the error for a wrong value
-// names the option, its value and what is expected.
+// Adds options with numeric values. zeroshard itself parses these values, because the error of CLI11 for a wrong value
+// would not name the option, its value and what is expected.
 namespace zeroshard::cli {
 
 struct IntRange {

@@ -56,7 +56,7 @@ struct PlanArguments {
 const std::map<std::string, DType> kDTypes{
     {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
 
-// The number of moments for each element. "sgd" is without momentum, and "sgd-momentum" is with it.
+// The number of moments for each element. "sgd" has no momentum, unlike "sgd-momentum".
 const std::map<std::string, int> kOptimizerSlots{{"adamw", 2},        {"adam", 2}, {"lion", 1}, {"adagrad", 1},
                                                  {"sgd-momentum", 1}, {"sgd", 0},  {"muon", 2}};
 
@@ -105,8 +105,8 @@ void read_config(const PlanArguments& arguments, const PlannedRanks& ranks, Plan
   ConfigContext context;
   context.world_size = ranks.world_size;
   context.ranks_per_host = ranks.ranks_per_host;
-  // The file is read as if for the highest planned stage, because that stage supports everything that a file can ask
-  // for.
+  // Reads the file as if for the highest planned stage, because at a lower stage the parser drops offload that only a
+  // higher stage has.
   if (!inputs.stages.empty()) context.stage = inputs.stages.back();
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
   const ParsedConfig parsed = load_config(arguments.config.path, context);
@@ -131,8 +131,8 @@ void read_config(const PlanArguments& arguments, const PlannedRanks& ranks, Plan
   note_offload(config, arguments.memory.cpu, inputs);
 }
 
-// Returns the bytes that `text` names. Throws ValueError for a small number without a unit, because the user probably
-// forgot the unit. Without one, the number is in bytes, and no device has so few.
+// Returns the bytes that `text` names. A number without a unit is in bytes. Throws ValueError for fewer than 10^6 bytes
+// without a unit, because no device has so few, so the user probably forgot the unit.
 double parse_device_bytes(const std::string& option, const std::string& text) {
   const double bytes = parse_bytes(text);
   const bool has_unit = text.find_first_not_of("0123456789.") != text.npos;
@@ -255,14 +255,15 @@ void choose_offload(PlanInputs& inputs) {
   inputs.config = choices[choice.index];
 }
 
-// Returns the ratio of needed memory to its limit, for the device or the host, whichever ratio is larger. The plan fits
-// if the result is at most 1.
+// Returns the ratio of needed memory to its limit, for the device or the host, whichever ratio is larger. Memory
+// without a limit counts as 0. The plan fits if the result is at most 1.
 double share_of_limits(const MemoryNeeds& needs, const MemoryLimits& limits) {
   return std::max(limits.device ? needs.device / limits.device->bytes : 0,
                   limits.host ? needs.host / limits.host->bytes : 0);
 }
 
-// Returns the length of the longest sequence whose activations fit, or 0 if no sequence fits.
+// Returns the length of the longest sequence whose activations fit in addition to `bytes`, or 0 if no sequence fits.
+// The result is at most kLongestSequence.
 int64_t longest_sequence(PlanInputs inputs, const PlannedBytes& bytes, const MemoryLimits& limits, bool on_device) {
   const auto fits = [&](int64_t length) {
     inputs.activations->sequence_length = length;

@@ -28,9 +28,11 @@ struct PlannedRanks {
 // contradict one another.
 PlannedRanks read_ranks(const RankArguments& arguments);
 
-// Throws ValueError if the ranks that share one copy of the states cannot be distributed evenly over the hosts.
+// Throws ValueError if the user gave --cluster and the ranks cannot be distributed over the hosts as plan_network()
+// requires. Checks this with the options at stage 0.
 void check_cluster(const PlanInputs& inputs);
-// Both functions say how many bytes cross the network in a step with the options `at`: as a line of text, and as JSON.
+// Both functions return the bytes that cross the network in a step with the options `at`, as a line of text and as
+// JSON. If the network's rate is known, they also return the seconds that this takes.
 std::string describe_network(const PlanInputs& inputs, const PlanOptions& at);
 nlohmann::ordered_json network_as_json(const PlanInputs& inputs, const PlanOptions& at);
 

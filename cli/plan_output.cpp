@@ -30,7 +30,7 @@ std::string not_counted(const PlanInputs& inputs) {
   return "Not counted: temporary memory of operators, LibTorch and the driver.";
 }
 
-// Returns a sentence about the micro-batch whose activations are counted.
+// Returns text about the micro-batch whose activations are counted.
 std::string describe_activations(const ActivationOptions& options) {
   const std::string shared = options.sequence_parallel == 1
                                  ? ""
@@ -45,7 +45,7 @@ std::string describe_activations(const ActivationOptions& options) {
 
 bool has_swap(const PlanInputs& inputs) {
   const PlanOptions& options = inputs.options;
-  if (options.on_device) return false;  // with a device, another row has the host's buffers of swap files
+  if (options.on_device) return false;  // with a device, print_tier() prints the host's buffers for swap files
   return options.state_tier == Tier::kFile || options.parameter_tier == Tier::kFile || options.activations_in_files;
 }
 
@@ -60,7 +60,7 @@ double staging(const PlanInputs& inputs) {
   return bytes;
 }
 
-// Returns sentences about the bytes of one parameter before sharding (16 for bf16 with Adam). They say how the bytes
+// Returns text about the bytes of one parameter before sharding (16 for bf16 with Adam). The text says how these bytes
 // are divided among weights, gradients, master weights and moments, and how many bytes accumulated gradients add.
 std::string convention(const PlanInputs& inputs) {
   PlanOptions whole = inputs.at_stage(0);
@@ -159,8 +159,8 @@ void print_tier(const std::string& name, const std::vector<StagePlan>& plans, Pl
   print_row((name + ": total").c_str(), plans, [&](const PlannedBytes& bytes) { return (bytes.*tier).total(); });
 }
 
-// Returns text that is appended to the line of describe_fit(), such as "; the longest sequence that fits has 12345
-// tokens". Returns "" if the plan's longest_sequence is unset.
+// Returns the end of the line that describe_fit() begins, such as "; the longest sequence that fits has 12345 tokens".
+// Returns "" if the plan's longest_sequence is unset.
 std::string describe_longest(const StagePlan& plan) {
   if (!plan.longest_sequence) return "";
   if (*plan.longest_sequence == 0) return "; no sequence fits";

@@ -43,7 +43,8 @@ struct PlanInputs {
     return activations ? plan_activations(*model, *activations) : PlannedActivations();
   }
   double activation_bytes() const { return planned_activations().total(); }
-  // Returns the bytes that must fit on a device in addition to the plan: the device's overhead and the activations.
+  // Returns the bytes that must fit in addition to the plan: the device's overhead and the activations. They must fit
+  // on a device, or in the host's memory if ranks run on the CPU.
   double besides() const { return device_overhead.value_or(0) + activation_bytes(); }
   MemoryNeeds memory_needs(const PlannedBytes& planned) const {
     MemoryNeeds needs = zeroshard::memory_needs(planned, options.on_device);
@@ -58,8 +59,8 @@ struct PlanInputs {
     const MemoryNeeds needs = memory_needs(planned);
     return options.on_device ? needs.device : needs.host;
   }
-  // Returns the user's options for `stage`. Unlike at_stage(), keeps options of offload that have no effect at that
-  // stage.
+  // Returns the user's options for `stage`, with the sizes of groups that they mean at that stage. Unlike at_stage(),
+  // keeps options of offload that have no effect at that stage.
   PlanOptions asked_at_stage(int stage) const {
     PlanOptions at = options;
     at.stage = stage;
@@ -82,9 +83,9 @@ struct PlanInputs {
 struct StagePlan {
   int stage;
   PlannedBytes bytes;
-  std::optional<FitReport> fit;
-  std::string passed_limits;  // "" if the plan fits, or if no limit is known
-  std::string advice;         // text about a change with which the plan would fit
+  std::optional<FitReport> fit;  // unset if no limit is known
+  std::string passed_limits;     // "" if the plan fits, or if no limit is known
+  std::string advice;            // text about a change with which the plan would fit; "" if it fits
   std::optional<FitChange> change;
   std::optional<int64_t> longest_sequence;  // length of the longest sequence that fits; 0 if none does
 };
@@ -98,14 +99,15 @@ struct Recommendation {
 
 void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
                       const std::optional<Recommendation>& recommended);
-// Prints one JSON object. If one stage is planned, the object itself has the stage's values. If several are planned, a
-// list under "stages" has their values.
+// Prints one JSON object. If one stage is planned, the object itself has the stage's values. If several stages are
+// planned, a list under "stages" has the values of each.
 void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
                      const std::optional<Recommendation>& recommended);
 void print_params(const ModelShapes& model, bool as_json);
-// Prints for each stage on which tier the states of each unit are.
+// Prints for each stage and each unit how the unit's states are sharded, in which dtype, and on which tier.
 void print_placements(const PlanInputs& inputs, bool as_json);
-// The table and the JSON have one row per unit. If `sizes` is true, each row also has the unit's elements and bytes.
+// The table and the JSON have one row per unit. If `sizes` is true, each row also has the unit's bytes, and in JSON the
+// number of its elements, too.
 void print_placement_table(const std::vector<PlannedUnit>& units, bool sizes);
 nlohmann::ordered_json placements_as_json(const std::vector<PlannedUnit>& units, bool sizes);
 

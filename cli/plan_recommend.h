@@ -8,9 +8,9 @@
 // Chooses the one configuration that `zeroshard plan` recommends, and writes it to a file.
 namespace zeroshard::cli {
 
-// Recommends the lowest planned stage that fits. If no stage fits, recommends the smallest change with which one fits.
-// Returns nothing if no change is enough. If no limit is known, recommends the planned stage if there is only one, and
-// returns nothing otherwise.
+// Recommends the lowest planned stage that fits. If no stage fits, recommends the smallest change of the first planned
+// stage that fits, which can be a higher stage, offload or more ranks. Returns nothing if no change is enough. If no
+// limit is known, recommends the planned stage if there is only one, and returns nothing otherwise.
 std::optional<Recommendation> recommend(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
 
 // The inputs that write_recommended() needs in addition to the recommendation.
@@ -22,8 +22,9 @@ struct RecommendedFrom {
   std::string nvme_path;
 };
 // Writes the recommended configuration to the file `path` as JSON, or to standard output if `path` is "-". Throws
-// ValueError if `recommended` is empty, if a directory of swap files is missing, or if a run with this configuration
-// would need other memory than was planned. Throws IoError if the file cannot be written.
+// ValueError if `recommended` is empty, if neither the configuration nor `from` names a directory of swap files that is
+// needed, or if a run with this configuration would need other memory than was planned. Throws IoError if the file
+// cannot be written.
 void write_recommended(const std::string& path, const std::optional<Recommendation>& recommended,
                        const RecommendedFrom& from);
 

@@ -24,8 +24,8 @@ std::optional<double> bytes_per_second(const char* option, const std::string& te
 }
 
 // Calls plan_step(), but first checks that the user gave every rate that the step needs. If a rate is missing, the
-// error names the option that the user must give. The error of plan_step() would only name a member of MachineRates
-// ("host").
+// error names the option that the user must give. The error of plan_step() would name only a member of MachineRates,
+// such as "host".
 PlannedStep planned(const PlanInputs& inputs, const PlanOptions& at) {
   const MachineRates& rates = *inputs.rates;
   const PlannedBytes bytes = inputs.plan(at);

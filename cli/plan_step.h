@@ -20,7 +20,8 @@ struct RateArguments {
 void add_rate_options(CLI::App& plan, RateArguments& rates);
 
 // Returns the rates that the user gave, or nothing if the user gave none. Throws ValueError if a value is not a rate,
-// or if rates are given without the sizes of a micro-batch.
+// if --flops is missing beside other rates, if --sequence-length is missing, or if --network is missing for several
+// hosts.
 std::optional<MachineRates> read_rates(const RateArguments& rates, const PlanInputs& inputs);
 
 // Returns text about the communication that the time of a step leaves out, or "" if there is none.

@@ -24,8 +24,8 @@ int report(const std::string& message, int code) {
   return code;
 }
 
-// Returns 0 if all output could be written. Otherwise reports why not, for example because the disk is full, and
-// returns the exit code.
+// Returns the exit code 0 if all output could be written. Otherwise reports why not, for example because the disk is
+// full, and returns kFailure.
 int check_output() {
   errno = 0;
   bool written = bool(std::cout.flush());
@@ -36,7 +36,7 @@ int check_output() {
 }
 
 // Makes the options of `app` and of its subcommands refuse empty values. CLI11 would read such a value as 0, or as if
-// the option were not given. Leaves out required options, because the commands themselves check those.
+// the option were not given. Leaves out positional and required options, because the commands themselves check those.
 void refuse_empty_values(CLI::App& app) {
   const auto check = [](const std::string& text) { return std::string(text.empty() ? kNoValue : ""); };
   for (CLI::Option* option : app.get_options())

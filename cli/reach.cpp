@@ -51,7 +51,7 @@ std::string path_of(std::string_view program, const Reach& reach) {
 Words ssh_command(const JobHost& host, const Reach& reach, double patience_s) {
   Words words{path_of("ssh", reach)};
   for (const std::string& word : ssh_words(reach.launcher_args)) words.push_back(word);
-  const int interval_s = static_cast<int>(std::ceil(patience_s / 5));  // ssh ends after five silent intervals
+  const int interval_s = static_cast<int>(std::ceil(patience_s / 5));  // ssh ends after CountMax + 1 silent intervals
   for (const std::string& option : {std::string("BatchMode=yes"), std::string("ConnectTimeout=10"),
                                     std::string("ControlMaster=no"), std::string("ControlPath=none"),
                                     concat("ServerAliveInterval=", interval_s), std::string("ServerAliveCountMax=4")}) {

@@ -7,7 +7,8 @@
 
 namespace zeroshard::cli {
 
-// How the command for several hosts starts a program on another host. The members are options with DeepSpeed's names.
+// The launcher with which the command for several hosts starts a program on another host, and the launcher's options.
+// The members have the names of DeepSpeed's options.
 struct Reach {
   std::string launcher = "ssh", launcher_args;
   std::optional<int> ssh_port;

@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::string_view kWithValue = "BbcDEeFIiJLlmopPRSw", kWithout = "46AaCgKkMqTvXxYy";
 
-// Returns whether the word after `word` is its value. Throws ValueError if `word` is not an allowed option of ssh.
+// Returns whether the word after `word` is the value of an option in `word`. Throws ValueError if `word` is not an
+// allowed option of ssh.
 bool takes_next(const std::string& word) {
   const bool is_option = word.size() > 1 && word[0] == '-';
   for (size_t i = 1; is_option && i < word.size(); ++i) {

@@ -19,21 +19,22 @@
 namespace zeroshard::cli {
 namespace {
 
-// The signal that asked this program to stop, or 0. It is global, because a signal handler gets no pointer to other
-// data.
+// The signal that asked this program to stop, or 0. This variable and `stop` are global, because a signal handler gets
+// no pointer to other data.
 std::atomic<int> caught_signal{0};
 std::atomic<bool> stop{false};
 
-// Stops the work, and sets an alarm, which calls this function again after one second. A signal that arrives just
-// before the program begins to wait for input does not end that wait, but one of the alarms does.
+// Stops the work, and sets an alarm. The alarm calls this function again after one second, and so on. A signal that
+// arrives just before the program begins to wait for input does not end that wait, but one of the alarms does.
 extern "C" void on_signal(int signal) {
   if (signal != SIGALRM) caught_signal = signal;
   stop = true;
   ::alarm(1);
 }
 
-// Makes SIGINT, SIGTERM and SIGHUP stop the work, so that temporary files are deleted. The second time that one of them
-// arrives, it ends the process at once. A signal that this process was told to ignore stays ignored.
+// Makes SIGINT, SIGTERM and SIGHUP stop the work, so that temporary files are deleted. When one of these signals
+// arrives for the second time, it ends the process at once. A signal that this process was told to ignore stays
+// ignored.
 void stop_on_signals() {
   struct sigaction action {};
   action.sa_handler = on_signal;

@@ -13,8 +13,8 @@
 namespace zeroshard::cli {
 namespace {
 
-// Returns pointers to the words of `argv` and a null pointer at the end. They are valid as long as `argv` is not
-// changed.
+// Returns pointers to the words of `argv` and a null pointer at the end. The pointers are valid as long as `argv` is
+// not changed.
 std::vector<char*> pointers_to(const std::vector<std::string>& argv) {
   std::vector<char*> pointers;
   for (const std::string& argument : argv) pointers.push_back(const_cast<char*>(argument.c_str()));

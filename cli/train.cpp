@@ -22,8 +22,8 @@ struct TrainArguments {
   bool dry_run = false;
 };
 
-// Starts one process that checks the configuration for `world_size` ranks. So the user sees an error once, and not once
-// from each rank. Throws Exit if the check fails.
+// Starts one process that checks the configuration for `world_size` ranks, so that the user sees an error once, and not
+// once from each rank. Throws Exit if the check fails.
 void check_config(std::vector<std::string> argv, int world_size) {
   argv.insert(argv.end(), {"--check-for", std::to_string(world_size)});
   if (const int code = run_to_end(argv); code != 0) throw Exit{code};
