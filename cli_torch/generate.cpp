@@ -18,8 +18,8 @@
 namespace zeroshard::cli {
 namespace {
 
-// Prints the text of the ids while they arrive. If the bytes of a character are spread over several tokens, prints the
-// character when the last of them arrives.
+// Prints the text of the prompt and of the ids that arrive. If the bytes of a character are spread over several tokens,
+// prints the character when the last of them arrives.
 class Printer {
  public:
   Printer(const Tokenizer& tokenizer, std::vector<int32_t> prompt) : tokenizer_(tokenizer), ids_(std::move(prompt)) {}
@@ -57,8 +57,8 @@ class Printer {
   size_t printed_ = 0;
 };
 
-// Returns the prompt. "-" means standard input, which rank 0 reads and sends to all ranks. The ranks of one launcher
-// share standard input, so if each read it, each would get a part of the text.
+// Returns `prompt`, or the text from standard input if `prompt` is "-". In that case rank 0 reads the text and sends it
+// to all ranks. The ranks of one launcher share standard input, so if each read it, each would get a part of the text.
 std::string read_prompt(const std::string& prompt, World& world) {
   if (prompt != "-") return prompt;
   std::string text;

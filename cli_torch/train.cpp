@@ -36,7 +36,7 @@ void stop_at_signals() {
     stop_signal = signal;
     stop_requested = true;
   };
-  action.sa_flags = SA_RESTART | SA_RESETHAND;  // a second signal ends the process at once
+  action.sa_flags = SA_RESTART | SA_RESETHAND;  // the same signal again ends the process at once
   for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
 }
 
@@ -132,8 +132,8 @@ class Reporter final : public TrainObserver {
 };
 
 // Returns the exit code after a signal that stopped the run. Every rank returns the same code, even if only one rank
-// got the signal. Collective, so that all ranks have finished their output before the first one ends. A launcher ends
-// the other ranks as soon as one has ended.
+// got the signal. SIGTERM on any rank counts more than SIGINT. Collective, so that all ranks have finished their output
+// before the first one ends, because a launcher ends the other ranks as soon as one has ended.
 int exit_code_of_stop(World& world) {
   const bool terminated = world.mean(stop_signal == SIGTERM ? 1 : 0) > 0;
   const bool interrupted = world.mean(stop_signal == SIGINT ? 1 : 0) > 0;
@@ -152,7 +152,7 @@ TrainEnd train_with(const TrainConfig& config, World& world) {
   return end;
 }
 
-// Logs what the user should know about the configuration besides its errors.
+// Logs the keys of the configuration that are unknown, have no effect, or have a default that can surprise the user.
 void tell_of_keys(const ParsedConfig& parsed, const std::string& path) {
   if (!parsed.unknown.empty()) log(LogLevel::kWarning, concat(path, ": ", parsed.warning()));
   for (const std::string& line : parsed.assumed) log(LogLevel::kWarning, concat(path, ": ", line));
@@ -162,7 +162,7 @@ void tell_of_keys(const ParsedConfig& parsed, const std::string& path) {
 struct Arguments {
   std::string path;
   std::string device;  // replaces the device of the configuration if it is not empty
-  int world_size = 0;  // set if `check` is; otherwise the environment has the world size
+  int world_size = 0;  // set if `check` is true; otherwise the environment has the world size
   bool dry_run = false, check = false;
 };
 

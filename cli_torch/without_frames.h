@@ -6,7 +6,7 @@
 
 namespace zeroshard::cli {
 
-// Calls `run`. Rethrows an error of LibTorch with its message alone, without the stack frames.
+// Calls `run`. Rethrows an error of LibTorch as std::runtime_error with its message alone, without the stack frames.
 inline void without_frames(const std::function<void()>& run) {
   try {
     run();
