@@ -11,10 +11,10 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kConvertedNumel = 256 * kScaledNumel;  // elements that are converted at a time
+constexpr int64_t kConvertedNumel = 256 * kScaledNumel;  // elements that are encoded or decoded at a time
 constexpr int kMost = 127;
 
-// The numbers of a part. Their scales follow them in memory.
+// The codes of one part of a shard. In memory, the part's scales follow its numbers.
 struct CodedPart {
   at::Tensor numbers, scales;
 
@@ -25,7 +25,8 @@ struct CodedPart {
   }
 };
 
-// Calls `convert(values, numbers, scales)` for each piece of a part. Each argument has one row per block.
+// Calls `convert(values, numbers, scales)` for consecutive pieces of at most kConvertedNumel elements of a part. Each
+// argument has one row per block.
 template <typename Convert>
 void for_each_piece(const at::Tensor& part, const CodedPart& coded, const Convert& convert) {
   const at::Tensor rows = part.view({-1, kScaledNumel});
@@ -40,8 +41,8 @@ void encode(const at::Tensor& part, const CodedPart& to) {
     constexpr double kLeast = 1e-35;  // so that 127 / magnitude is finite
     const at::Tensor wide = values.to(at::kFloat), largest = wide.abs().amax({1}, /*keepdim=*/true);
     scales.copy_(largest.div(kMost));
-    // If an element of a block is not finite, neither is the scale, and all numbers are 0. So the whole block becomes
-    // NaN on all ranks.
+    // If an element of a block is not finite, the scale is not finite either, and all numbers are 0. Then 0 times the
+    // scale is NaN, so all ranks decode the whole block as NaN.
     numbers.copy_(wide.mul(largest.clamp_min(kLeast).reciprocal().mul_(kMost)).round_().nan_to_num_(0, 0, 0));
   });
 }

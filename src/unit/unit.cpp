@@ -50,8 +50,8 @@ Unit::~Unit() {
   if (slot_) ring_.release(slot_);
 }
 
-// Makes later users of the memory wait for its present users. If nobody has waited for a gather that was started ahead,
-// a device waits for it. On the CPU it is abandoned, because some peer might never take part in it.
+// Makes later users of the slot wait for its present users. If the unit's gather still runs, the current stream of a
+// device waits for it. On the CPU the gather is abandoned, because some rank might never take part in it.
 void Unit::leave_memory() noexcept {
   try {
     if (const Unsharding* const pending = std::get_if<Unsharding>(&state_); pending && !device_.is_cpu()) {
@@ -63,14 +63,15 @@ void Unit::leave_memory() noexcept {
   }
 }
 
-// Copies rank 0's values into the shards (or the replica) and the master weights. Copies one group at a time, so that
-// initialisation needs additional memory for only one whole group.
+// Copies rank 0's values to the parameters that this rank keeps and to its master weights. Copies one group at a time,
+// so that initialisation needs additional memory for only one whole group.
 void Unit::load(UnitSource& source) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     const at::ScalarType target = to_scalar_type(group.dtype);
-    // Frozen values have no master weights. They are not converted, because they might not be numbers: packed 4-bit
-    // weights are stored as bf16.
+    // Trained values pass through fp32, because the master weights need them in fp32. Frozen values have no master
+    // weights. They do not pass through fp32, because they might not be numbers. For example, packed 4-bit weights can
+    // be stored as bf16.
     const at::ScalarType type = group.requires_grad ? at::kFloat : target;
     at::Tensor staging = at::zeros({group.layout.padded_numel()}, at::TensorOptions().dtype(type).device(device_));
     for (size_t i = 0; i < group.params.size(); ++i) {
@@ -87,7 +88,8 @@ void Unit::load(UnitSource& source) {
   }
 }
 
-// Writes the values that this rank keeps, piece by piece, so that it needs additional host memory for only one piece.
+// Reads the values that this rank keeps, and writes them to its parameters and master weights. Does so piece by piece,
+// so that it needs additional host memory for only one piece.
 void Unit::read(const UnitSource& source) {
   at::Tensor piece = at::empty({kPieceNumel}, at::kFloat);
   for (ShardedGroup& group : groups_) {
@@ -135,8 +137,8 @@ void Unit::start_gather(char* memory) {
   state_ = std::move(pending);
 }
 
-// Returns the shard as the input of a gather. An offloaded shard is first copied to its place in `full`, on the stream
-// of gathers, and is gathered from there.
+// Returns the address of this rank's shard as the input of a gather into `full`. For an offloaded shard, first starts
+// to copy it to this rank's slice of `full`, on the stream of gathers, and returns the address of the slice.
 const void* Unit::shard_for_gather(size_t g, const Span& full) {
   ShardedGroup& group = groups_[g];
   if (group.is_resident()) return group.my_shard().const_data_ptr();
@@ -208,7 +210,7 @@ void Unit::take_part() {
   }
   wait();
   gathers_.after_current_stream();
-  start_gather(std::get<Unsharded>(state_).memory);  // gathers the same values in place
+  start_gather(std::get<Unsharded>(state_).memory);  // writes the values of the shards to the memory that the unit has
   wait();
 }
 
@@ -227,8 +229,8 @@ char* Unit::group_memory(char* base, size_t group) const {
   return base;
 }
 
-// Returns the memory of a replicated unit, whose groups are contiguous, as in a slot of the ring. It begins with the
-// first group that has elements. A group without elements has no address.
+// Returns the memory of a kReplicated unit. Its groups are contiguous, as in a slot of the ring, so the memory begins
+// with the first group that has elements. Returns null if no group has any, because such a group has no address.
 char* Unit::replicated_memory() const {
   for (const ShardedGroup& group : groups_)
     if (group.kept().size() > 0) return static_cast<char*>(group.kept_parameters().data_ptr());
@@ -272,8 +274,8 @@ void Unit::gather_parts() {
 void Unit::gather_shards() {
   if (placement_ != Placement::kReplicated || comms_.gather.world_size() == 1) return;
   const NamedRange named("refresh", layout_.name);
-  // kept_parameters() makes the stream of gathers wait until the unit's parameters have come from the host. The former
-  // current stream does not wait for them.
+  // The scope makes the stream of gathers current. So kept_parameters() makes this stream, and not the caller's, wait
+  // until the unit's parameters have come from the host.
   gathers_.side.follow();
   const SideStream::Scope scope(gathers_.side);
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
@@ -295,7 +297,7 @@ void Unit::end_gathers_in_place() {
 void Unit::finish_refresh() {
   end_gathers_in_place();
   if (std::ranges::any_of(groups_, [this](const ShardedGroup& group) { return has_codes(group); })) {
-    const SideStream::Scope scope(gathers_.side);  // later gathers run on this stream, so they wait for the writes
+    const SideStream::Scope scope(gathers_.side);  // later gathers run on this stream, so they wait for finish()
     comms_.codes->finish();
   }
   if (comms_.parts != nullptr) {  // the shard is complete now
@@ -354,7 +356,7 @@ void Unit::write_back(int root) {
     const Range own = groups_[g].shard();
     groups_[g].write_parameters(own, whole.slice(0, own.begin, own.end));
   }
-  gathers_.after_current_stream();  // other units might be gathered ahead in the same pass
+  gathers_.after_current_stream();  // because prefetch() would not make a gather wait for the writes
 }
 
 }  // namespace zeroshard

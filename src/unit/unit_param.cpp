@@ -119,8 +119,9 @@ bool UnitParam::is_elsewhere(const at::Tensor& tensor) const {
          tensor.strides() != view_.strides();
 }
 
-// Returns whether the storage has other memory than the unit has attached. A user's call of share_memory_() leads to
-// that, because it keeps the storage, but moves its contents to shared memory.
+// Returns whether the storage has other memory than the unit has attached. This happens if a user calls
+// share_memory_(), which keeps the storage but moves its contents to shared memory. Returns false if the unit has
+// attached no memory.
 bool UnitParam::has_other_memory() const {
   return memory_ != nullptr && view_.storage().data_ptr().get() != memory_;
 }
@@ -135,8 +136,8 @@ bool UnitParam::prepare_take_back() {
   try {
     for (at::Tensor& tensor : tensors_) {
       if (!is_elsewhere(tensor)) continue;
-      // If the user exchanged the memory of two parameters, this tensor's values lie in the memory of the other one.
-      // They are copied, because the other one might be taken back first, which would overwrite them.
+      // If the user exchanged the memory of two parameters, this tensor's values lie in the memory of the other
+      // parameter. They are copied, because take_back() of the other parameter might come first and overwrite them.
       if (is_swapped(tensor)) tensor.set_data(tensor.detach().clone());
       if (tensor.sizes() != view_.sizes()) return false;
       if (first && !at::equal(*first, tensor)) return false;
@@ -160,7 +161,7 @@ void UnitParam::take_back(bool values) {
   for (const at::Tensor& tensor : tensors_) {
     if (!values || !is_elsewhere(tensor)) continue;
     view_.copy_(tensor.detach());
-    break;  // one tensor is enough, because tied tensors have the same values
+    break;  // one tensor is enough, because prepare_take_back() has found the moved tensors to be equal
   }
   point_back();
 }
@@ -171,13 +172,13 @@ void UnitParam::point_back() {
 }
 
 void UnitParam::give_back(const at::Tensor& values) {
-  for (at::Tensor& tensor : tensors_) {  // tied tensors share the memory
+  for (at::Tensor& tensor : tensors_) {  // tied tensors share the memory of `values`
     if (!is_elsewhere(tensor))
       tensor.set_data(values.view(tensor.scalar_type()).view(view_.sizes()));
     else if (is_swapped(tensor))
       tensor.set_data(tensor.detach().clone());
   }
-  // Views that users have kept share the memory, too.
+  // Views of the storages that users keep share the memory of `values`, too.
   leave_memory(view_.storage(), values.data_ptr(), values);
   if (own_) leave_memory(own_->storage, values.data_ptr(), values);
   own_.reset();
