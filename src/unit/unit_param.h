@@ -63,7 +63,7 @@ class UnitParam {
   bool prepare_take_back();
   // Makes all tensors views of the parameter's storage again. The unit's memory must be attached. If `values` is true,
   // first copies the values of a moved tensor into this memory. In this case prepare_take_back() must have returned
-  // true for every moved parameter of the engine before. If `values` is false, drops the values.
+  // true before for every moved parameter that the caller takes back. If `values` is false, drops the values.
   void take_back(bool values);
   // Makes all tensors views of the parameter's storage again, whether it has memory or not. Drops the values of moved
   // tensors. Unlike take_back(), does not undo share_memory_().
