@@ -15,7 +15,8 @@ std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp
 }
 
 void compare_histories(std::span<Comm* const> comms, std::string_view tag) {
-  // Each history and its negation. The ranks' histories are all equal exactly if both maxima belong to one history.
+  // Each history and its negation. The largest negation belongs to the lowest history. So all ranks have the same
+  // history exactly if the largest history is the negative of the largest negation.
   std::vector<int64_t> words;
   std::vector<Comm*> compared;
   for (Comm* const comm : comms) {
@@ -58,8 +59,8 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
     kHash,
     kHashSquare
   };
-  constexpr int64_t kHashes = int64_t{1} << 24;  // small, so that the squares of many ranks' hashes can be added
-  ExactSum carried;                              // normalised, so that the limbs of many ranks can be added
+  constexpr int64_t kHashes = int64_t{1} << 24;  // a square of a hash has 48 bits, so 2^15 ranks can add theirs
+  ExactSum carried;                              // normalised, so that adding the limbs of many ranks cannot overflow
   carried.add(squares);
   std::vector<int64_t> words(carried.limbs().begin(), carried.limbs().end());
   int64_t missing = 0;

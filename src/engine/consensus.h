@@ -10,12 +10,12 @@
 
 namespace zeroshard {
 
-// Returns the sum or the maximum over ranks of each word.
+// Returns the sum or the maximum over ranks of each word. Collective over comm.host().
 std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp op, std::string_view tag);
 
-// Only on devices: throws CommError on every rank if ranks have called different collectives in one of `comms`. It must
-// run before anybody waits for the device, because such collectives may never end or may have mixed the ranks' data.
-// Collective over the host memory of the first communicator.
+// Throws CommError on every rank if ranks have called different collectives in one of `comms`. It must run before
+// anybody waits for the device, because mismatched collectives may never end or may have mixed the ranks' data.
+// Collective over the host memory of the first communicator of a device. Does nothing if none is for a device.
 void compare_histories(std::span<Comm* const> comms, std::string_view tag);
 
 // The signals of a step. Each rank passes its own; afterwards each signal says whether any rank has set it.
@@ -35,16 +35,16 @@ struct StepState {
 // The results of a step's agreement. All ranks have them before they apply the step.
 struct Consensus {
   bool finite = true;
-  double squares = 0;  // sum of the squares of all reduced gradients, still multiplied by the loss scale
+  double squares = 0;  // sum of the squares of all reduced gradients, which still contain the loss scale
   std::vector<std::vector<bool>> has_grad;  // [trained group][parameter]: some rank had a gradient
   StepSignals signals;
   bool some_have_gradients = false, all_have_gradients = false;  // StepState::has_gradients of the ranks
   bool same_hash = true;                                         // StepState::hash is the same on all ranks
 };
 
-// Agrees on a step with one small all-reduce (two if some parameter got no gradient on some rank). When it returns,
-// every rank has finished its gathers, so shards may be written. `squares`, `has_grad`, `signals` and `state` are those
-// of this rank.
+// Agrees on a step with one small all-reduce (two if some parameter got no gradient on some rank). Each rank must have
+// waited for its gathers before the call. So when the call returns, all gathers have ended, and shards may be written.
+// `squares`, `has_grad`, `signals` and `state` are those of this rank.
 Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
                         const StepSignals& signals, const StepState& state);
 

@@ -45,13 +45,13 @@ void Engine::begin_forward(bool training) {
   impl_->pass->discard_failed();
   impl_->writes->publish_lent_shards();
   impl_->pass->begin_forward(training);
-  if (!training) end_cpu_memory_step();  // an evaluation has no step that could end the memory step
+  if (!training) end_cpu_memory_step();  // an evaluation never calls step(), which makes this call in training
 }
 
 std::shared_ptr<KeptTensor> Engine::keep(const at::Tensor& tensor) {
   if (!impl_->memory->activations) return nullptr;
-  // Views of parameters stay on the device. They must not be copied, because updates and gathers write to them without
-  // advancing their version counter.
+  // Views of parameters stay on the device. They must not be copied, because the keeper only notices by the version
+  // counter that a tensor has changed, and gathers and updates write to parameters without advancing this counter.
   if (is_swapped(tensor)) {
     for (size_t u = 0; u < impl_->executor->size(); ++u)
       if (impl_->executor->unit(u).owns(tensor)) return nullptr;
@@ -78,7 +78,8 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   }
   const WithoutTransforms plain_tensors;
   const Unit& own = impl_->executor->unit(unit);
-  // If an output lies in the memory of the unit, which resharding would free, the unit is not resharded now.
+  // If an output is a view of the unit's parameters, resharding would free its memory. The unit then stays unsharded
+  // until the caller calls post_forward() again.
   const bool is_own = own.placement() == Placement::kSharded &&
                       std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
   if (!is_own) impl_->executor->post_forward(unit, zeroshard::in_backward());
@@ -271,7 +272,9 @@ void Engine::Impl::check_whole() const {
   saves->check_not_half_loaded();
 }
 
-// First ends gathers that a forward without a backward has left, because publishing writes to the shards.
+// Publishes a pending update outside of a step. First ends gathers that a forward without a backward has left, because
+// publishing writes to the shards. The backward of an earlier forward then throws, because it would use other
+// parameters.
 void Engine::Impl::publish_outside_of_steps() {
   for (size_t unit = 0; unit < plan.layouts.size(); ++unit) executor->end_gather(unit);
   update->publish();

@@ -15,8 +15,8 @@
 namespace zeroshard {
 namespace {
 
-// Copies rank 0's values of the buffers to every rank. A buffer that has these values already is not written, because
-// some buffers cannot be written.
+// Copies rank 0's values of the buffers to every rank. Skips buffers that are sparse, quantized or empty. Does not
+// write to a buffer that has rank 0's values already, because some buffers cannot be written.
 void share_buffers(Comm& comm, const std::vector<std::pair<std::string, at::Tensor>>& buffers) {
   if (comm.world_size() == 1) return;
   const at::NoGradGuard no_grad;
@@ -29,8 +29,8 @@ void share_buffers(Comm& comm, const std::vector<std::pair<std::string, at::Tens
 }
 
 // Memory that initialisation frees stays with glibc if it lies between blocks that are still used. Over all units, that
-// may be as much memory as the whole model has. Returning it to the system scans the whole heap, so it is only done
-// after this many freed bytes, and not after each of many small units.
+// may be as much memory as the whole model has. Returning the memory to the system scans the whole heap. So it is done
+// only after this many freed bytes and after the last unit, and not after each of many small units.
 constexpr int64_t kReturnBytes = 4 << 20;
 
 void return_free_memory() {
@@ -53,7 +53,8 @@ ReduceOptions reduce_options(const EngineOptions& options, int world_size) {
   return reduce;
 }
 
-// Throws if a parameter belongs to another engine, because the two engines would take each other's gradients.
+// Throws StateError if a parameter belongs to another engine, or to one that was destroyed without returning it. Two
+// engines with the same parameter would take each other's gradients.
 void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tensor>>& params) {
   for (size_t i = 0; i < params.size(); ++i) {
     if (std::none_of(params[i].begin(), params[i].end(), is_swapped)) continue;

@@ -48,8 +48,9 @@ bool are_split_beside_device(const ShardedGroup& group, c10::Device device) {
          place.numel_of_host(group.layout()) < group.updated().size();
 }
 
-// Throws if reading a damaged checkpoint has overwritten a state that the checkpoint chosen now does not replace.
-// `overwritten` has the damaged checkpoint of each overwritten state, and `chosen` the states of the one chosen now.
+// Throws ValueError if reading a damaged checkpoint has overwritten a state that the checkpoint chosen now does not
+// replace. `overwritten` has the damaged checkpoint of each overwritten state, and `chosen` the states of the one
+// chosen now.
 void check_replaces(const std::map<StateKey, std::string>& overwritten, const std::set<StateKey>& chosen) {
   for (const auto& [state, damaged] : overwritten) {
     ZS_CHECK(chosen.contains(state), damaged, " is damaged, and reading it has overwritten '", state.name, "' (",
@@ -77,9 +78,10 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   });
   const bool async = wants_async && !at_once && saves.has_room_for_staging(staging);
   const bool staged = async || saves.must_stage();
-  // A save that is not staged takes users' writes into master weights in files while it reads these: see state_data().
-  // A staged save cannot, because users may already be writing again. So these writes are taken here, except to 32-bit
-  // parameters, which are saved instead of their master weights.
+  // Users' writes to parameters must get into the master weights that are saved. If the master weights are in files, a
+  // save that is not staged takes the writes while it reads the master weights: see state_data(). A staged save reads
+  // them in the saver's thread, when users may already be writing again. So it takes the writes here, except writes to
+  // 32-bit parameters, which are saved instead of their master weights.
   const auto of_master = staged ? UserWrites::OfMaster::kAllButSaved : UserWrites::OfMaster::kInMemory;
   SaveRequest request;
   // Runs everything that may fail on one rank alone, before the other ranks write or wait in the background.
@@ -96,7 +98,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   if (!staged) {
     try {
       return tell_saved(request, zeroshard::save_checkpoint(request, impl.ranks.checkpoint(), posix_io()));
-    } catch (const IoError& error) {  // if the caller asked for a background save, its rule for errors applies
+    } catch (const IoError& error) {  // if the caller asked for a background save, checkpoint.on_error applies
       if (!wants_async || impl.options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;
       return saves.tell_failed(error);
     }
@@ -124,7 +126,8 @@ void Engine::run_together(std::string_view call, const std::function<void()>& st
 }
 
 std::vector<bool> Engine::differ_among_ranks(const std::vector<at::Tensor>& tensors) {
-  // Each hash and its complement. Their maxima give the highest and the lowest hash, which are equal if all hashes are.
+  // Each hash and its complement. The maximum of the complements is the complement of the lowest hash. The highest and
+  // the lowest hash are equal exactly if all hashes are.
   std::vector<int64_t> extremes;
   run_together(kSave, [&] {
     for (const at::Tensor& tensor : tensors) {
@@ -149,9 +152,9 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   const std::string root = from_root(path);
   run_together(kLoad, [&] {
     impl.writes->check_no_change_begun("load_checkpoint()");
-    AsyncSaver::await_saves_in(root);  // waits for saves of other engines of the process
+    AsyncSaver::await_saves_in(root);  // also waits for saves of other engines of the process
     impl.publish_before_load(has_pending_gradients());
-    impl.writes->take_all();  // also takes writes to states that are not loaded
+    impl.writes->take_all();  // the load may leave some of the written parameters as they are
     if (has_pending_gradients())
       throw StateError(
           "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
@@ -162,8 +165,8 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
     for (const ShardedGroup* const group : impl.memory->groups->trained()) group->forget_parameters();
   });
   Uploads uploads(impl.plan.ledger, saves.device_copies());
-  std::set<StateKey> chosen;                    // states of the current checkpoint
-  std::map<StateKey, std::string> overwritten;  // states overwritten by this call
+  std::set<StateKey> chosen;                    // states that the checkpoint chosen last replaces
+  std::map<StateKey, std::string> overwritten;  // states that this call has overwritten, each with the last checkpoint
   const auto begin_overwriting = [&](const std::string& tag) {
     for (const StateKey& state : chosen) saves.begin_overwriting(state, overwritten[state] = concat(root, "/", tag));
   };

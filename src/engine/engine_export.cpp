@@ -66,8 +66,7 @@ class WeightFile {
   std::unique_ptr<FileWriter> writer_;
 };
 
-// Releases units at the end of its scope, even after an exception. Otherwise units that were not written would stay
-// gathered.
+// Gathers units, and releases them at the end of its scope. So they do not stay gathered after an exception.
 class Gathered {
  public:
   Gathered(Engine& engine, std::vector<size_t> units) : engine_(engine), units_(std::move(units)) {

@@ -125,7 +125,7 @@ EnginePlan::EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& 
   const auto plan_of = [&](const Config& of) {
     PlanOptions made = plan_options(of, engine_options.device, ranks, moments);
     made.masters_in_memory =
-        !engine_options.external_optimizer.empty();  // because it writes to master weights by their addresses
+        !engine_options.external_optimizer.empty();  // because it holds tensors over the memory of master weights
     made.matrix_dtype = matrix_dtype(engine_options);
     return made;
   };

@@ -30,7 +30,7 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
 }
 
 void Executor::begin_pass(bool training) {
-  if (backward_begun_) end_units_of_backward();  // a loss.backward() that nobody has ended
+  if (backward_begun_) end_units_of_backward();  // after a loss.backward() for which nobody called end_backward()
   forwards_.abandon();                           // a forward that failed has left its units in forwards_
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
@@ -48,7 +48,8 @@ void Executor::demand(size_t index) {
   units_[index]->wait();
 }
 
-// Ranks may need units that stay whole at different times, so only sharded units go through demand().
+// Makes a unit unsharded that this rank's backward needs. Only kSharded units go through demand(), which advances the
+// order. The order must be the same on all ranks, and ranks may need units that stay whole at different times.
 void Executor::demand_in_backward(size_t index) {
   if (units_[index]->placement() == Placement::kSharded) return demand(index);
   units_[index]->unshard();
@@ -97,8 +98,9 @@ void Executor::finish_others(size_t index, std::optional<int64_t> output) {
   for (auto next = in_backward_.begin(); next != in_backward_.end();) {
     const auto [other, begun_with] = *next;
     if (contains(other, index) || (output && begun_with == output)) {
-      // If the units do not enclose each other, and the forward of `index` ended first, `other` has returned its input.
-      // So `other` has no gradients on this rank, but other ranks may have some, and wait for their reduction.
+      // Both units have returned the same tensor if they do not enclose each other. If the forward of `index` ended
+      // first, `other` got this tensor as its input and returned it. So `other` has no gradients on this rank, but
+      // other ranks may have some, and wait for their reduction.
       const bool is_before = !contains(other, index) && !contains(index, other) &&
                              forwards_.time_of_end(index) < forwards_.time_of_end(other);
       if (is_before) callbacks_.on_unit_done(other);
@@ -122,7 +124,8 @@ void Executor::end_whole_units(const std::vector<size_t>& units) {
     if (units_[unit]->placement() != Placement::kSharded && !in_backward_.contains(unit)) callbacks_.on_unit_done(unit);
 }
 
-// Before this rank's backward needs `index`, takes part in gathers that other ranks need earlier.
+// Called before this rank's backward gathers `index`. Takes part in the gathers that other ranks need earlier. Only
+// begins the backward if the unit stays whole.
 void Executor::let_others_pass(size_t index) {
   begin_backward();
   if (!callbacks_.max_over_ranks || units_[index]->placement() != Placement::kSharded) return;
@@ -135,8 +138,8 @@ void Executor::let_others_pass(size_t index) {
   }
 }
 
-// Advances the order as if this rank's backward needed the unit. So this rank makes the same gathers as the ranks whose
-// backward does need it.
+// Gathers the unit and advances the order as if this rank's backward needed the unit. So this rank makes the same
+// gathers as the ranks whose backward does need it.
 void Executor::skip(size_t index) {
   if (!in_backward_.contains(index)) {
     finish_others(index, std::nullopt);
@@ -146,9 +149,10 @@ void Executor::skip(size_t index) {
   demand(index);
 }
 
-// Returns the unit to gather next, or nothing if all ranks are done. `mine` is the unit that this rank needs next, or
-// nothing. Among the units that ranks need next, the one whose forward ended last is chosen. If it is not `mine`, takes
-// part in its gather.
+// Agrees with the other ranks on the unit to gather next. `mine` is the unit that this rank needs next, or nothing. The
+// ranks choose the unit whose forward ended last among the units that they need. If this unit is not `mine`, takes part
+// in its gather, and reports its end unless its backward is running on this rank. Returns the unit, or nothing if no
+// rank needs one.
 std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   constexpr int64_t kStride = int64_t{1} << 32;
   const int64_t next =
@@ -192,7 +196,7 @@ void Executor::end_backward() {
   begin_backward();
   end_units_of_backward();
   order_->end_pass();
-  // Reshards a unit that was gathered ahead and never used.
+  // Reshards the units that were gathered ahead and never used.
   for (size_t index = 0; index < units_.size(); ++index) {
     if (units_[index]->placement() == Placement::kSharded) reshard(index);
   }
@@ -203,8 +207,8 @@ void Executor::reshard(size_t index) {
   if (holds_[index] == 0 && unit.placement() == Placement::kSharded) unit.reshard();
 }
 
-// Returns whether a forward, recomputation or backward of the unit is running. It needs the unit unsharded, and
-// reshards it at its end.
+// Returns whether a forward or backward of the unit is running, or whether a recomputation has unsharded the unit for a
+// backward to come. If so, the unit must stay unsharded, and is resharded when that forward or backward ends.
 bool Executor::is_running(size_t index) const {
   return in_backward_.contains(index) || recomputed_.contains(index) || forwards_.is_running(index);
 }

@@ -13,73 +13,85 @@
 
 namespace zeroshard {
 
-// Decides when units are unsharded and resharded. The engine passes it the events of forward and backward. It knows
-// nothing about gradients or autograd.
+// Decides when units are unsharded and resharded. The engine tells the executor when forwards and backwards of units
+// begin and end. The executor knows nothing about gradients or autograd.
 //
 // Note [When a unit is resharded]
-// After its forward, a unit is resharded at once, unless the recorded order says that it is needed next. (For example,
-// the backward of the last unit follows the unit's own forward.) In backward, a unit is resharded when the backward of
-// another unit begins, unless it encloses the other unit. Autograd runs later-created nodes first, so by then no node
-// of the unit is left to run, not even for frozen parameters. Resharding a unit when its last gradient arrives would be
-// too early, because nodes of frozen parameters may still be left. A unit encloses another if its modules contain the
-// other's modules, or if the other was called in its forward (a tied parameter belongs to one unit, and other units use
-// it). Recomputation (activation checkpointing) calls forward hooks inside backward. A recomputed unit stays unsharded
-// until its own backward has ended, or until a unit that it does not enclose is recomputed.
+// These rules are for kSharded units that nobody holds. All other units are not resharded during a pass. After its
+// forward, a unit is resharded at once, unless the recorded order says that it is needed next. (For example, the
+// backward of the last unit follows the unit's own forward.) In backward, a unit is resharded when the backward of
+// another unit begins, unless it encloses the other unit, or both backwards begin with the same tensor (see
+// pre_backward()). Autograd runs later-created nodes first, so by then no node of the unit is left to run, not even for
+// frozen parameters. Resharding a unit when its last gradient arrives would be too early, because nodes of frozen
+// parameters may still be left. A unit encloses another if its modules contain the other's modules, or if the other was
+// called in its forward (a tied parameter belongs to one unit, and other units use it). Recomputation (activation
+// checkpointing) calls forward hooks inside backward. A recomputed unit stays unsharded until its own backward has
+// ended, or until a unit that it does not enclose is recomputed.
 //
 // Note [Ranks whose backward passes need other units]
 // A module may enter the loss on some ranks only, and a backward may fail on one rank. The other ranks continue, and
-// every gather needs all ranks. So a rank also takes part in gathers of units that it does not need itself.
+// every gather needs all ranks. So a rank also takes part in gathers of units that it does not need itself. The
+// executor reports the end of a unit's backward by Callbacks::on_unit_done, so that the unit's gradients can be
+// reduced. A rank also reports the ends of units that only other ranks need, because every reduction needs all ranks,
+// too.
 //
 // If the order of a pass is known, each rank goes through the whole order. Before its backward gathers a unit, a rank
 // takes part in the gathers of all units that come before this one in the order. At the end of its backward, it takes
 // part in all remaining gathers.
 //
 // While an order is recorded, the ranks agree on the next unit before each gather of a backward, with one small
-// all-reduce per unit. A rank that needs another unit, or none, takes part in the gather of the agreed unit. It then
-// reports that unit's end before it waits again, because other ranks may wait for its part in the reduction.
+// all-reduce per unit. A rank that needs another unit, or none, takes part in the gather of the agreed unit. This rank
+// then reports the end of that unit before it takes part in the next all-reduce, because the other ranks may first wait
+// for the unit's reduction.
 //
-// At every ZeRO stage, each rank also reports the ends of units that stay whole and whose backward this pass skips.
-// When the backward of a unit begins, the pass skips all units whose forward ended later and whose backward has not
-// begun, so the rank reports the whole ones among them. At the end of the backward it reports the remaining ones. So
-// the reduction of a unit that some rank needs is launched after the same number of ends at every ZeRO stage, and sums
-// are rounded alike. While an order is recorded, the end of a unit that no rank needs is reported only if the unit
-// stays whole.
+// Units that stay whole need no gather in a backward, so a rank does not learn in this way which of them other ranks
+// need. So each rank reports the ends of all units that stay whole and whose backward its pass skips. When the backward
+// of a unit begins, the pass has skipped all units whose forward ended later and whose backward has not begun. At the
+// end of the backward, the pass has skipped the remaining ones. With these ends, the reduction of a unit that some rank
+// needs is launched after the same number of ends at every ZeRO stage, and sums are rounded alike. (While an order is
+// recorded, the stages differ for a unit that no rank needs. Its end is then reported only if it stays whole.)
 //
 // One case remains: some ranks, but not all, need a unit that no rank needed in the recorded pass. The gathers of the
 // ranks then differ, which is an error.
 class Executor {
  public:
   struct Callbacks {
-    // Unit u's backward has ended on this rank, or on other ranks if this rank does not need u.
+    // Called with a unit when its backward has ended on this rank. Also called for units that this rank's backward does
+    // not need: see Note [Ranks whose backward passes need other units].
     std::function<void(size_t)> on_unit_done;
-    // Receives the units that will be gathered next, nearest first, as far as they are known. May be null.
+    // Receives the units that will be gathered next, nearest first. Receives none while the order is recorded. May be
+    // null.
     std::function<void(std::span<const size_t> units)> on_upcoming;
-    // Returns the maximum of the number over all ranks. Collective. Null if no unit is sharded.
+    // Returns the maximum of the number over the ranks with which this rank gathers. Collective. Null if no unit is
+    // kSharded.
     std::function<int64_t(int64_t)> max_over_ranks;
   };
 
   // `parents[u]` is the unit whose modules contain the modules of unit u, or -1. `prefetch_depth` returns how many
-  // units of a kind may be gathered ahead of their use.
+  // gathers may run ahead of their use when a unit with this layout is gathered ahead, this unit included.
   Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents,
            const std::function<int(const UnitLayout&)>& prefetch_depth, Callbacks callbacks);
 
   Unit& unit(size_t index) { return *units_.at(index); }
   size_t size() const { return units_.size(); }
-  // Returns whether some unit is sharded. If so, the ranks wait for one another at each gather of a backward pass.
+  // Returns whether some unit is kSharded. If so, the ranks wait for one another at each gather of a backward pass.
   bool is_sharded() const { return bool(callbacks_.max_over_ranks); }
 
   void begin_pass(bool training);
   void pre_forward(size_t unit, bool recomputing);
   void post_forward(size_t unit, bool recomputing);
   // Begins the backward of a unit, because the gradient of one of its outputs is known. `output` is the number that
-  // BackwardHooks has given this tensor. A unit may return its input itself, or the result of an inner unit. Several
-  // units then begin their backward with the same tensor, and their backwards end together.
+  // BackwardHooks has given this output. A unit may return its input itself, or the result of an inner unit. Several
+  // units then begin their backward with the same tensor, and their backwards end together. Does nothing if the
+  // backward of the unit is running.
   void pre_backward(size_t unit, int64_t output);
-  // Call it at the beginning of a backward, because pre_backward() may not be called for any unit on this rank.
+  // Call it at the beginning of each backward. pre_backward() is not enough, because a rank whose loss depends on no
+  // unit never calls it.
   void begin_backward();
-  // Collective if units are sharded.
+  // Collective if some unit is kSharded.
   void end_backward();
-  // Forgets the order of the last pass, because the pass failed on some rank. The order of the pass before it is kept.
+  // Forgets the order of the current pass, or of the last one if it has ended, because that pass failed on some rank.
+  // The order of the pass before it is kept.
   void forget_pass() { order_->forget(); }
   // Returns whether a backward has begun and not ended.
   bool is_in_backward() const { return backward_begun_; }
@@ -92,16 +104,16 @@ class Executor {
   // the last release(), the unit stays unsharded until this forward or backward ends.
   void hold(size_t unit);
   void release(size_t unit);
-  // Call it on all ranks before the shards of a unit are written between passes. If a pass that ended early has left
-  // the unit gathered, its parameters are dropped (or kept, if the unit stays whole or is held). When it returns, no
+  // Call it on all ranks before the shards of a unit are written between passes. Waits for a gather of the unit that a
+  // pass which ended early has left running. Reshards the unit, unless it stays whole or is held. When it returns, no
   // rank reads this rank's shards for a gather any more.
   void end_gather(size_t unit);
-  // Call it before ranks agree on a step. It waits for every gather that was started ahead of a use that never came,
-  // for example by a forward without a backward. It reshards the gathered units that nobody holds.
+  // Call it before ranks agree on a step. Waits for every gather that was started ahead of a use that never came, for
+  // example by a forward without a backward. Reshards the units of these gathers, unless they stay whole or are held.
   void end_gathers_ahead();
-  // Lets the optimizer write the shards: calls `update(u)` for each unit in `order`, which contains every unit once and
+  // Lets the optimizer write the shards. Calls `update(u)` for each unit in `order`, which contains every unit once and
   // is the same on all ranks. The updated values of a unit are sent to the other ranks while the next units are
-  // updated. Units that are held have the new values afterwards.
+  // updated. Units that are held have the new values afterwards. Collective.
   void refresh(std::span<const size_t> order, const std::function<void(size_t)>& update);
 
  private:
@@ -121,7 +133,7 @@ class Executor {
   void end_units_of_backward();
 
   std::vector<std::unique_ptr<Unit>> units_;
-  // For each unit: itself and the units that enclose it, by their modules or because they called it in a forward.
+  // For each unit: itself and the units that enclose it (see Note [When a unit is resharded]).
   std::vector<std::set<size_t>> around_;
   std::vector<int> prefetch_depth_;  // by unit
   Callbacks callbacks_;

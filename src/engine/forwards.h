@@ -11,30 +11,31 @@ class Forwards {
   explicit Forwards(size_t num_units) : ended_(num_units, 0) {}
 
   void begin(size_t unit) { running_.push_back(unit); }
-  // Ends the last running forward of the unit, and forwards inside of it that have failed and so have not ended.
-  // Returns whether no forward of the unit is running any more. `has_backward` says whether a backward of this forward
-  // is expected.
+  // Ends the innermost running forward of the unit, and the forwards inside of it that have not ended because they have
+  // failed. `has_backward` says whether a backward of this forward is expected. Returns whether no forward of the unit
+  // is running any more.
   bool end(size_t unit, bool has_backward);
-  // Forgets the running forwards, because the pass has failed.
+  // Forgets the running forwards. Call it when the pass has failed.
   void abandon() { running_.clear(); }
   bool is_running(size_t unit) const;
   // Returns the units whose forward is running, outermost first.
   const std::vector<size_t>& running() const { return running_; }
-  // Returns the time of the end of the unit's last forward, counted from 1; 0 if it had none.
+  // Returns the number of the end of the unit's last forward, or 0 if it had none. The ends of all units are numbered
+  // together, from 1 on.
   int64_t time_of_end(size_t unit) const { return ended_[unit]; }
 
-  // The backward of the unit's last forward begins. Forgets this forward and all waiting forwards that ended later,
-  // because the backward does not need them. Returns the units of these later ones, last first. If no forward of the
-  // unit waits for its backward, forgets and returns nothing.
+  // Says that the backward of the unit's last forward begins. Backwards come in reverse order of forwards, so the
+  // waiting forwards that ended later will have no backward. Forgets this forward and the later ones. Returns the units
+  // of the later ones, last first. If no forward of the unit waits for its backward, forgets and returns nothing.
   std::vector<size_t> take(size_t unit);
-  // Returns all forwards that wait for their backward, last first, and forgets them.
+  // Returns the units of all forwards that wait for their backward, last first, and forgets these forwards.
   std::vector<size_t> take_all();
 
  private:
   std::vector<size_t> running_;
   std::vector<int64_t> ended_;
   int64_t count_ = 0;            // forwards that have ended
-  std::vector<size_t> awaited_;  // forwards that wait for their backward, in the order in which they ended
+  std::vector<size_t> awaited_;  // units of the forwards that wait for their backward, in the order of their ends
 };
 
 }  // namespace zeroshard

@@ -33,7 +33,8 @@ void GradientStandIns::show(const std::function<bool(Place)>& has_gradient) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     StandIn& stand_in = stand_ins_[i];
     if (!stand_in.grad.defined() || tensors_[i].grad().defined() || !has_gradient(stand_in.place)) continue;
-    // The user has set param.grad.data, so the stand-in is an ordinary tensor now and cannot be used again.
+    // This stand-in cannot be used again. Either end() has abandoned it because somebody keeps it, or the user has set
+    // param.grad.data, so that it is an ordinary tensor now.
     if (!is_swapped(stand_in.grad)) stand_in.grad = stand_in_for(tensors_[i], stand_in.name);
     tensors_[i].mutable_grad() = stand_in.grad;
     stand_in.is_shown = true;
@@ -54,7 +55,8 @@ std::vector<GradientStandIns::Place> GradientStandIns::taken_away() {
     if (!stand_in.is_shown || tensors_[i].grad().defined()) continue;
     if (std::ranges::find(taken, stand_in.place) == taken.end()) taken.push_back(stand_in.place);
   }
-  // Another tensor of a tied parameter may still show its stand-in, so the stand-ins of all its tensors end.
+  // Another tensor of a tied parameter may still show its stand-in, so the stand-ins of all tensors of the parameter
+  // end.
   for (size_t i = 0; i < tensors_.size() && !taken.empty(); ++i)
     if (std::ranges::find(taken, stand_ins_[i].place) != taken.end()) end(i);
   return taken;
@@ -78,7 +80,8 @@ void GradientStandIns::end(size_t index) {
   const StandIn& stand_in = stand_ins_[index];
   if (!stand_in.grad.defined() || !is_swapped(stand_in.grad)) return;
   if (stand_in.grad.use_count() == 1 && stand_in.grad.storage().use_count() == 1) return;
-  // Somebody keeps the stand-in or a view of it, and may assign it to param.grad again when there is another gradient.
+  // Somebody keeps the stand-in or a view of it, and could assign it to param.grad when there is another gradient.
+  // shows() must then return false.
   abandon(stand_in.grad.storage(), concat("the gradient of parameter '", stand_in.name,
                                           "' from before is gone: a step has used it, or it was dropped. Keep a copy "
                                           "by zeroshard.get_gradient(param) while it waits for the step"));

@@ -8,12 +8,13 @@
 
 namespace zeroshard {
 
-// Shows the user a tensor without memory as param.grad while a gradient waits for the step. Reading the tensor throws
-// an error that names the functions that read and change gradients. Setting param.grad to None drops the gradient. Each
-// gradient has a new stand-in if somebody has kept the previous one.
+// Shows the user a tensor without memory, the stand-in, as param.grad while a gradient waits for the step. Reading the
+// stand-in throws an error that names the functions that read and change gradients. If the user sets param.grad to
+// None, taken_away() reports it. A stand-in serves for one gradient after another, unless somebody has kept it.
+// Parameters without elements have no stand-in.
 class GradientStandIns {
  public:
-  // Identifies a parameter by the engine's indices.
+  // Identifies a parameter by the index of its unit and its index in the unit.
   struct Place {
     size_t unit, param;
     bool operator==(const Place&) const = default;
@@ -24,13 +25,16 @@ class GradientStandIns {
   // Returns the tensors in the order in which they were added.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
-  // Gives a stand-in to each parameter for which `has_gradient` returns true.
+  // Gives a stand-in to each tensor whose parameter has a gradient, as `has_gradient` says, and whose param.grad is
+  // None.
   void show(const std::function<bool(Place)>& has_gradient);
-  // Returns whether param.grad of `tensor` is its stand-in rather than a tensor of the user.
+  // Returns whether param.grad of `tensor` is its stand-in. Returns false if param.grad is None, or another tensor, or
+  // a stand-in whose `data` the user has set.
   bool shows(const at::Tensor& tensor) const;
-  // Returns the parameters whose stand-in the user has removed since show(). The caller drops their gradients.
+  // Returns the parameters for which the user has set param.grad to None since show(), and ends their stand-ins. The
+  // caller drops their gradients.
   std::vector<Place> taken_away();
-  // Removes all stand-ins while a backward pass adds to the gradients.
+  // Removes all stand-ins for the time of a backward pass, so that autograd does not add to them.
   void take_back();
   // Removes all stand-ins because the gradients were used by a step or dropped. Reading a stand-in that somebody has
   // kept then throws an error that says this.

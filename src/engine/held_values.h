@@ -9,11 +9,14 @@
 
 namespace zeroshard {
 
-// Records the units that users hold gathered: one entry per Engine::gather() of a unit, innermost last. If the user's
-// writes may be dropped and the unit stays whole afterwards, the entry keeps the earlier values on the host to restore
-// them after a failure. A unit that is resharded needs no copy, because its shards have the values.
+// Records the units that users hold gathered. There is one entry per Engine::gather() of a unit, innermost last. An
+// entry can keep a copy of the unit's earlier values on the host, so that a release with Engine::kDropWrites can
+// restore them. It keeps none if the purpose does not allow to drop the user's writes, or if the release reshards the
+// unit, because the shards have the values then.
 class HeldValues {
  public:
+  // These are the combinations of `to_modify` and `can_drop` of Engine::gather(). kReadAndDrop and kModify allow to
+  // drop writes.
   enum class Purpose : uint8_t { kRead, kReadAndDrop, kModify, kModifyForGood };
 
   // `executor` must outlive it.
@@ -25,18 +28,17 @@ class HeldValues {
   void begin(size_t unit, Purpose purpose);
   // Ends the innermost entry of the unit and returns its purpose; nothing if there is no entry.
   std::optional<Purpose> end(size_t unit);
-  // Like end(), but also restores the unit's earlier values if they are still kept.
+  // Like end(), but also restores the unit's earlier values if the entry still keeps them and the unit is unsharded.
   std::optional<Purpose> end_and_restore(size_t unit);
-  // Makes enclosing entries restore the unit's current values instead of earlier ones, because all ranks have accepted
-  // the current values.
+  // Replaces the values that the unit's entries keep by the current ones, because all ranks have accepted these.
   void accept(size_t unit);
-  // Returns whether the user may be changing values.
+  // Returns whether some unit is held to be modified.
   bool may_change() const;
   // Drops the earlier values of all entries, so that these entries restore nothing.
   void forget();
 
  private:
-  // A tensor to which a user had given other memory than the unit's, with this memory and a copy of its values.
+  // A tensor of a parameter that was moved before (Unit::is_moved()), with its memory and a copy of its values.
   struct Moved {
     at::Tensor tensor, memory, values;
   };

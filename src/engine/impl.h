@@ -26,8 +26,8 @@ struct Engine::Impl {
        const ReplicaComms& replication);
 
   const GradBucket& bucket_of(const ShardedGroup& group) const { return reducer->buckets()[group.number()]; }
-  // Every call that only training needs begins with check_in_use() or check_whole(), because such a call uses parts
-  // that retire() frees. Throws StateError after retire(), and where Ranks::check_caller() does.
+  // Throws StateError after retire(), and the errors of Ranks::check_caller(). A call that uses parts which retire()
+  // frees first calls check_in_use() or check_whole().
   void check_in_use() const;
   // Also throws StateError after a load that failed half way and left a mixture of two states.
   void check_whole() const;
@@ -35,10 +35,11 @@ struct Engine::Impl {
   // Publishes a pending update, which overwrites what users have written since the last step. If `has_gradients` is
   // true on some rank, does nothing, because the load will be refused. Collective if an update is pending.
   void publish_before_load(bool has_gradients);
-  // Returns the group that has the trained parameter, and its index in the group. Throws ValueError for an unknown
-  // name.
+  // Returns the group of the trained parameter with this first name, and the parameter's index in the group. Throws
+  // ValueError if no trained parameter has this name.
   std::pair<ShardedGroup*, size_t> find_trained(const std::string& name) const;
-  // Frees everything that only training needs. After that, the engine can only return units.
+  // Frees the optimizer states, gradients, hooks and saves, which only training needs. After that, the engine can only
+  // return units. Does nothing if it was called before.
   void retire();
   bool in_use() const { return reducer != nullptr; }  // false after retire()
 

@@ -10,9 +10,10 @@
 
 namespace zeroshard {
 
-// Creates the keeper that zeroshard.offload.activations asks for; null if tensors stay on the device. Collective over
-// `comm`: if a rank cannot create its file, every rank throws ConfigError with rank, directory and reason. The ledger
-// counts the buffers. `on_failure` is called once for a file that fails, before the error is thrown.
+// Creates the keeper that zeroshard.offload.activations asks for. Returns null for "none", and for "cpu" if the device
+// is the CPU. If tensors go to files, the call is collective over `comm`. Then every rank throws ConfigError with rank,
+// directory and reason if a rank cannot create its files. The ledger counts the buffers of the files. `on_failure` is
+// called once if a file fails later, before the error is thrown.
 std::unique_ptr<ActivationKeeper> make_activation_keeper(const EngineOptions& options, Comm& comm, Ledger& ledger,
                                                          std::function<void(const std::string& message)> on_failure);
 

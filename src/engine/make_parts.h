@@ -11,11 +11,11 @@
 
 namespace zeroshard {
 
-// These functions make the executor and the reducer of an engine, to which its other parts refer. The arguments must
-// outlive the result. Collective.
+// These functions make the executor and the reducer of an engine. Both are collective. `plan`, `ranks` and `memory`
+// must outlive the result.
 
-// The units take their values from the model, and free the memory that the model gives up. `callbacks` need not have
-// max_over_ranks, which the function sets.
+// Makes the units one after another. Each unit takes its values from the model's tensors, whose memory is then freed.
+// Freed host memory goes back to the system. Sets callbacks.max_over_ranks if some unit is kSharded.
 std::unique_ptr<Executor> make_executor(const std::vector<UnitDefinition>& definitions, const EnginePlan& plan,
                                         const Ranks& ranks, Memory& memory, Executor::Callbacks callbacks);
 std::unique_ptr<Reducer> make_reducer(const EngineOptions& options, EnginePlan& plan, const Ranks& ranks,

@@ -13,8 +13,9 @@ namespace zeroshard {
 Memory::Memory(const std::vector<UnitDefinition>& units, const EngineOptions& options, EnginePlan& plan,
                const Ranks& ranks, std::function<void()> while_a_save_reads)
     : gathers(options.device) {
-  // On a device, the shards and states of a unit are allocated when the unit is made, because the tensors of earlier
-  // units have been freed by then. On the CPU, zeroed memory takes no space until it is written.
+  // On a device, the shards and states of a unit are allocated when the unit is made, because the model's tensors of
+  // earlier units have been freed by then. On the CPU, everything can be allocated at once, because zeroed memory takes
+  // no space until it is written.
   Groups::Options group_options;
   group_options.device = options.device;
   group_options.unit_by_unit = !options.device.is_cpu();

@@ -13,9 +13,9 @@ namespace zeroshard {
 // UnitDefinition::values has no device bytes, because each rank reads the values itself.
 std::vector<UnitOrigin> origins_on_device(const std::vector<UnitDefinition>& units);
 
-// Returns the end of an out-of-memory message, ": each rank needs ... bytes". It names the bytes that a rank needs for
-// the model (`planned`) and the model's largest parameter. `init_peak` is the number of bytes that the device needs at
-// most while the engine is built; 0 on the CPU.
+// Returns the end of an out-of-memory message, ": each rank needs ... bytes". The text names the bytes that a rank
+// needs for the model (`planned`), the model's largest parameter, and ways to need less. `init_peak` is the number of
+// bytes that the device needs at most while the engine is built; 0 on the CPU. The text names it only if it is larger.
 std::string memory_needs(const std::vector<UnitLayout>& layouts, const Bytes& planned, int64_t init_peak);
 
 }  // namespace zeroshard

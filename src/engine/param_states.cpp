@@ -21,7 +21,8 @@ struct TrainedParam {
   const ParamSpec& spec() const { return group->param(index); }
 };
 
-// Returns nothing for a parameter that no optimizer updates. Throws ValueError for a parameter that does not exist.
+// Finds parameter `param` of a unit. Returns nothing for a parameter that no optimizer updates. Throws ValueError for a
+// parameter that does not exist.
 std::optional<TrainedParam> find_trained(Groups& groups, size_t unit, size_t param) {
   for (ShardedGroup& group : groups.of_unit(unit)) {
     ZS_CHECK(param < group.unit().params.size(), "unit ", group.unit().name, " has no parameter ", param);
@@ -60,9 +61,10 @@ std::optional<at::Tensor> assemble(const Ranks& ranks, const TrainedParam& param
   return values.view(param.spec().shape);
 }
 
-// Returns whether this rank itself had a gradient of the parameter. A reduced shard has values even for a parameter
-// without any gradient, so each rank reports its own gradients. If the bucket is not reduced, the gradients are those
-// of the last step, and the caller has already checked that step's consensus.
+// Returns whether this rank itself had a gradient of the parameter since the last step. The values of a reduced shard
+// do not tell that, because a parameter without any gradient has values there, too. If the bucket is not reduced,
+// returns true. The gradients are then those of the last step, and local_grad() has already checked the consensus of
+// that step.
 bool has_own_grad(const GradBucket& bucket, size_t index) {
   return !bucket.is_reduced() || bucket.has_grad(index);
 }
@@ -142,7 +144,8 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
     scale = *last;
   }
   const Range mine = found->group->mine(), owned = owned_part(*found);
-  // If every rank updates whole parameters, the bucket begins with the group's first element, else with this rank's.
+  // If every rank updates whole parameters, the bucket begins with the first element of the group. Otherwise it begins
+  // with the first element of this rank's part.
   const int64_t first = owned.begin - (found->group->place().updates_whole() ? 0 : mine.begin);
   return bucket.part({first, first + owned.size()})
       .to(impl.options.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true)
@@ -162,8 +165,8 @@ std::vector<std::pair<std::string, double>> Engine::grad_norms() {
   Impl& impl = *impl_;
   impl.check_whole();
   std::vector<std::string> names;
-  std::vector<int64_t> has_grad;  // gradients of this rank
-  std::vector<double> squares;    // sums over this rank's elements
+  std::vector<int64_t> has_grad;  // whether this rank had a gradient, then whether any rank had one
+  std::vector<double> squares;    // sums of squares over this rank's elements, then over all elements
   for (size_t unit = 0; unit < num_units(); ++unit) {
     for (ShardedGroup& group : impl.memory->groups->of_unit(unit)) {
       for (size_t i = 0; i < group.num_params(); ++i) {

@@ -8,13 +8,12 @@
 #include "base/log.h"
 #include "engine/consensus.h"
 
-// Ends a backward pass in the same way on all ranks. If it failed on one rank, all ranks discard it.
 namespace zeroshard {
 namespace {
 
 constexpr int64_t kReasonBytes = 512;
 
-// Returns the `reason` of rank `root` on every rank.
+// Returns the first 511 bytes of the `reason` of rank `root` on every rank.
 std::string share_reason(Comm& comm, int root, const std::string& reason) {
   std::string text = reason.substr(0, kReasonBytes - 1);
   text.resize(kReasonBytes, 0);
@@ -49,7 +48,7 @@ void Pass::install_hooks(const std::vector<UnitDefinition>& units) {
       for (const at::Tensor& tensor : executor_.unit(u).tensors(i)) {
         if (!executor_.unit(u).layout().params[i].requires_grad) {
           hooks_.of_units[u].push_back(
-              {tensor, {[] {}, [](const at::Tensor&) {}}});  // frozen, so its gradient is dropped
+              {tensor, {[] {}, [](const at::Tensor&) {}}});  // no optimizer updates it, so its gradient is dropped
           continue;
         }
         gradients_.add(tensor, {u, i}, executor_.unit(u).layout().params[i].name());

@@ -23,10 +23,11 @@ namespace zeroshard {
 // Note [Backward passes that are none of the engine's]
 // torch.autograd.grad() of a loss for an input runs the hooks of units, and gives none of their parameters a gradient.
 // Such a pass must launch no reduction. Otherwise gradients that were already reduced for the step would be summed
-// again, and other ranks may not run such a pass. Only its first gradient shows that a pass is a loss.backward(). So
-// the ends of units before the first gradient are only remembered, and they count when this gradient arrives. If units
-// are sharded, ends count at once, because other ranks may wait for them. Every rank must run the pass then, because
-// the pass gathers parameters. Engine::prepare_step() ends it.
+// again, and the reduction would wait for other ranks, which perhaps do not run such a pass. Only the first gradient
+// shows that a pass is a loss.backward() instead. So Pass only remembers the ends of units' backwards that come before
+// the first gradient, and passes them to the reducer when this gradient arrives. If units are kSharded, it passes ends
+// to the reducer at once, because other ranks may wait for them. In this case every rank must run the pass, because the
+// pass gathers parameters, and Engine::prepare_step() ends its reductions.
 class Pass {
  public:
   // All must outlive it.
@@ -34,9 +35,9 @@ class Pass {
 
   void install_hooks(const std::vector<UnitDefinition>& units);
   void renew_hooks(size_t unit) const;
-  // Adds a hook to an output of the unit. It tells the executor when the gradient of this output is known.
+  // Adds a hook to an output of the unit. The hook tells the executor when the gradient of this output is known.
   void add_output(size_t unit, const at::Tensor& output);
-  // Also forgets the gradients of users.
+  // Removes all hooks and stand-ins of gradients. Hooks on outputs of earlier forwards do nothing from now on.
   void remove_hooks();
   // Makes the backward of every earlier forward throw StateError, because parameters have changed outside of a step.
   void end_forwards() { ++hooks_.publishes; }
@@ -46,8 +47,8 @@ class Pass {
   // Ends a pass that has not failed on this rank. Throws StateError if it has failed on another rank. Collective.
   void end() { throw_discarded(end("")); }
   // Ends a pass. `failure` says why it failed on this rank; empty if it did not. If it failed on some rank, discards
-  // all gradients since the last step, and returns on every rank the number and the failure of the first such rank.
-  // Otherwise returns "". Collective.
+  // all gradients since the last step, and returns on every rank the number and the failure of the lowest such rank.
+  // The failure is cut to 511 bytes. Otherwise returns "". Collective.
   std::string end(const std::string& failure);
   // Like end(), but only ends the reductions, and not the executor's backward.
   void end_launched() { throw_discarded(end_reductions("")); }
@@ -59,13 +60,14 @@ class Pass {
   void zero_grad();
   void end_step(double loss_scale);
 
-  // Throws StateError if the gradient of `param` may not be reduced yet: after a backward under no_sync, within a
+  // Throws StateError if the gradient of `param` might not be reduced yet: after a backward under no_sync, within a
   // backward pass, after a loss.backward() that failed, and if has_counted_other() is true.
   void check_reduced(const ParamSpec& param) const;
-  // Returns whether the ends of a pass without gradients have counted: see Note [Backward passes that are none of the
-  // engine's].
+  // Returns whether ends of a pass without gradients were passed to the reducer, and end() or end_launched() was not
+  // called since: see Note [Backward passes that are none of the engine's].
   bool has_counted_other() const { return other_.has_counted; }
-  // Texts of the last CommError and IoError that a hook of this pass threw; "" if none.
+  // The text of the last CommError that a hook or end() threw, and of the last IoError that a hook threw. Each is "" if
+  // there was none since the last begin().
   struct Errors {
     std::string comm, io;
   };
@@ -75,8 +77,8 @@ class Pass {
   UserGradients& gradients() { return gradients_; }
   // Note [Gradients after the step]
   // Every bucket keeps the memory of its reduced gradients for the whole run, and an update only reads it. So the
-  // gradients of the last step can be read without a copy until new ones arrive. last_grad_scale() is the loss scale of
-  // these gradients. It is empty as soon as they can no longer be read.
+  // gradients of the last step can be read without a copy until new ones arrive. last_grad_scale() returns the loss
+  // scale of these gradients. It returns nothing as soon as they can no longer be read.
   const std::optional<double>& last_grad_scale() const { return last_grad_scale_; }
 
  private:
@@ -86,10 +88,10 @@ class Pass {
     std::shared_ptr<bool> alive = std::make_shared<bool>(true);  // null after remove_hooks(); backward hooks check it
     int64_t publishes = 0;                                       // number of delayed updates published outside of steps
   };
-  // A pass that may be none of the engine's.
+  // See Note [Backward passes that are none of the engine's].
   struct OtherPass {
-    std::vector<size_t> ended;  // units that have ended before the first gradient
-    bool has_counted = false;
+    std::vector<size_t> ended;  // units whose backward has ended before the first gradient
+    bool has_counted = false;   // see has_counted_other()
   };
   // A loss.backward() that the engine did not begin, from its first gradient on.
   struct PlainPass {
@@ -97,16 +99,17 @@ class Pass {
     double divisor = 1;        // each gradient is divided by it
   };
 
-  // Runs the code of an autograd hook for a unit. Keeps the text of an error, because autograd loses its class.
+  // Runs the code of an autograd hook for a unit. Keeps the text of an IoError or CommError in errors_, because
+  // autograd passes the exception on without its class.
   template <typename Call>
   void in_hook(std::string_view doing, size_t unit, const Call& call);
   void pre_backward(size_t unit, int64_t output, int64_t publishes_at_forward);
   void before_gradient();
   void add_gradient(size_t unit, size_t param, const at::Tensor& grad);
-  // Throws `error`. If ranks disagree, first adds to its text what this rank was about to do (`doing`) and the likely
-  // cause.
+  // Throws a CommError with the text of `error`, and keeps this text in errors_. If `error` says that ranks disagree,
+  // first adds to the text what this rank was about to do (`doing`) and the likely cause.
   [[noreturn]] void explain_backward(const CommError& error, const std::string& doing);
-  // Second half of end(): runs after every unit's backward has ended.
+  // Ends the reductions. This is the second half of end(), after the executor has ended the backward of every unit.
   std::string end_reductions(const std::string& failure);
   void begin_plain_pass();
   void end_plain_pass();

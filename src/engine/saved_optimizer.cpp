@@ -38,8 +38,8 @@ std::string describe(const std::string& name, bool outside) {
   return outside ? name + " (torch's own, outside the engine)" : name;
 }
 
-// Returns whether the two names mean the same optimizer. Earlier versions wrote the names of the engine's own
-// optimizers in upper case, and into the state of the front.
+// Returns whether the two names mean the same optimizer. `outside` says whether it is an external one. Names of the
+// engine's own optimizers may differ in upper and lower case, because earlier versions wrote them in upper case.
 bool same_name(const std::string& saved, const std::string& mine, bool outside) {
   const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c; };
   return saved == mine || (!outside && std::equal(saved.begin(), saved.end(), mine.begin(), mine.end(),
@@ -56,7 +56,8 @@ Json saved_in(const Manifest& manifest) {
   return {};
 }
 
-// Returns a state of the engine's optimizers that `mine` does not have; null if there is none.
+// Returns the first tensor of the checkpoint that is a state of one of the engine's optimizers, but not of `mine`; null
+// if there is none.
 const TensorRecord* foreign_state(const Manifest& manifest, const SavedOptimizer& mine) {
   using Type = OptimizerConfig::Type;
   std::vector<std::string> own = mine.outside.empty() ? moment_names(mine.type) : std::vector<std::string>();

@@ -38,16 +38,18 @@ StateSlice to_slice(const TensorState& state) {
 
 }  // namespace
 
-// Lists the parameters and states of the engine, each with access to its data.
+// Lists slices of the parameters and optimizer states of the engine, each with access to its data.
 class Saves::States {
  public:
-  // kSaveHeld is a save during which training continues. From its creation on, the data of a slice holds its state, so
-  // that whoever wants to write to this state waits until the save has read it.
+  // kSaveHeld is a save during which training continues. If an array allows it (Array::hold()), the data of a slice
+  // holds the array from its creation on. Code that wants to write to the array then waits until the save has read it.
+  // Data without a hold must be copied before training continues.
   enum class Purpose : uint8_t { kSave, kSaveHeld, kLoad };
   States(Saves& saves, Purpose purpose) : saves_(saves), purpose_(purpose) {}
 
-  // Returns slices of weights and, for trainable parameters, of the optimizer's states. For a save, they are the share
-  // that this rank saves; for a load, everything that it keeps.
+  // Returns slices of the weights of trained parameters and, if `frozen`, of the others. If `optimizer`, also returns
+  // slices of the optimizer's states. For a save, the slices have the elements that this rank saves. For a load, they
+  // have all elements that this rank keeps.
   std::vector<StateSlice> slices(bool frozen, bool optimizer) const {
     std::vector<StateSlice> result;
     const auto add_all = [&](const ShardedGroup& group) {
@@ -101,7 +103,8 @@ class Saves::States {
     }
   }
 
-  // The layout knows the dtype of floating-point weights, but only the width of others.
+  // Returns the dtype of a state of parameter `index`. For weights that are not floating-point, takes it from the
+  // parameter's tensor, because the layout knows only the width of their elements.
   at::ScalarType type_of(const ShardedGroup& group, size_t index, DType dtype) const {
     if (is_floating_point(dtype)) return to_scalar_type(dtype);
     const auto unit = size_t(&group.unit() - saves_.plan_.layouts.data());
@@ -109,8 +112,10 @@ class Saves::States {
   }
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
-    // Users write to whole parameters without waiting for the save, so whole parameters are copied. Shards need no
-    // copy, because only the engine writes to them, and it waits.
+    // The weights are usually the master weights if there are any, and else the parameters. There is one exception in a
+    // held save. If users can write to fp32 parameters (is_open), the save takes the parameters even if there are
+    // master weights, because the master weights in files have not taken users' writes: see UserWrites::OfMaster. The
+    // save takes a copy of these parameters, because users do not wait for the save.
     const bool is_copied = is_held(group) && group.is_open() && group.flat().dtype == DType::kFloat32;
     if (group.has_master() && !is_copied)
       return add(group, {kWeight, DType::kFloat32, data_of(group, kMasterWeights), group.updated()}, to);
@@ -135,13 +140,14 @@ class Saves::States {
     return purpose_ == Purpose::kSaveHeld && group.is_trained() && group.states().hold() != nullptr;
   }
   std::shared_ptr<SliceData> data_of(const ShardedGroup& group, int state) const {
-    // If parameters are their own master weights, users write to them without waiting for the save.
+    // If the master weights of some elements are the parameters themselves, users can write to them without waiting for
+    // the save.
     const bool are_parameters = state == kMasterWeights && !group.place().master_weights.has_rest;
     return is_held(group) ? held_data(group, state) : state_data(group, state, is_engines() && !are_parameters);
   }
 
-  // Returns whether only the engine writes to the states. An external optimizer also writes to them, through the
-  // tensors that it once got.
+  // Returns whether only the engine writes to the states. With an external optimizer it is false, because the optimizer
+  // writes to them through the tensors that it once got.
   bool is_engines() const { return saves_.options_.external_optimizer.empty(); }
 
   Saves& saves_;
@@ -159,13 +165,14 @@ DeviceCopies* Saves::device_copies() {
   return copies_.get();
 }
 
-// Agrees on the answer over all ranks.
+// Returns whether every rank may have `bytes` of staging memory within its limits. Returns true without asking the
+// other ranks if saves must be staged, or if no key limits memory. Otherwise collective.
 bool Saves::has_room_for_staging(int64_t bytes) {
   const OffloadConfig& limits = options_.config.offload;
   if (must_stage() || (!limits.device_memory && !limits.host_memory)) return true;
   const int64_t more = bytes - plan_.ledger.current().at(Category::kCheckpointStaging, Tier::kHost);
   const int64_t no_room = plan_.ledger.has_room(Tier::kHost, more) ? 0 : 1;
-  // This is not done in the checkpoint communicator, because a running save may be using that one.
+  // The ranks do not agree in the checkpoint communicator, because a running save may be using it.
   return agree_on_flags(ranks_.all, {no_room})[0] == 0;
 }
 
@@ -174,8 +181,8 @@ void Saves::plan_staging(int64_t bytes) {
   all = std::max(all, bytes);
 }
 
-// Waits for a running save. Logs a noticeable wait, because the user should know if saves come faster than the disks
-// write.
+// Waits for a running save, and treats its error as report_failed() does. Logs a noticeable wait, because the user
+// should know if saves come faster than the disks write. `call` is the user's call that has to wait.
 void Saves::wait_for_turn(std::string_view call) {
   if (!async_saver_) return;
   constexpr auto kNoticeable = std::chrono::milliseconds(100);
@@ -188,7 +195,9 @@ void Saves::wait_for_turn(std::string_view call) {
   log(LogLevel::kWarning, told + ". If every save waits like this, save less often, or to a faster disk");
 }
 
-// Called on every rank at the same step. If the save failed on some rank, the thread of every rank has learned it.
+// Waits for a running save, and returns whether the last save has succeeded. If it failed on some rank, throws its
+// error, or with on_error "warn" logs the error and returns false. Must be called on every rank at the same step. Then
+// all ranks do the same, because the saver's threads of all ranks know of the failure.
 bool Saves::report_failed() {
   saver().await_end();  // an interruption here is not an error of the save
   try {
@@ -217,8 +226,8 @@ void Saves::check_not_half_loaded() const {
                           "same options, or make a new engine. `zeroshard checkpoint verify` tells which are whole"));
 }
 
-// Returns slices of the states for this rank to save. If other ranks have the same elements of a state, too, each rank
-// saves only its share of them.
+// Returns slices of the states of an external optimizer for this rank to save. If other ranks have the same elements of
+// a state, too, each rank saves only its share of them. Throws ValueError for a state of an unknown parameter.
 std::vector<StateSlice> Saves::own_share(const std::vector<TensorState>& states) const {
   std::map<std::string_view, std::pair<const ShardedGroup*, size_t>> places;
   for (const ShardedGroup& group : memory_.groups->all())
@@ -275,8 +284,8 @@ SaveRequest Saves::make_request(const std::string& root, const std::string& tag,
   return request;
 }
 
-// Chooses the target of each tensor of the checkpoint, and lists the engine's states among them. Throws ValueError if
-// the checkpoint belongs to another model or optimizer.
+// Returns the slices of memory that the load fills: states of the engine, and the tensors that `others` returns. Adds
+// the states of the engine to `chosen`. Throws ValueError if the checkpoint belongs to another model or optimizer.
 std::vector<StateSlice> Saves::choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
                                       const ChooseTensors& others, std::set<StateKey>& chosen) {
   const Json state = Json::parse(manifest.state);
@@ -360,7 +369,8 @@ void Saves::take_scale(const Manifest& manifest) {
   const Json core = Json::parse(manifest.state).at("core");
   pass_.progress().set_skipped_in_a_row(core.at("skipped_in_a_row").get<int>());
   // The scale is taken only from a run with dynamic scaling, because a fixed scale says nothing about gradients.
-  // Imported checkpoints do not store this flag. In them, counted iterations show that scaling was dynamic.
+  // Imported checkpoints do not have the key loss_scale_dynamic. In them, counted iterations show that scaling was
+  // dynamic.
   const auto iteration = core.at("loss_scale_iteration").get<int64_t>();
   if (!core.value("loss_scale_dynamic", iteration > 0)) return;
   pass_.scaler().load({.scale = core.at("loss_scale").get<double>(),

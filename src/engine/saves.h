@@ -27,7 +27,7 @@ struct StateKey {
 // left half done.
 class Saves {
  public:
-  static constexpr std::string_view kSaveCall = "save_checkpoint";  // the name of users' call, in messages
+  static constexpr std::string_view kSaveCall = "save_checkpoint";  // the name of the user's call, for messages
 
   // All must outlive it.
   Saves(const EngineOptions& options, EnginePlan& plan, const Ranks& ranks, Memory& memory, Executor& executor,
@@ -46,15 +46,16 @@ class Saves {
   bool has_saved() const { return async_saver_ != nullptr; }
   bool busy() const { return async_saver_ && async_saver_->busy(); }
   bool failed() const { return async_saver_ && async_saver_->failed(); }
-  // Waits for a running save, then frees its memory and gives up its locks.
+  // Waits for a running save, then frees the memory of saves and gives up the locks of their directories.
   void retire();
 
-  // Returns whether saves need staging memory. Without it they write the state directly from its place.
+  // Returns whether every save goes through staging memory. If not, only asynchronous saves do, and the others write
+  // the state to files directly from where it is.
   bool must_stage() const { return !options_.device.is_cpu() && !memory_.has_files(); }
   bool has_room_for_staging(int64_t bytes);
-  // Plans this many bytes of host memory for copies of checkpoints.
+  // Raises the planned host memory for copies of checkpoints to at least this many bytes.
   void plan_staging(int64_t bytes);
-  // Starts a save in the background. saver().prepare() must have prepared it.
+  // Starts a save in the background. saver().prepare() must have been called for it.
   void start(SaveRequest request, int64_t staging_bytes);
   // Plans memory for states that a load uploads to a device, in addition to the memory of the most recent save.
   void plan_uploads(int64_t bytes) { plan_staging(staging_planned_ + bytes); }
@@ -62,20 +63,24 @@ class Saves {
   bool report_failed();
   void tell_failed(const std::exception& error) const;
 
-  // `held` says that training continues while the save reads states in files, so that updates wait for these reads.
+  // `held` says that training continues while the save runs. Updates then wait before they overwrite states in files
+  // that the save has not read yet.
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
                            const CheckpointContents& contents, const SaveOptions& save, bool held);
   std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
                                  const ChooseTensors& others, std::set<StateKey>& chosen);
   // These functions complete the load of a checkpoint whose states were read. take_updates() takes the number of
-  // updates of each parameter. take_scale() takes the loss scale and the number of steps that were skipped in a row.
+  // updates of each parameter. take_scale() takes the number of steps that were skipped in a row and, if the saved run
+  // had a dynamic loss scale, the loss scale.
   void take_updates(const TensorIndex& index);
   void take_scale(const Manifest& manifest);
 
-  // A load overwrites this state from `checkpoint`; until end_overwriting() the engine is a mixture of two states.
+  // Remembers that a load overwrites this state from `checkpoint`. Until end_overwriting(), the state may be partly old
+  // and partly from the checkpoint.
   void begin_overwriting(const StateKey& state, const std::string& checkpoint) { half_loaded_[state] = checkpoint; }
   void end_overwriting(const StateKey& state) { half_loaded_.erase(state); }
-  // Throws StateError after a load that failed half way and left a mixture of two states.
+  // Throws StateError if a load failed half way, and no later load has replaced all states that it had begun to
+  // overwrite.
   void check_not_half_loaded() const;
   NamedValues half_loaded() const;
 
@@ -93,7 +98,7 @@ class Saves {
   DirectoryLocks locks_;                         // locks of directories that this engine has saved to
   std::unique_ptr<DeviceCopies> copies_;         // copies for checkpoints; null on the CPU and before the first one
   int64_t staging_planned_ = 0;                  // bytes that the last save planned for async_saver_
-  std::map<StateKey, std::string> half_loaded_;  // overwritten states, each with the checkpoint
+  std::map<StateKey, std::string> half_loaded_;  // the states of begin_overwriting(), each with its checkpoint
   std::unique_ptr<AsyncSaver> async_saver_;      // null before the first save; the last member, because it uses others
 };
 

@@ -13,8 +13,8 @@ void set_buffer(const at::Tensor& buffer, const at::Tensor& values) {
     buffer.copy_(values);
     return;
   }
-  // This mode is used only for inference tensors, because in it a device's copy would create and keep tensors to which
-  // nobody could write later.
+  // The mode is used only for inference tensors. If a copy to a device creates tensors and keeps them for later copies,
+  // they would be inference tensors in this mode, and later copies could not write to them.
   const c10::InferenceMode writes_inference_tensors;
   buffer.copy_(values);
 }

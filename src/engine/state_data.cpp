@@ -76,7 +76,7 @@ class PartialBlocks {
   std::map<int64_t, Block> blocks_;  // key: first element of the block
 };
 
-// `range` must lie within one parameter.
+// Encodes the whole blocks of `range`, and adds its pieces of other blocks. `range` must lie within one parameter.
 void PartialBlocks::write(Range range, const float* from) {
   int64_t end = range.end;  // end of the parameter
   for (size_t i = 0; i < group_.num_params(); ++i) {
@@ -93,7 +93,7 @@ void PartialBlocks::write(Range range, const float* from) {
   if (range.end > whole) add({whole, range.end}, from + (whole - range.begin), end);
 }
 
-// Adds a piece of one block. `end` is the end of its parameter.
+// Adds a piece of one block, and encodes the block if it is complete now. `end` is the end of its parameter.
 void PartialBlocks::add(Range piece, const float* from, int64_t end) {
   const int64_t first = piece.begin / kScaledNumel * kScaledNumel;
   const int64_t numel = std::min(first + kScaledNumel, end) - first;
@@ -105,7 +105,7 @@ void PartialBlocks::add(Range piece, const float* from, int64_t end) {
   blocks_.erase(first);
 }
 
-// One state of a group's array, or its parameters.
+// One state of a group, or the parameters of a group that are in files.
 class ArrayData final : public SliceData {
  public:
   // `bytes` is the size of a saved element.
@@ -166,18 +166,19 @@ class ArrayData final : public SliceData {
   void write_codes(int64_t offset, int64_t bytes, const void* from) {
     told_as_state([&] { codes_.write({offset / bytes_, (offset + bytes) / bytes_}, static_cast<const float*>(from)); });
   }
-  // Narrow moments on the host are saved as fp32.
+  // Moments that are stored in fewer bits than they are saved in are converted to fp32.
   void read_values(Range part, const at::Tensor& values, void* to) const {
     if (values.element_size() == bytes_) return TensorData(values).read(0, int64_t(values.nbytes()), to);
     array_.read_moment(part, state_, values, to);
   }
-  // Rounds to nearest if `values` are narrower than what is saved. Values from read_values()
-  // are restored exactly.
+  // Rounds to nearest if `values` have fewer bits than the saved elements. Values from read_values() are restored
+  // exactly.
   void write_values(const at::Tensor& values, const void* from) const {
     if (values.element_size() == bytes_) return TensorData(values).write(0, int64_t(values.nbytes()), from);
     values.copy_(view_memory(const_cast<void*>(from), values.numel(), at::kFloat, at::kCPU));
   }
-  // Calls use(bytes before the part, part, values) for each of the parts that make up the bytes.
+  // Borrows `bytes` of saved elements from `offset` on. Calls use(bytes before the part, part, values) for consecutive
+  // parts of them.
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, Array::Access access, Use use) const {
     const Range range{offset / bytes_, (offset + bytes) / bytes_};
@@ -196,7 +197,7 @@ class ArrayData final : public SliceData {
   PartialBlocks codes_;
 };
 
-// State that is read while training continues: writers wait until reading has ended.
+// State that is read while training continues. Writers wait until reading has ended.
 class HeldData : public SliceData {
  public:
   void write(int64_t, int64_t, const void*) final { ZS_ASSERT(false, "what is held is read alone"); }

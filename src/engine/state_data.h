@@ -16,20 +16,20 @@ std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor);
 std::shared_ptr<SliceData> parameter_data(const ShardedGroup& group);
 
 // Accesses one optimizer state of a group (a slot or kMasterWeights), for all elements that this rank updates. The
-// group must outlive the result. `is_engines` says that nobody writes to the state but by borrowing it from the group.
-// Reading offloaded master weights also takes the user's writes to the group's parameters, like
-// ShardedOptimizer::take_writes(), so that a save need not read the weights twice.
+// saved elements are fp32. The group must outlive the result. `is_engines` says that all writers of the state borrow it
+// from the group. If master weights are in files, or on two tiers, read() also takes users' writes to the group's
+// parameters, like ShardedOptimizer::take_writes(), so that a save need not read the weights twice.
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines);
 
-// Like state_data(), but any thread may read the state in its place while training continues. Until the result's
+// Like state_data(), but any thread may read the state from where it is while training continues. Until the result's
 // end_reading() or destruction, a caller that borrows the states to write must wait (Array::hold()). Reading does not
-// take users' writes to parameters.
+// take users' writes to parameters. The result cannot be written.
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state);
-// Accesses this rank's parameters in files, or fp32 parameters in host memory that this rank updates and that are their
-// own master weights.
+// Does the same for parameters: all parameters of the group that this rank keeps in files, or the parameters in memory
+// that this rank updates. The latter must be their own master weights, because they are held with the states.
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group);
 
-// Returns the copies of a device, on their own stream; null for the CPU.
+// Returns an object that copies between host memory and a device on a stream of its own; null for the CPU.
 std::unique_ptr<DeviceCopies> device_copies(c10::Device device);
 
 }  // namespace zeroshard

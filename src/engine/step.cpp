@@ -51,8 +51,8 @@ StepResult Step::prepare(const std::vector<ParamGroupOptions>& groups, bool save
   if (consensus_.signals.wrote && update_.is_pending()) writes_.check_late();
   compare_replicas();
   writes_.take(consensus_.signals.wrote);
-  // If no update is pending, writes of users are taken. After this step hands its update to the thread, later writes
-  // are compared with the parameters as they are now.
+  // If no update is pending, the master weights take the writes of users now. When this step has handed its update to
+  // the thread, wrote_late() finds later writes by comparing with the parameters as they are now.
   if (update_.is_delayed() && !update_.is_pending()) {
     writes_.take_to_groups();
     writes_.remember_open_parameters();
@@ -90,8 +90,8 @@ void Step::finish(const StepResult& result, const std::function<void()>& apply) 
   if (!result.applied) report_skip(result.loss_scale);
 }
 
-// Hashes the values that must be the same on all ranks at a step: which parameters require a gradient, whose gradients
-// the user has dropped, and the groups' settings.
+// Hashes the values that must be the same on all ranks at a step: which parameters require a gradient, which gradients
+// the user has dropped, and the settings of the param groups.
 uint32_t Step::hash(const std::vector<ParamGroupOptions>& groups) const {
   uint64_t hash = 0;
   const auto add = [&](uint64_t value) { hash = (hash ^ (hash >> 29)) * 0x9E3779B97F4A7C15ULL + value; };
@@ -102,7 +102,9 @@ uint32_t Step::hash(const std::vector<ParamGroupOptions>& groups) const {
   return uint32_t((hash ^ (hash >> 29)) * 0x9E3779B97F4A7C15ULL >> 32);
 }
 
-// Call it after the consensus, whose results are the same on all ranks.
+// Throws ValueError on all ranks if the hashed values differ. Throws StateError on all ranks if the user gave a
+// parameter a gradient, or if only some ranks have gradients. Call it after the consensus, whose results are the same
+// on all ranks.
 void Step::check(const std::vector<ParamGroupOptions>& groups) const {
   if (!consensus_.same_hash) {
     NamedValues now;
@@ -132,8 +134,9 @@ void Step::check(const std::vector<ParamGroupOptions>& groups) const {
                           ". Call backward and zero_grad on every rank as often as on the others"));
 }
 
-// Call it before the update. At stages 1 and 2, the refresh after the update overwrites elements that other ranks own,
-// and with them any difference there.
+// Once in config.check_replicas_every steps, throws StateError on all ranks if the parameters of kReplicated units
+// differ among ranks. Call it before the update. At stages 1 and 2, the refresh after the update overwrites the
+// elements that other ranks update, and so hides any difference there.
 void Step::compare_replicas() {
   const int every = options_.config.check_replicas_every;
   if (every == 0 || ++uncompared_steps_ < every) return;

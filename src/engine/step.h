@@ -28,17 +28,18 @@ class Step {
 
   // See Engine::prepare_step(). `save_failed`: a background save of this rank has failed.
   StepResult prepare(const std::vector<ParamGroupOptions>& groups, bool save_failed);
-  // Ends a step. `apply` writes the new parameters, unless the step is skipped.
+  // Ends a step. Calls `apply`, which writes the new parameters, unless result.applied is false. Throws StateError if
+  // config.max_skipped_steps steps in a row were skipped.
   void finish(const StepResult& result, const std::function<void()>& apply);
-  // Asks all ranks to stop. They agree on it at the next step. Any thread may call it.
+  // Makes StepResult::stop true on all ranks at the next step. Any thread may call it.
   void request_stop() { stop_requested_ = true; }
 
-  // The values of the step that is being applied, or else of the last one.
+  // Returns the values of the last prepare(), with `groups`. The result refers to `groups` and to this object.
   Update::Step values(const std::vector<ParamGroupOptions>& groups) const {
     return {groups, consensus_.has_grad, grad_scale_};
   }
   float grad_scale() const { return grad_scale_; }
-  // Returns whether some rank had a gradient of the parameter.
+  // Returns whether some rank had a gradient of the parameter at the last prepare().
   bool has_grad(const ShardedGroup& group, size_t index) const {
     return !consensus_.has_grad.empty() && consensus_.has_grad[group.number()][index];
   }
@@ -57,7 +58,7 @@ class Step {
   Pass& pass_;
   UserWrites& writes_;
   Update& update_;
-  Consensus consensus_;  // result for the step that is being applied
+  Consensus consensus_;  // result of the last prepare()
   float grad_scale_ = 1;
   // Steps since replicas were last compared. Progress::global_steps cannot be used, because scripts may set it.
   int64_t uncompared_steps_ = 0;

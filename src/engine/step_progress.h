@@ -16,9 +16,9 @@ class StepProgress {
   const Progress& counts() const { return counts_; }
   // Returns the counts without the micro-batches of the current step.
   Progress at_last_step() const;
-  // Throws ValueError if `samples` is not a multiple of all ranks' micro-batches together. Also throws ValueError if an
-  // engine that was made for one micro-batch per step would now accumulate in 16 bits, unless the configuration asks
-  // for that. Throws StateError within a step.
+  // See Engine::set_train_batch_size(). Throws ValueError if `samples` is not a multiple of the samples that all ranks
+  // together have in one micro-batch each. Also throws ValueError if an engine that was made for one micro-batch per
+  // step would now accumulate in 16 bits, unless the configuration asks for that. Throws StateError within a step.
   void set_train_batch_size(int64_t samples, const Config& config);
   void set_micro_batch_size(int64_t samples);
   void restore(const NamedCounts& saved, int64_t step);
@@ -31,7 +31,7 @@ class StepProgress {
   void end_own_pass();
   void end_micro_batch();
   void end_step(bool applied);
-  // All gradients since the last step are discarded, so the micro-batches since then do not count any more.
+  // Call it when all gradients since the last step are discarded. The micro-batches since then do not count any more.
   void discard();
 
   bool syncs() const { return syncs_; }
@@ -40,7 +40,7 @@ class StepProgress {
   bool is_in_pass() const { return in_pass_; }
   // Returns whether the last pass was under no_sync, so its gradients are on this rank only.
   bool is_unsynced() const { return is_unsynced_; }
-  // Returns whether a pass has ended since the last step.
+  // Returns whether a pass has ended since the last step, and its gradients were not discarded.
   bool is_unapplied() const { return is_unapplied_; }
   // Returns whether gradients have arrived outside of a pass since the last step.
   bool has_plain_gradients() const { return has_plain_; }
@@ -54,7 +54,7 @@ class StepProgress {
   Progress counts_;
   int64_t micro_batches_ = 0, samples_ = 0;  // counts of the current step; counts_ includes them
   int skipped_in_a_row_ = 0;
-  bool in_pass_ = false, syncs_ = true;  // state of the running pass; gradients outside of a pass are synced
+  bool in_pass_ = false, syncs_ = true;  // outside of a pass, syncs_ is true, because such gradients are reduced
   bool has_open_ = false, has_plain_ = false, is_unsynced_ = false, is_unapplied_ = false;
   bool has_own_micro_batch_ = false;
 };

@@ -20,11 +20,11 @@ struct Wanted {
   std::vector<ChunkGroup> groups;
   const std::vector<std::string>& directories;
   int buffer_count;
-  int chunks_at_once;  // chunks that are requested before the first result is taken; 0: the next few
-  bool pin;            // true if a device copies from the buffers
+  int chunks_at_once;  // number of chunks that may be requested at a time; 0: few enough for the usual queue depth
+  bool pin;            // whether a device copies from or to the buffers, so that they should be pinned
 };
 
-// Returns the number of blocks in this many chunks, as a queue depth.
+// Returns the number of blocks in this many chunks of fp32 as a queue depth, which is at most 1024.
 int depth_for(int chunks, int64_t block_bytes) {
   constexpr int64_t kMost = 1024;
   return int(std::min(chunks * kChunkNumel * int64_t{sizeof(float)} / block_bytes, kMost));
@@ -36,8 +36,10 @@ int64_t bytes_of(std::span<const ChunkGroup> groups) {
   return bytes;
 }
 
-// Chooses sizes that suit the disk, unless the configuration sets them. If there are several directories, the first is
-// measured.
+// Chooses the block size and the queue depth that suit the disk of the first directory. Does nothing if the
+// configuration sets the queue depth. Keeps the sizes as they are if the configuration sets the block size, if the
+// files are small, or if the disk cannot be measured. In all cases but the first, makes the queue depth large enough
+// for wanted.chunks_at_once.
 void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::Options& store) {
   // For smaller files the disk is not measured, because that takes longer than reading and writing them.
   constexpr int64_t kLeastBytes = int64_t{256} << 20;

@@ -13,8 +13,9 @@
 
 namespace zeroshard {
 
-// Copies the configuration of files to the options of a ChunkStore or a RecordStore, and creates missing directories.
-// If a directory cannot be created, no error is thrown here, but the store throws when it opens the directory.
+// Copies the settings of the configuration for files to the options of a ChunkStore or a RecordStore, and creates
+// missing directories. If a directory cannot be created, no error is thrown here, but the store throws when it opens
+// the directory.
 template <typename StoreOptions>
 void take_keys(const Config& config, const std::vector<std::string>& directories, StoreOptions& store) {
   store.directories = directories;
@@ -42,9 +43,9 @@ struct SwapContext {
   Ledger& ledger;
 };
 
-// Create the swap files of this rank's optimizer states, parameters and gradients; null if there are none in files.
-// Collective over the communicator: if a rank cannot create its files, every rank throws ConfigError with rank,
-// directory and reason. `on_failure`: see SwapSpace.
+// These functions create the swap files of this rank's optimizer states, parameters and gradients. They return null if
+// no such values are in files. Otherwise they are collective over context.comm. If a rank cannot create its files,
+// every rank throws ConfigError with rank, directory and reason. `on_failure` is that of SwapSpace.
 std::unique_ptr<SwapSpace> make_swap_files(const SwapContext& context, SwapSpace::OnFailure on_failure);
 std::unique_ptr<SwapSpace> make_parameter_files(const SwapContext& context, SwapSpace::OnFailure on_failure);
 std::unique_ptr<SwapSpace> make_gradient_files(const SwapContext& context, SwapSpace::OnFailure on_failure);

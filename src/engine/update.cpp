@@ -85,9 +85,9 @@ void Update::apply(const Step& step) {
   });
 }
 
-// Copies the master weights to the parameters if these travel in 8 bits. Each refresh rounds such parameters, by scales
-// that depend on their neighbours. Without this copy, parameters that updates leave out would be rounded again and
-// again, and would drift away from their master weights.
+// Copies the master weights of a group to its parameters if the parameters travel in 8 bits. Each refresh rounds all
+// parameters of such a group, by scales that depend on neighbouring elements. Without this copy, parameters that
+// updates leave out would be rounded again and again, and would drift away from their master weights.
 void Update::undo_rounding(ShardedGroup& group) const {
   if (memory_.coded_refresh && !group.is_open()) group.publish_master();
 }
@@ -118,7 +118,8 @@ void Update::refresh(const UpdateGroup& update) {
   if (memory_.coded_refresh) memory_.gathers.side.join();  // its stream has written the decoded parameters
   memory_.gathers.after_current_stream();
   if (memory_.parameters_in_files) memory_.read_parameters_ahead(reducer_.order_of_forward(), executor_);
-  // After this point users may write to replicated parameters, so peers that read them directly must have finished.
+  // After this point users may write to replicated parameters. On the CPU the other ranks read them directly for a
+  // gather, so these reads must have ended.
   const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
   if (ranks_.device.is_cpu() && std::any_of(plan_.placements.begin(), plan_.placements.end(), is_replicated))
     ranks_.gather.barrier("updated parameters");
@@ -137,8 +138,8 @@ void Update::tell_autograd(const std::vector<std::vector<bool>>* has_grad) {
 
 void Update::begin_delayed(const Step& step) {
   DelayedUpdate::Step late{{}, step.options, step.grad_scale};
-  // The units are updated in the order in which backward makes their next gradients, because a unit's gradients must
-  // wait for the unit's update.
+  // The units are updated in the order in which the next backward makes their gradients, because new gradients of a
+  // unit must wait until the update has used the present ones.
   const std::vector<size_t>& order = reducer_.order_of_forward();
   for (auto unit = order.rbegin(); unit != order.rend(); ++unit) {
     for (ShardedGroup& group : memory_.groups->of_unit(*unit)) {

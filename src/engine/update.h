@@ -30,27 +30,32 @@ class Update {
   Update(const EngineOptions& options, EnginePlan& plan, const Ranks& ranks, Memory& memory, Executor& executor,
          Reducer& reducer, UserWrites& writes, const ShardedOptimizer& optimizer);
 
-  // The values of one step. They must outlive the update.
+  // The values of one step. They must outlive the calls to which they are passed.
   struct Step {
     const std::vector<ParamGroupOptions>& options;
     const std::vector<std::vector<bool>>& has_grad;  // Consensus::has_grad
     float grad_scale;                                // see ShardedOptimizer::update()
     const std::vector<bool>& of(const ShardedGroup& group) const { return has_grad[group.number()]; }
   };
-  // Starts to prefetch the gradients for the update, if they have to be fetched.
+  // Starts to prefetch the gradients that the update will read from files, or from a device to the host. Does nothing
+  // for gradients that the update reads from where they are.
   void announce_gradients(const Step& step);
-  // Ends the copies that announce_gradients() has started. They must end before the next gradients arrive. apply() ends
-  // them itself, so this function is only needed after an error.
+  // Cancels the copies to the host that announce_gradients() has planned, and waits for those that have begun. New
+  // gradients may arrive only after that. A complete apply() has used all copies, so this function is only needed after
+  // an error.
   void end_gradients();
-  // Updates all groups, or begins to if updates are delayed.
+  // Updates all groups and sends the new parameters to all ranks. Collective. If updates are delayed, only starts the
+  // update in a thread.
   void apply(const Step& step);
-  // Lets `update` write each trained group, then sends the new values to all ranks. Collective.
+  // Lets `update` write each trained group, and sends the new values to all ranks. Sends nothing if every rank updates
+  // all parameters (stage 0). Collective.
   using UpdateGroup = std::function<void(ShardedGroup&)>;
   void refresh(const UpdateGroup& update);
-  // Starts to prefetch the states that the update needs, then calls refresh(). Collective.
+  // Starts to prefetch the states and parameters that the update needs from files, then calls refresh(). Collective.
   void refresh_with_states(const Step& step, const UpdateGroup& update);
-  // Advances autograd's version counters of the parameters that were updated. These are the trained parameters with a
-  // gradient in `has_grad`, or all trained ones if it is null.
+  // Advances autograd's version counters of the parameters that were updated. These are the parameters that an
+  // optimizer updates and that have a gradient in `has_grad`. If `has_grad` is null, these are all that an optimizer
+  // updates.
   void tell_autograd(const std::vector<std::vector<bool>>* has_grad = nullptr);
 
   bool is_delayed() const { return delayed_ != nullptr; }
@@ -65,7 +70,7 @@ class Update {
   void replace(const ShardedGroup& group, Range positions, const at::Tensor& values) {
     if (delayed_) delayed_->replace(group, positions, values);
   }
-  // Frees what only updates need. Nothing may be updated any more.
+  // Frees the delayed update, with its thread, and the buffers of whole matrices. Nothing may be updated any more.
   void retire();
 
  private:
@@ -80,8 +85,8 @@ class Update {
   Reducer& reducer_;
   UserWrites& writes_;
   const ShardedOptimizer& optimizer_;
-  std::unique_ptr<GradientFetch> gradient_fetch_;  // null if the update finds gradients in its own memory
-  std::unique_ptr<MatrixUpdate> matrices_;         // null if the optimizer needs no whole matrices
+  std::unique_ptr<GradientFetch> gradient_fetch_;  // null if updates copy no gradients from a device to the host
+  std::unique_ptr<MatrixUpdate> matrices_;         // null if no group is updated as whole matrices
   std::unique_ptr<DelayedUpdate> delayed_;         // null if a step updates at once
 };
 

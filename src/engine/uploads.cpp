@@ -65,7 +65,7 @@ void Uploads::allocate() {
   }
 }
 
-// Waits until the chunk may be filled.
+// Waits until the device no longer copies from the chunk.
 void Uploads::await(Chunk& chunk) {
   if (const DeviceCopies::Wait wait = std::exchange(chunk.wait, nullptr)) wait();
 }

@@ -10,24 +10,26 @@
 
 namespace zeroshard {
 
-// Fills memory outside the host from files, through two chunks of host memory that the ledger counts. While the device
-// copies one chunk, the other is filled. The caller sets the current stream.
+// Fills memory that is not on the host, through two chunks of host memory that the ledger counts. While the device
+// copies from one chunk, the caller fills the other. The copies run after the present and before the later work of the
+// current stream.
 class Uploads final : public Uploader {
  public:
   static constexpr int64_t kBytes = 2 * kPieceBytes;  // host memory, allocated if there is something to upload
 
-  // If `copies` is null, the host itself writes a chunk when it is full.
+  // If `copies` is null, the host writes the contents of a full chunk by SliceData::write().
   explicit Uploads(Ledger& ledger, DeviceCopies* copies = nullptr, int64_t chunk_bytes = kBytes / 2)
       : ledger_(ledger), copies_(copies), chunk_bytes_(chunk_bytes) {}
   Uploads(const Uploads&) = delete;
   Uploads& operator=(const Uploads&) = delete;
-  // Waits for the copies of the device. Uploads that were not finished are dropped.
+  // Waits for the copies of the device that have begun. Drops the uploads since the last finish().
   ~Uploads() override;
 
   int64_t max_bytes() const override { return chunk_bytes_; }
   std::byte* place(int64_t bytes) override;
   void send(std::shared_ptr<SliceData> to, int64_t offset, int64_t bytes) override;
-  // Returns when all copies are issued to the device.
+  // Starts the copies from the chunk that is being filled, so that all copies have begun. Without `copies`, all are
+  // complete when it returns.
   void finish() override;
 
  private:

@@ -32,7 +32,7 @@ void UserGradients::take_dropped() {
     dropped_.push_back(
         concat(executor_.unit(unit).layout().params[param].name(), " behind pass ", passes_, " of the step"));
   }
-  std::ranges::sort(dropped_);  // so that ranks agree that dropped the same gradients in different orders
+  std::ranges::sort(dropped_);  // so that the list does not depend on the order in which they were dropped
 }
 
 void UserGradients::hide() {

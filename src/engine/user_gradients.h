@@ -15,32 +15,35 @@ class UserGradients {
   // Both must outlive it.
   UserGradients(Executor& executor, Reducer& reducer) : executor_(executor), reducer_(reducer) {}
 
-  // Adds a tensor of a parameter that is trained.
+  // Adds one of the tensors of a trained parameter.
   void add(const at::Tensor& tensor, GradientStandIns::Place place, const std::string& name) {
     stand_ins_.add(tensor, place, name);
   }
   const std::vector<at::Tensor>& tensors() const { return stand_ins_.tensors(); }
 
-  // Returns the first parameter with a gradient in param.grad, or "". Only a user can have set it there.
+  // Returns the name of the first parameter whose param.grad is neither None nor a stand-in, or "". Only a user can
+  // have set such a gradient.
   std::string assigned() const;
+  // Sets param.grad to None for all parameters, also where it is a stand-in.
   void drop_assigned();
-  // Drops the gradients that users have removed since show(), before new ones arrive.
+  // Drops the gradients whose stand-in users have removed since show(). Call it before new gradients arrive.
   void take_dropped();
-  // Returns the gradients that take_dropped() has dropped in this step.
+  // Returns the gradients that take_dropped() has dropped in this step, each as the parameter's name and the number of
+  // the pass.
   const std::vector<std::string>& dropped() const { return dropped_; }
-  void hide();  // also drops removed gradients; called before a backward pass
+  void hide();  // calls take_dropped() and removes the stand-ins; called before a backward pass
   void show();
   void end_pass();
   void end_step();
-  // Drops everything, because the gradients since the last step are discarded.
+  // Calls drop_assigned() and end_step(), because the gradients since the last step are discarded.
   void discard();
-  // Forgets the tensors, too.
+  // Removes the stand-ins and forgets the tensors of add().
   void forget();
 
  private:
   Executor& executor_;
   Reducer& reducer_;
-  GradientStandIns stand_ins_;        // of the parameters that were trainable when the engine was made
+  GradientStandIns stand_ins_;        // for the tensors of add()
   std::vector<std::string> dropped_;  // sorted
   int64_t passes_ = 0;                // passes of this step
 };

@@ -118,8 +118,8 @@ void UserWrites::check() {
   watch_.accept_all();
 }
 
-// Drops writes to parameters of sharded units, which check_write() refuses, by gathering the values of the shards
-// again. So the error is thrown only once. Collective.
+// Drops in-place writes to parameters of kSharded units, which check_write() refuses, by gathering the values of the
+// shards again. So the error is thrown only once. Collective.
 void UserWrites::drop_writes_to_shards(const std::vector<int64_t>& written) {
   size_t next = 0;
   for (size_t u = 0; u < executor_.size(); ++u) {
@@ -132,7 +132,7 @@ void UserWrites::drop_writes_to_shards(const std::vector<int64_t>& written) {
   }
 }
 
-// `how` is the worst kind of write on any rank.
+// Throws StateError if the write to a parameter cannot be taken. `how` is the worst kind of write on any rank, or 0.
 void UserWrites::check_write(size_t unit, size_t param, int64_t how) const {
   const std::string& name = executor_.unit(unit).layout().params[param].name();
   if (how != 0 && executor_.unit(unit).placement() == Placement::kSharded) {

@@ -22,42 +22,47 @@ class UserWrites {
   // Gathers units until release(): see Engine::gather() and Engine::release().
   void gather(const std::vector<size_t>& units, HeldValues::Purpose purpose);
   void release(const std::vector<size_t>& units, int modify_rank);
-  // Throws StateError if `call` would change parameters that are gathered to be modified.
+  // Throws StateError if some unit is gathered to be modified. `call` is the name of the user's call, which would
+  // change the parameters, too.
   void check_no_change_begun(const char* call) const;
 
   bool any_written() const { return watch_.any_written(); }
-  // Accepts writes to whole parameters that all ranks have made alike. Throws StateError on all ranks if there are
-  // other writes. The master weights take accepted writes later. `written_somewhere` says whether a user has written on
-  // some rank. Collective if it is true.
+  // Accepts writes to whole parameters that all ranks have made alike, and copies them to the shards of kPersistent
+  // units. Throws StateError on all ranks if there are other writes. The master weights take accepted writes later.
+  // `written_somewhere` says whether a user has written on some rank. Collective if it is true.
   void take(bool written_somewhere);
-  // Selects the master weights that take writes. kInMemory selects those in memory. kAllButSaved also selects those in
-  // files, except of 32-bit parameters, because a save in the background reads these parameters instead.
+  // Selects the master weights that take writes. kInMemory selects those that are in memory. kAllButSaved also selects
+  // those in files, except the master weights of 32-bit parameters, because a background save reads the parameters
+  // instead.
   enum class OfMaster : uint8_t { kNone, kInMemory, kAllButSaved, kAll };
-  // Takes writes for a call outside of steps. `of_master` says which master weights take them. Collective.
+  // Calls take() and take_to_groups(), for a call outside of steps. Collective.
   void take_all(OfMaster of_master = OfMaster::kAll);
+  // Copies accepted writes to the master weights that `of_master` selects.
   void take_to_groups(OfMaster of_master = OfMaster::kAll);
 
-  // The engine has written to the parameter.
+  // Says that the engine has written to the parameter (WriteWatch::tell_autograd()).
   void tell_autograd(size_t unit, size_t param) { watch_.tell_autograd(unit, param); }
-  // A load has written to all parameters.
+  // Says that a load has written to all parameters.
   void accept_loaded();
   void forget_readings() { watch_.forget_readings(); }
-  // A step has changed the values that users hold.
+  // Says that a step may have changed the values that users hold. They are then neither checked nor restored at the
+  // release.
   void end_step();
   // Forgets the values that a release would restore.
   void forget_held() { held_.forget(); }
 
-  // A caller may write to shards from now on: see Engine::local_param().
+  // Says that a caller may write to shards from now on: see Engine::local_param().
   void lend_shards() { has_lent_shards_ = true; }
-  // Lets the gathers of a pass see what was written to shards.
+  // Makes later gathers wait for what a caller has written to shards on the current stream.
   void publish_lent_shards();
 
-  // While a delayed update is pending: see Note [Delayed updates].
-  // Remembers the current parameters, so that wrote_late() can find later writes of users.
+  // The functions from here on are for a pending delayed update: see Note [Delayed updates].
+
+  // Remembers checksums of the current parameters to which users can write, so that wrote_late() can find later writes.
   void remember_open_parameters();
   static void remember_open_parameters(ShardedGroup& group);
-  // Makes wrote_late() return true, because an earlier write to parameters has made their checksums invalid: see
-  // Engine::set_weights().
+  // Makes wrote_late() return true until the next remember_open_parameters() of all groups. Engine::set_weights() calls
+  // it before it takes new checksums of a group to which users have written, because these would hide the writes.
   void lose_sums() { has_lost_sums_ = true; }
   // Returns whether the user has written to parameters that the pending update will overwrite.
   bool wrote_late();

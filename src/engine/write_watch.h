@@ -8,16 +8,17 @@
 
 namespace zeroshard {
 
-// Detects writes of users to parameters by the version counters of tensors, and parameters that were given other
-// memory. Writes that bypass the counters (tensor.data.mul_) are only detected for values gathered for reading, because
-// these have a checksum.
+// Detects writes of users to parameters by the version counters of tensors. Also detects parameters that were given
+// other memory. Writes that bypass the counters (tensor.data.mul_) are only detected between begin_reading() and
+// end_reading(), which compare checksums of the values.
 class WriteWatch {
  public:
-  // How a parameter was written. kMoved means that it was given other memory. kRefused means the same, but its values
-  // cannot be taken from there.
+  // These numbers say how a parameter was written. kMoved means that it was given other memory (Unit::is_moved()).
+  // kRefused means the same, but Unit::prepare_take_back() cannot take its values from there. written() never returns
+  // kRefused.
   static constexpr int64_t kWritten = 1, kMoved = 2, kRefused = 3;
 
-  // Watches from now on. `executor` must outlive it.
+  // Accepts everything that was written so far. `executor` must outlive the object.
   explicit WriteWatch(Executor& executor) : executor_(executor) { accept_all(); }
 
   // Returns one number for each parameter of each unit, in order: 0, or how it was written since it was last accepted.
@@ -28,18 +29,19 @@ class WriteWatch {
   // Counts the parameter as written until it is accepted.
   void reject(size_t unit, size_t param) { versions_[unit][param] = ~uint64_t{0}; }
   void accept_all();
-  // The engine has written to the parameter. Autograd then refuses a backward that needs the earlier values, like after
-  // a step of a torch optimizer.
+  // Says that the engine has written to the parameter. Autograd then refuses a backward that needs the earlier values,
+  // as after a step of a torch optimizer. A user's write that was not accepted before stays detected.
   void tell_autograd(size_t unit, size_t param);
 
   // begin_reading() and end_reading() bound a reading of an unsharded unit, during which its values must not change.
   // Readings may be nested. end_reading() returns the names of the parameters whose values differ from those at the
-  // first begin_reading(). If such a parameter was moved to other memory, it is moved back to the unit's.
+  // first begin_reading(), and calls Unit::point_back() for them. It returns none if the unit's readings were
+  // forgotten, or if the unit is no longer unsharded.
   void begin_reading(size_t unit);
   std::vector<std::string> end_reading(size_t unit);
   // Ends a reading like end_reading(), but does not check the values.
   void abandon_reading(size_t unit);
-  // The values were changed legitimately, so readings do not check them.
+  // Makes end_reading() check nothing, because the engine or all ranks have changed the values.
   void forget_readings() { readings_.clear(); }
   void forget_reading(size_t unit) { readings_.erase(unit); }
 
