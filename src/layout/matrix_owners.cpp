@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// Returns the work of a matrix as a double, because products of large sizes exceed 2^63.
+// Returns the work of a parameter as a double, because products of large sizes exceed 2^63.
 double work_of(const MatrixShape& shape) {
   return double(shape.numel()) * double(std::min(shape.rows, shape.cols));
 }

@@ -15,21 +15,21 @@ struct Range {
 // Returns the elements that are in both ranges, or {0, 0} if there are none.
 Range intersect(Range a, Range b);
 
-// The number of elements of a block. Shards are cut only between blocks, and so between cache lines. Code that computes
-// the gradient norm with LibTorch's operators sums block by block, so that the sums do not depend on the number of
-// ranks.
+// The number of elements of a block. Shards and their parts are cut only between blocks, and so between cache lines.
+// Code that computes the gradient norm with LibTorch's operators sums block by block, so that the sums do not depend on
+// the number of ranks.
 inline constexpr int64_t kBlockNumel = 1024;
 
-// The number of neighbouring elements whose moments share one scale, if moments are stored in 8 bits.
+// The number of neighbouring elements whose codes of one moment share a scale, if moments are stored in 8 bits.
 inline constexpr int64_t kScaledNumel = 256;
 // The fewest elements of a parameter whose moments can be stored in 8 bits. Smaller parameters keep fp32 moments.
 inline constexpr int64_t kLeastCodedNumel = 4096;
 
-// Maps parameters to a flat buffer that is cut into equal shards, one for each rank of a group. If several groups share
-// the optimizer states of one copy, each shard is cut once more into equal parts, one for each group. There is padding
-// at the end, and between parameters if their alignment needs it. So the flat position of an element does not depend on
-// world_size, and another number of ranks can read a checkpoint. The class is immutable and has no tensors, because the
-// planner, the runtime and the checkpoint reader share it.
+// Maps parameters to a flat buffer that is cut into equal shards, one for each rank of a group of ranks. If several
+// groups of ranks share one copy of the optimizer states, each shard is cut once more into equal parts, one for each
+// group of ranks. Padding is only between parameters, if their alignment needs it, and at the end of the buffer. So the
+// flat position of an element does not depend on world_size, and another number of ranks can read a checkpoint. The
+// class is immutable and has no tensors, because the planner, the runtime and the checkpoint reader share it.
 class ShardLayout {
  public:
   // `world_size` is the number of shards, and `parts` is the number of parts of each shard. Parameters keep the order
@@ -50,7 +50,9 @@ class ShardLayout {
   Range padding_behind(size_t index) const {
     return {param(index).end, index + 1 < params_.size() ? params_[index + 1].begin : padded_numel()};
   }
-  // Ranks are numbered through all groups that share the states, group after group.
+  // shard() and part() number the ranks of all groups of ranks that share the states, one group after another: `rank`
+  // is below world_size() * parts(). Ranks at the same place in their groups have the same shard, and different parts
+  // of it.
   Range shard(int rank) const {
     const int64_t begin = rank % world_size_ * shard_numel();
     return {begin, begin + shard_numel()};

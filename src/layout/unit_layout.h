@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// A parameter, as the layout needs to know it. `names` has all names of a tied parameter.
+// The properties of a parameter that decide its layout. `names` has all names of a tied parameter.
 struct ParamSpec {
   std::vector<std::string> names;
   std::vector<int64_t> shape;
@@ -21,13 +21,14 @@ struct ParamSpec {
   const std::string& name() const { return names.front(); }
 };
 
-// Returns whether the moments of a parameter of `numel` elements are 8-bit codes if `moment_dtype` is configured. Small
-// parameters keep fp32 moments.
+// Returns whether the moments of a parameter of `numel` elements are stored as 8-bit codes if `moment_dtype` is the
+// configured dtype of moments. If the configured dtype is kCodes, smaller parameters keep fp32 moments.
 inline bool has_coded_moments(int64_t numel, DType moment_dtype) {
   return moment_dtype == kCodes && numel >= kLeastCodedNumel;
 }
 
-// The parameters of a unit that share a flat buffer. All have the same dtype, requires_grad, is_matrix and is_coded.
+// The parameters of a unit that share a flat buffer. All have the same dtype and requires_grad. Trainable parameters of
+// a group also have the same is_matrix and is_coded. A frozen group has false for both, whatever its parameters have.
 struct FlatGroup {
   DType dtype;
   bool requires_grad;
@@ -37,19 +38,21 @@ struct FlatGroup {
   bool is_coded = false;  // if true, parameters begin at multiples of kScaledNumel
 };
 
-// The parameters that are gathered, reduced and freed together. Usually a unit is one transformer block.
+// The parameters that are gathered and freed together. Gradients are reduced group by group. Usually a unit is one
+// transformer block.
 struct UnitLayout {
   std::string name;
   std::vector<ParamSpec> params;
-  std::vector<FlatGroup> groups;  // trainable groups first, then in the order of their dtypes
+  std::vector<FlatGroup> groups;  // trainable groups before frozen ones; among each kind, in the order of DType
 
   int64_t numel() const;
   int64_t full_bytes() const;   // bytes of the gathered unit, padding included
   int64_t shard_bytes() const;  // bytes of one rank's shards, in the dtypes of the parameters
 };
 
-// Groups `params` by (requires_grad, dtype, is_matrix, is_coded). In each group they keep their order. `world_size` and
-// `parts` are those of ShardLayout. Throws ValueError if the dtype of a trainable parameter is not fp32, bf16 or fp16.
+// Groups `params` by (requires_grad, dtype, is_matrix, is_coded), and frozen ones only by dtype. In each group they
+// keep their order. `world_size` and `parts` are those of ShardLayout. Throws ValueError if the dtype of a trainable
+// parameter is not fp32, bf16 or fp16.
 UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size, int parts = 1);
 
 }  // namespace zeroshard
