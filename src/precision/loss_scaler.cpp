@@ -48,7 +48,8 @@ void LossScaler::on_overflow() {
 
 void LossScaler::on_good_step() {
   if (config_.consecutive_hysteresis) state_.hysteresis_left = config_.hysteresis;
-  // The first good step after an overflow does not count, so the scale is doubled at good step loss_scale_window + 1.
+  // The first good step after an overflow, or of a run, does not count. So the scale is doubled at good step
+  // loss_scale_window + 1.
   const int64_t good_steps = state_.iteration - state_.last_overflow - 1;
   if (good_steps == 0 || good_steps % config_.loss_scale_window != 0) return;
   state_.hysteresis_left = config_.hysteresis;
