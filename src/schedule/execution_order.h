@@ -6,36 +6,39 @@
 namespace zeroshard {
 
 // Records the order in which a pass needs its units, and predicts later passes from that order. A pass is the forward
-// and backward of one micro-batch, or one evaluation. If a pass deviates from the prediction, the remaining units are
-// gathered on demand, and the order is recorded anew. A deviation that all ranks share never causes an error or a hang.
+// and backward of one micro-batch, or one evaluation. If a pass deviates from the prediction, nothing is predicted for
+// the rest of the pass, so its units are gathered on demand. The end of every pass replaces the recorded order by the
+// order of that pass. A deviation that all ranks share never causes an error or a hang.
 class ExecutionOrder {
  public:
   void begin_pass();
-  // Says that from now on the pass needs units for backward. Only the first call in a pass counts.
+  // Says that from now on the pass needs units for backward. Only the first call in a pass counts. If backward begins
+  // after another number of uses than in the recorded order, this is a deviation.
   void begin_backward();
-  // Says that the pass needs `unit` now. Returns whether this was predicted.
+  // Says that the pass needs `unit` now. Returns whether this use and all earlier uses of the pass were predicted.
+  // Returns false outside of a pass.
   bool advance(size_t unit);
   // Says that the pass needs `unit` now, and that every rank always has `unit` whole, so nobody has to gather it. Such
-  // a use is never predicted, because ranks can use such units at different times. The list of
-  // needed() has this use, too.
+  // a use is never predicted, because ranks can use such units at different times. Only needed() lists it.
   void note(size_t unit);
   void end_pass();
   // Discards the current pass, or the last one if none is running. Later passes are predicted from the order that was
   // recorded before that pass.
   void forget();
 
-  // Returns the units that the pass will need next, in order. Returns nothing while the order is being recorded.
+  // Returns the predicted units that the pass still needs, in order. Returns none outside of a pass, after a deviation,
+  // and in a pass without a recorded order.
   std::span<const size_t> upcoming() const;
-  // Returns whether `unit` is predicted to be needed next. If so, `unit` stays whole after its forward. An example is
-  // the last unit of a model, because its backward follows its forward.
+  // Returns whether `unit` is predicted to be needed next. If so, the caller keeps `unit` whole after its forward. An
+  // example is the last unit of a model, because its backward follows its forward.
   bool is_next(size_t unit) const;
-  // Returns the units of upcoming() that are needed before `unit`. Returns nothing if `unit` is not among them.
+  // Returns the units of upcoming() that are needed before `unit`. Returns none if `unit` is not among them.
   std::span<const size_t> upcoming_before(size_t unit) const;
   // Returns the units that this pass has needed so far, in order, with one entry for each use. Between passes, returns
-  // the units of the last pass.
+  // the units of the last pass that was not forgotten.
   std::span<const size_t> needed() const { return in_pass_ ? needed_ : recorded_needed_; }
-  // The most units that are recorded in a pass. The limit is needed because a program that calls modules without the
-  // engine never ends a pass.
+  // The most uses that are recorded in a pass; later uses are not predicted. The limit is needed because a program that
+  // calls modules without the engine never ends a pass, so the lists would grow for ever.
   static constexpr size_t kMaxLength = size_t{1} << 16;
   bool is_recording() const { return !following_; }
 
@@ -48,9 +51,9 @@ class ExecutionOrder {
   std::vector<size_t> current_;                          // order of this pass so far
   std::vector<size_t> recorded_needed_, needed_;         // the same two orders with noted units
   size_t recorded_backward_ = kNone, backward_ = kNone;  // in each order, the position at which backward began
-  bool following_ = false;                               // whether current_ is a prefix of recorded_
+  bool following_ = false;                               // whether this pass agrees with recorded_ so far
   bool in_pass_ = false;
-  bool has_ended_ = false;  // whether a pass has ended, so that current_ and backward_ are what was recorded before it
+  bool has_ended_ = false;  // whether current_, needed_ and backward_ have what was recorded before the last pass
 };
 
 }  // namespace zeroshard

@@ -5,14 +5,16 @@
 
 namespace zeroshard {
 
-// Code that reads or gathers ahead looks at this many positions of the order. A model of many small units that stay
-// whole has thousands of positions with nothing to gather. Without the limit each unit would search all of them.
+// The number of positions of the order at which code that reads or gathers ahead looks. A model of many small units
+// that stay whole has thousands of positions with nothing to gather. Without the limit, the code would search all of
+// them at each unit.
 inline constexpr size_t kLookAhead = 16;
 
-// Starts gathers of units before they are used, while the pass needs `current`. Visits the units of `upcoming`, nearest
-// first, and stops at a unit if `depths[unit]` gathers were started in this call. `is_there(unit)` must return whether
-// the unit is whole. `begin(unit)` must start the gather unless it already runs, and return false if there is no memory
-// for it. If it returns false, no later unit is gathered either. Gathers that already run count as started.
+// Starts gathers of units before they are used, while the pass needs `current`. Visits the first kLookAhead units of
+// `upcoming`, nearest first, and stops at a unit if `depths[unit]` gathers were started in this call. `is_there(unit)`
+// must return whether the unit is whole. `begin(unit)` must start the gather unless it already runs, and return false
+// if there is no memory for it. If it returns false, no later unit is gathered either. Gathers that already run count
+// as started.
 template <typename IsThere, typename Begin>
 void gather_ahead(std::span<const size_t> upcoming, size_t current, std::span<const int> depths,
                   const IsThere& is_there, const Begin& begin) {
