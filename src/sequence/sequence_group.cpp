@@ -30,8 +30,8 @@ Span span_of(const at::Tensor& tensor) {
   return {tensor.data_ptr(), tensor.numel(), to_dtype(tensor.scalar_type())};
 }
 
-// Waits for the output, and for the readers of the input, because the input is temporary memory. If the collective
-// fails while a transport may still write to `memory`, the memory is kept forever.
+// Waits until the output can be used, and until all ranks have read this rank's input, because the caller frees the
+// input. `memory` has both. If the collective fails and the transport may still write to it, `memory` is never freed.
 void finish(Comm& comm, const std::unique_ptr<Work>& work, std::initializer_list<at::Tensor> memory) {
   try {
     work->wait();
@@ -43,12 +43,13 @@ void finish(Comm& comm, const std::unique_ptr<Work>& work, std::initializer_list
   }
 }
 
-// Cuts dimension `split` into one piece for each rank: [.., S * n, ..] -> [S, .., n, ..].
+// Cuts dimension `split` into one piece for each of S ranks: [.., S * n, ..] -> [S, .., n, ..].
 at::Tensor pieces_of(const at::Tensor& tensor, int64_t split, int64_t ranks) {
   return tensor.unflatten(split, {ranks, tensor.size(split) / ranks}).movedim(split, 0);
 }
 
-// Runs one all-to-all. All `tensors` have one dtype.
+// Does SequenceGroup::exchange() for tensors of one dtype by one all-to-all: sends each rank its piece of dimension
+// `split`, and joins the pieces that arrive along dimension `join`.
 std::vector<at::Tensor> exchange_alike(Comm& comm, const std::vector<at::Tensor>& tensors, int64_t split,
                                        int64_t join) {
   const int64_t ranks = comm.world_size();
@@ -75,7 +76,8 @@ std::vector<at::Tensor> exchange_alike(Comm& comm, const std::vector<at::Tensor>
   return joined;
 }
 
-// Runs one all-to-all per dtype. With autocast, queries and keys may have another dtype than values.
+// Does the same for tensors of any dtypes, by one all-to-all for each dtype. With autocast, queries and keys may have
+// another dtype than values.
 std::vector<at::Tensor> exchange_all(Comm& comm, const std::vector<at::Tensor>& tensors, int64_t split, int64_t join) {
   std::vector<at::Tensor> result(tensors.size());
   for (size_t first = 0; first < tensors.size(); ++first) {
@@ -93,7 +95,8 @@ std::vector<at::Tensor> exchange_all(Comm& comm, const std::vector<at::Tensor>& 
   return result;
 }
 
-// Returns the gradient of each head: the sum over its `copies`, which are neighbours in dimension 1, in their order.
+// Returns the gradient of each head. It is the sum of the gradients of its `copies`, which are neighbours in dimension
+// 1, in their order. Sums of 16-bit gradients are formed in fp32.
 at::Tensor sum_of_copies(const at::Tensor& grads, int64_t copies) {
   if (copies == 1) return grads;
   const at::Tensor each = grads.unflatten(1, {grads.size(1) / copies, copies});
@@ -120,7 +123,7 @@ class HeadExchange : public torch::autograd::Function<HeadExchange> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto held = context->saved_data["comm"].toCapsule();
     std::vector<at::Tensor> back = exchange_all(*static_cast<Held&>(*held).comm, grads, 2, 1);
-    variable_list result{at::Tensor()};  // the gradient of `comm`
+    variable_list result{at::Tensor()};  // `comm` has no gradient
     for (size_t i = 0; i < back.size(); ++i)
       result.push_back(sum_of_copies(back[i], context->saved_data[key(i)].toInt()));
     return result;
@@ -147,7 +150,7 @@ class GroupMean : public torch::autograd::Function<GroupMean> {
     const at::Tensor all = at::empty({ranks, 2}, mine.options());
     finish(*comm, comm->all_gather(span_of(all), span_of(mine), kRows), {mine, all});
     const at::Tensor losses = all.select(1, 0), counts = all.select(1, 1), total = counts.sum().clamp_min(1);
-    // A rank with a count of 0 may have NaN as its loss, so its loss counts as 0.
+    // A rank with a count of 0 may have NaN as its loss, and NaN * 0 is NaN. So 0 replaces such a loss.
     const at::Tensor mean = (at::where(counts > 0, losses, at::zeros_like(losses)) * counts).sum() / total;
     context->save_for_backward({counts.select(0, comm->rank()) * static_cast<double>(ranks) / total});
     return mean.to(loss.scalar_type()).reshape(loss.sizes());
