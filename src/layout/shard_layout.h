@@ -51,7 +51,7 @@ class ShardLayout {
     return {param(index).end, index + 1 < params_.size() ? params_[index + 1].begin : padded_numel()};
   }
   // shard() and part() number the ranks of all groups of ranks that share the states, one group after another: `rank`
-  // is below world_size() * parts(). Ranks at the same place in their groups have the same shard, and different parts
+  // is below world_size() * parts(). Ranks with the same index in their groups have the same shard, and different parts
   // of it.
   Range shard(int rank) const {
     const int64_t begin = rank % world_size_ * shard_numel();

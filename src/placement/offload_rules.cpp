@@ -63,7 +63,8 @@ std::string moment_dtype_of(const Config& config) {
 }
 
 // With 8-bit moments, a device must keep either all states or none. With bf16 moments it must keep none, because only
-// the kernels of the host store moments in bf16.
+// the kernels of the host store moments in bf16. No other dtype but fp32 is allowed. An optimizer of the caller's own
+// and SGD without momentum allow only fp32, because zeroshard stores no moments for them.
 std::string problem_of_moments(const Offload& offload) {
   const Config& config = offload.config;
   if (config.moment_dtype == DType::kFloat32) return "";
@@ -89,8 +90,9 @@ std::string problem_of_moments(const Offload& offload) {
                 why_states_stay(offload), ", or zeroshard.moment_dtype to \"fp32\" or \"int8\"");
 }
 
-// A thread of the host makes a delayed update while the device computes the next step. So all states and gradients must
-// be on the host, where only this thread uses them, and all parameters must be on the device.
+// A thread of the host makes a delayed update while the device computes the next step. So all states must be on the
+// host or in files and all gradients on the host, where only this thread uses them. All parameters must be on the
+// device, because it computes with them at the same time. An optimizer of the caller's own cannot be delayed.
 std::string problem_of_late_updates(const Offload& offload) {
   const Config& config = offload.config;
   if (!config.offload.delayed_update) return "";
@@ -114,8 +116,9 @@ std::string problem_of_late_updates(const Offload& offload) {
   return "";
 }
 
-// If only a share of each unit's states is offloaded, the device updates the other elements. The gradients must then be
-// on the device.
+// If only a share of each unit's states is offloaded, the device updates the other elements. So the gradients must be
+// on the device, and the optimizer must not be the caller's own, because such an optimizer needs all states of a
+// parameter in one place.
 std::string problem_of_share(const Offload& offload) {
   const double ratio = offload.states().ratio;
   if (!offload.on_device || !offload.states_leave() || ratio == 1) return "";
@@ -142,7 +145,7 @@ std::string problem_of_files(const Offload& offload) {
 }
 
 // Muon needs its momenta on the device, because ranks send the momenta of matrices to the ranks that orthogonalise the
-// matrices.
+// matrices. The momenta must be fp32, and the parameters must not be in files.
 std::string problem_of_muon(const Offload& offload) {
   const Config& config = offload.config;
   if (!config.optimizer || config.optimizer->type != OptimizerConfig::Type::kMuon || offload.is_external()) return "";
@@ -161,8 +164,8 @@ std::string problem_of_muon(const Offload& offload) {
   return "";
 }
 
-// Parameters must stay on the device if several groups of ranks share the states, because the groups send each other
-// updated parameters from the device's memory.
+// If several groups of ranks share the optimizer states, parameters must stay on the device (on the CPU: in memory),
+// because the groups send each other updated parameters from the device's memory.
 std::string problem_of_shared_states(const Offload& offload) {
   const bool leave = offload.on_device ? offload.parameters_leave() : offload.parameters_in_files();
   if (!leave || !offload.config.shares_states()) return "";
@@ -180,7 +183,8 @@ std::string problem_of(const Offload& offload) {
   return "";
 }
 
-// Returns the places to which `asked` can be resolved. If it is "auto", the place that offloads the least comes first.
+// Returns the places to which `asked` can be resolved. "auto" can be resolved to files only if `has_path` is true. If
+// `asked` is "auto", the place that offloads the least comes first.
 std::vector<Device> places(Device asked, bool has_path) {
   if (asked != Device::kAuto) return {asked};
   std::vector<Device> all{Device::kNone, Device::kCpu};

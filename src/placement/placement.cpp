@@ -10,22 +10,22 @@
 namespace zeroshard {
 namespace {
 
-// Returns whether there are shards, which gathers and reductions need. A single rank has a shard if its parameters are
-// offloaded, because it gathers them from their tier.
+// Returns whether ranks gather and reduce shards. A single rank does so if its parameters are offloaded at stage 3,
+// because it gathers them from their tier, or if PlacementOptions::shard_one_rank is set.
 bool has_shards(const PlacementOptions& options) {
   const bool from_tier = options.stage == 3 && options.parameter_tier != Tier::kDevice;
   return options.world_size > 1 || options.shard_one_rank || from_tier;
 }
 
-// Returns whether a rank keeps only its shard of the gradients, as at stages 2 and 3. If so, gradients are packed in
-// the reduce ring.
+// Returns whether a rank keeps only its part of the gradients, as several ranks do at stages 2 and 3. If so, gradients
+// are packed in the reduce ring.
 bool shards_gradients(const PlacementOptions& options) {
   return options.stage >= 2 && (has_shards(options) || options.parts > 1);
 }
 
-// Returns the tier of a gathered unit's parameter shards. If a device updates some or all of the unit's fp32
-// parameters, the shards stay on the device. fp32 parameters on the device are their own master weights, so without
-// them the device would need the same memory for master weights.
+// Returns the tier of a gathered unit's parameter shards. Trainable fp32 parameters can be their own master weights. If
+// a device updates some or all of them, they stay on the device, because otherwise it would need the same memory for
+// master weights. They are not in files if PlacementOptions::masters_in_memory is set.
 Tier tier_of_parameters(DType dtype, bool requires_grad, bool device_updates, const PlacementOptions& options) {
   const bool are_masters = requires_grad && dtype == DType::kFloat32;
   if (are_masters && device_updates) return Tier::kDevice;
@@ -39,7 +39,8 @@ std::vector<std::string> names_of(std::span<const UnitLayout> units) {
   return names;
 }
 
-// Moves parameters from files back to memory, in the order of the units, while they fit into parameters_in_memory.
+// Moves the parameters of groups from files back to memory. Visits the groups in the order of the units, and skips each
+// group that has more elements than are left of parameters_in_memory.
 void keep_in_memory(std::span<const UnitLayout> units, const PlacementOptions& options,
                     std::vector<UnitPlacement>& table) {
   int64_t left = options.parameters_in_memory;
@@ -147,10 +148,9 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   place.wire_dtype = options.wire_dtype.value_or(dtype);
   const bool accumulates = options.grad_accumulation_steps > 1;
   place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);
-  // At stages 0 and 1, and with a single rank, gradients do not pass through the reduce ring unless they are offloaded.
-  // They are then packed in a buffer of their own, in the wire dtype, and reduced in place. Reduced gradients need
-  // other memory if they have another dtype, or if later micro-batches would overwrite them. Offloaded gradients always
-  // pass through the ring and have no packed buffer of their own.
+  // Gradients pass through the reduce ring if they are sharded or offloaded. Otherwise they are packed in a buffer of
+  // their own, in the wire dtype, and reduced in place. Reduced gradients need other memory if they have another dtype,
+  // or if later micro-batches would overwrite them. Offloaded gradients have no packed buffer of their own.
   const bool passes_ring = shards_gradients(options) || gradient_tier != Tier::kDevice;
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;

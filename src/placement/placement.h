@@ -9,32 +9,34 @@
 #include "memory/ledger.h"
 #include "zeroshard/placement.h"
 
-// The table of placements says which states each rank has, and on which tier. It is computed once from the
-// configuration, the layouts and the number of ranks. Code that plans, allocates, gathers, updates or saves reads this
-// table and never checks the ZeRO stage.
+// The table of placements says which parameters, gradients and optimizer states each rank holds, and on which tier. It
+// is computed once from the configuration, the layouts and the number of ranks. Code that plans, allocates, gathers,
+// updates or saves reads this table and never checks the ZeRO stage.
 namespace zeroshard {
 
 // Says how long a unit's full parameters exist.
 enum class Placement : uint8_t {
-  kReplicated,  // always whole on every rank (at stages 0 to 2, with a single rank, or by a rule)
+  kReplicated,  // always whole on every rank: if shards_parameters() is false, or by a rule
   kSharded,     // gathered before use, then freed
   kPersistent,  // sharded, but small: gathered once after each optimizer update and kept until the next one
 };
 std::string_view name_of(Placement placement);
 
-// Says which elements of a flat group one rank holds. kPart is this rank's part of the optimizer states. It is the same
-// as kShard unless several groups of ranks share one copy of the states (see ShardLayout).
+// Says which elements of a flat group one rank holds. kPart is this rank's part of the optimizer states. kPart is the
+// same as kShard unless several groups of ranks share one copy of the states (see ShardLayout).
 enum class Extent : uint8_t { kNothing, kPart, kShard, kWhole };
 std::string_view name_of(Extent extent);
 
-// One kind of state of a group, as one rank holds it during the whole run.
+// The values of one kind that a rank holds of a group during the whole run. The kinds are parameters, packed or reduced
+// gradients, master weights, and moments.
 struct Held {
   Extent extent = Extent::kNothing;
   DType dtype = DType::kFloat32;
-  int values = 1;  // values for each element
+  int values = 1;  // values for each element, such as 2 for the moments of Adam
   Tier tier = Tier::kDevice;
   // The share of the elements that is on `tier`: the first elements, rounded up to whole blocks. The other elements are
-  // on the device if `has_rest` is true, and are not stored otherwise.
+  // on the device if `has_rest` is true, and are not stored otherwise. If `tier` is kDevice, all elements are there,
+  // whatever `share` is.
   double share = 1;
   bool has_rest = true;
   // Set for 8-bit codes: the tier of their scales. There is one scale for each kScaledNumel values. Scales are in
@@ -62,12 +64,12 @@ struct GroupPlacement {
   DType wire_dtype = DType::kFloat32;  // dtype of gradients in communication
   DType grad_dtype = DType::kFloat32;  // dtype of reduced gradients
   Extent updated = Extent::kNothing;   // the elements that this rank's optimizer updates
-  bool host_updates = false;           // the states are offloaded from a GPU or other device, and the host updates
+  bool host_updates = false;           // some or all states are offloaded from a device, and the host updates them
   // Whether the parameters are offloaded while the device keeps some or all of their optimizer states. The device then
   // updates these elements, and their parameters pass through it.
   bool sends_parameters = false;
 
-  // Returns the tier of master weights and moments. If their `share` is below 1, that is the tier of the first
+  // Returns the tier of master weights and moments. If their `share` is below 1, this is the tier of the first
   // elements, and the others are on the device. A group can have only master weights, or only moments. Returns kDevice
   // if it has neither.
   Tier state_tier() const {
@@ -82,11 +84,12 @@ struct GroupPlacement {
   bool gradients_leave() const { return host_updates && reduced_gradients.tier != Tier::kDevice; }
   // Returns the number of elements whose states are on the tier `where`.
   int64_t states_on(Tier where, const ShardLayout& layout) const;
-  // Returns how many of this rank's elements the host updates, if the ranks' device is not the CPU. These are the first
-  // elements. The device updates the others.
+  // Returns how many of this rank's elements the host updates instead of the ranks' device. These are the first
+  // elements. The device updates the others. Returns 0 if the ranks' device is the CPU.
   int64_t numel_of_host(const ShardLayout& layout) const;
   bool updates_whole() const { return updated == Extent::kWhole; }
-  // Returns whether gradients have a packed buffer of their own. If not, they are packed in a slot of the reduce ring.
+  // Returns whether gradients are packed in a buffer of their own. If not, they are packed in a slot of the reduce
+  // ring.
   bool keeps_packed() const { return packed_gradients.extent != Extent::kNothing; }
   bool reduces_in_place() const { return keeps_packed() && reduced_gradients.extent == Extent::kNothing; }
   bool operator==(const GroupPlacement&) const = default;
@@ -99,13 +102,14 @@ struct UnitPlacement {
   bool operator==(const UnitPlacement&) const = default;
 };
 
-// Places a group of parameters. `parameters` is the placement of the group's unit.
+// Places a group of parameters. `parameters` is the placement of the group's unit. The caller must adapt the moments in
+// `options` to the group, as place() does.
 GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters, const PlacementOptions& options);
-// Returns whether parameters are sharded. That is so at stage 3 if there are several ranks. A single rank's parameters
-// are sharded at stage 3 only if they are offloaded, or if PlacementOptions::shard_one_rank is set.
+// Returns whether units can have sharded parameters. They can at stage 3 if there are several ranks. A single rank's
+// parameters are sharded at stage 3 only if they are offloaded, or if PlacementOptions::shard_one_rank is set.
 bool shards_parameters(const PlacementOptions& options);
-// Returns the table of placements, with one entry per unit. Rules matter only at stage 3. Throws ValueError for a rule
-// that is malformed or matches no unit.
+// Returns the table of placements, with one entry per unit. Rules have an effect only if shards_parameters() is true.
+// Throws ValueError for a rule that is malformed or matches no unit, at any stage.
 std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const PlacementOptions& options);
 
 }  // namespace zeroshard
