@@ -19,10 +19,11 @@ class GradientFetch {
   GradientFetch(at::Device device, const Mover::Slots& slots, Ledger& ledger) : mover_(device, slots, ledger) {}
 
   // Announces that lend() will be called for `range` of `grads`, after the ranges announced before, so that the range
-  // is prefetched. All work that computes the gradients must be on the current stream already.
+  // is prefetched. All work that computes the gradients must be queued on the current stream already.
   void will_need(const at::Tensor& grads, Range range);
-  // Calls `use` for consecutive parts that make up `range` of `grads`, which is 1-D. The tensor passed to `use` is on
-  // the host, and valid during the call only.
+  // Calls `use` for consecutive parts that make up `range` of `grads`, which is 1-D. The host waits for the copy of
+  // each part. The tensor passed to `use` is on the host, and valid during the call only. If the range is not the next
+  // announced one, forgets all announcements and fetches the range now.
   using Use = std::function<void(Range part, const at::Tensor& grads)>;
   void lend(const at::Tensor& grads, Range range, const Use& use);
   // Forgets all announcements, and waits for the copies that have begun. Afterwards the gradients on the device may be
@@ -35,7 +36,7 @@ class GradientFetch {
     Range range;
   };
   struct Piece {
-    const void* grads;  // identifies the gradients
+    const void* grads;  // address of the gradients, which identifies them
     Range range;
     at::Tensor values;  // on the host
     c10::Event arrived;

@@ -41,9 +41,9 @@ struct Groups::StateMemory {
   Carver masters;
   std::vector<Carver> moments;  // by moment
 
-  // Cuts a group's states on the device from this memory. `master` is set if the host has the master weights of the
-  // group's first elements, and the parameters of the other elements are their own master weights. It is then a view of
-  // these parameters.
+  // Cuts a group's states on the device from this memory. `master` is set if fp32 parameters are on the device, but the
+  // master weights of the group's first elements are offloaded. The parameters of the other elements are then their own
+  // master weights, and `master` is a view of them.
   StateTensors cut(const ShardLayout& layout, const GroupPlacement& place, const at::Tensor& master = {}) {
     StateTensors tensors{master, {}};
     const auto take = [&](Carver& from, const Held& held) {

@@ -11,9 +11,10 @@
 namespace zeroshard {
 
 // Owns all groups of a run and their memory, except gradients. The parameters that this rank keeps on its device are
-// contiguous in one allocation that peers can read. Offloaded parameters in host memory are in another allocation.
-// Master weights on the device have one allocation, and so has each moment (Adam has two). If groups are added unit by
-// unit, each unit has such allocations of its own.
+// contiguous in one allocation of Comm::allocate(). Offloaded parameters in host memory are in another allocation.
+// Master weights on the device have one allocation, and so has each moment (Adam has two). Each group has an allocation
+// of its own for states in host memory, and one for the scales of 8-bit moments. If groups are added unit by unit, each
+// unit has such allocations of its own.
 class Groups {
  public:
   struct Options {
@@ -31,17 +32,18 @@ class Groups {
     SwapSpace* parameters_in_files = nullptr;
     // Called while an update waits for a save that still reads files.
     WriteHold::WhileWaiting while_a_save_reads = {};
-    // Set if ranks run on a GPU or another accelerator and the host updates some states. The slots are the host buffers
-    // through which 16-bit parameters pass to the host and back.
+    // Set if ranks run on a GPU or another accelerator and the host updates parameters that are on it. The slots are
+    // the host buffers through which 16-bit parameters pass to the host and back.
     std::optional<Mover::Slots> to_host = std::nullopt;
     // Set if the device updates parameters that are offloaded. The slots are the device buffers through which they
     // pass.
     std::optional<Mover::Slots> to_device = std::nullopt;
-    bool pin_states = true, pin_parameters = true;  // whether their host memory is page-locked
+    bool pin_states = true, pin_parameters = true;  // whether offloaded ones are in page-locked memory
   };
 
-  // Collective, because it allocates (see Comm::allocate). There is one placement per unit. `units`, `placements`,
-  // `comm` and `ledger` must outlive the groups.
+  // Collective, because it allocates parameters by Comm::allocate(). With `unit_by_unit` it allocates none, and only
+  // add_unit() is collective. There is one placement per unit. `units`, `placements`, `comm` and `ledger` must outlive
+  // the groups.
   Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options, Comm& comm,
          Ledger& ledger);
   Groups(const Groups&) = delete;
@@ -49,16 +51,17 @@ class Groups {
   // Waits for pending copies of parameters before their memory is freed.
   ~Groups();
 
-  // Adds the groups of the next unit. Collective. Only for groups with `unit_by_unit`.
+  // Adds the groups of the next unit. Collective. Allowed only with Options::unit_by_unit.
   void add_unit() { add(1); }
 
   // Returns the groups of all units added so far.
   std::span<ShardedGroup> all() { return groups_; }
   std::span<ShardedGroup> of_unit(size_t unit);
-  // Returns the trained groups in the order of their numbers.
+  // Returns the trained groups in the order of ShardedGroup::number().
   std::span<ShardedGroup* const> trained() const { return trained_; }
 
-  // Frees the optimizer's states. After that, no group is trained.
+  // Waits for pending copies, and frees the optimizer states of all groups. Afterwards trained() is empty, and no group
+  // may be trained.
   void free_states();
   // Makes the host wait for all copies of parameters to and from the device. Afterwards other code may write to states
   // and parameters that are on the host.
@@ -87,7 +90,7 @@ class Groups {
   std::vector<ShardedGroup> groups_;  // unit after unit
   std::vector<size_t> first_of_{0};   // by unit, and one for the end: index of its first group
   std::vector<ShardedGroup*> trained_;
-  // These are the last members, because they must be destroyed before the memory of the groups.
+  // The movers are the last members, because they must be destroyed before the memory of the groups.
   std::unique_ptr<Mover> to_host_, to_device_;
 };
 

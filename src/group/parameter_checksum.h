@@ -3,10 +3,10 @@
 
 namespace zeroshard {
 
-// Detects whether parameters on a device still have the bits that they had when remember() was called. The device
-// computes checksums, so only two numbers are copied to the host. These two numbers take 16 bytes of device memory,
-// which no plan counts. This class does not know whether the parameters were equal to the rounded master weights when
-// remember() was called. The owner must ensure that (see ShardedGroup::forget_parameters()).
+// Detects by checksums whether parameters on a device still have the bits that they had when remember() was called. The
+// device computes the checksums, so only two numbers are copied to the host. The two checksums take 16 bytes of device
+// memory, which no plan counts. This class does not know whether the parameters were equal to the rounded master
+// weights when remember() was called. The owner must ensure that they were (see ShardedGroup::forget_parameters()).
 class ParameterChecksum {
  public:
   // Returns whether zeroshard has a checksum kernel for the device.

@@ -208,7 +208,7 @@ void ShardedGroup::lend_to_host(Range range, Access access, Ways ways, const Len
     if (!ways.writes) return;
     written_until(mover.record());
     if (are_masters) states_->read_until(mover.record());
-  } catch (...) {  // no copies may stay under way that writing_ and reading_ do not know
+  } catch (...) {  // writing_ and reading_ do not know the copies that have begun, so they end here
     mover.wait();
     throw;
   }
@@ -228,7 +228,8 @@ void ShardedGroup::lend_to_device(Range range, Access access, Ways ways, const L
       lend_parameters(lent, ways, [&](Range part, const at::Tensor& away) {
         for (int64_t at = part.begin; at < part.end; at += mover.piece_numel()) {
           const Range piece{at, std::min(at + mover.piece_numel(), part.end)};
-          // If the parameters are in a file, the host waits for each piece, because the next piece needs its buffer.
+          // If the parameters are in a file, the host waits for each piece to be copied back, because the loan of
+          // `away` then ends, and its values are written to the file.
           mover.lend_on_device(away.slice(0, piece.begin - part.begin, piece.end - part.begin), ways,
                                /*waits=*/!in_memory, [&](const at::Tensor& params) {
                                  use(piece, states.slice(piece.begin - lent.begin, piece.end - lent.begin), params);

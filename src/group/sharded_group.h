@@ -23,8 +23,8 @@ namespace zeroshard {
 //   shard()    what this rank gives to a gather
 //   mine()     this rank's part of the optimizer states: shard(), or a part of shard() if several groups of ranks share
 //              one copy of the states
-//   kept()     the parameters in this rank's memory: shard(), or all where the unit is replicated
-//   updated()  what this rank's optimizer updates: mine() from stage 1 on, all at stage 0
+//   kept()     the parameters that this rank stores: shard(), or all positions if the unit is replicated
+//   updated()  what this rank's optimizer updates: mine() from stage 1 on, all positions at stage 0
 class ShardedGroup {
  public:
   struct Options {
@@ -32,7 +32,7 @@ class ShardedGroup {
     size_t number = 0;             // index among the trained groups of the run; unused for a frozen group
     bool is_open = false;          // users may write to the parameters between steps
     std::vector<int> param_group;  // by parameter: index of its param group; -1: it is never updated
-    Mover* to_host = nullptr;      // copies parameters to the host, which updates them, and back; null: no such updates
+    Mover* to_host = nullptr;      // copies parameters to the host, which updates them, and back; null: it updates none
     Mover* to_device = nullptr;    // copies offloaded parameters to the device, which updates them, and back, or null
     at::Device device = at::kCPU;  // device that computes; the parameters may be in host memory
   };
@@ -66,20 +66,23 @@ class ShardedGroup {
   at::Tensor kept_parameters() const;
   at::Tensor my_shard() const;
   at::Tensor updated_parameters() const;
-  // Returns the parameters of `range`, which counts from updated().begin. Returns a copy if they are in files.
+  // Calls await_copies(), and returns the parameters of `range`, which counts from updated().begin. Returns a copy if
+  // the parameters are in files, and a view otherwise.
   at::Tensor updated_part(Range range) const;
   // Returns the same memory as updated_parameters() without waiting.
   at::Tensor updated_memory() const { return memory(updated_); }
-  // Returns whether the states are on the host or in a file while the parameters are on a device.
+  // Returns whether the parameters are on a device, and some or all of their states on the host or in a file.
   bool has_states_on_host() const { return options_.to_host != nullptr; }
   // Returns the parameters that this rank keeps, in memory or files. Ranges of the array count from kept().begin.
   // Before a caller borrows parameters that are in memory, it must call await_copies().
   Array& parameters() const { return *parameters_; }
   // Returns whether the parameters are in the memory of the computing device.
   bool is_resident() const { return place_.parameters.tier == Tier::kDevice; }
-  // Starts to copy this rank's shard from the host or a file to the device memory `to`, on `stream`.
+  // Starts to copy this rank's shard from the host or a file to the device memory `to`, on `stream`, after pending
+  // copies to the shard. If the shard is in a file, the host waits until it is read. The parameters must not be on the
+  // device.
   void begin_copy_of_shard(void* to, const SideStream& stream);
-  // Records that the last copy to the parameters ends when `event` does.
+  // Records that the last copy to the parameters ends when `event` completes.
   void written_until(c10::Event event) { writing_ = std::move(event); }
   // Waits for pending copies. If the parameters are on the device, the current stream waits for copies to them. If they
   // are on the host, the host waits for copies to and from them, so that it may read and write them.
@@ -88,34 +91,39 @@ class ShardedGroup {
   // Returns the optimizer states of a trained group. Ranges of the array count from updated().begin.
   Array& states() const { return *states_; }
   bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
-  // Lends `range` of the states together with their parameters. Calls `use(part, states, params)` for consecutive
-  // parts, like Array::lend(). The tensors of a part are on the side (device or host) that updates its elements. `ways`
-  // says whether `use` reads the parameters and whether it writes them. Parameters that are on that side already are
-  // lent directly. Others are copied there and back, and this function does not wait for the copies back (see
-  // await_copies()). If fp32 parameters are their own master weights where they are lent, `states` has no master
-  // weights. Elements that the device updates are lent before elements that the host updates.
+  // Lends `range` of the states, which counts from updated().begin, together with their parameters. Calls `use(part,
+  // states, params)` for consecutive parts, like Array::lend(). The tensors of a part are on the side (device or host)
+  // that updates its elements. `ways` says whether `use` reads the parameters and whether it writes them. Parameters
+  // that are on that side already are lent directly. Others are copied there if `use` reads them, and copied back if it
+  // writes them. This function waits for the copies back only if the parameters are in files (see await_copies()). If
+  // fp32 parameters are their own master weights where they are lent, `states` has no master weights. Elements that the
+  // device updates are lent before elements that the host updates.
   using Access = Array::Access;
   using Ways = Mover::Ways;
   using Use = std::function<void(Range part, const StateTensors& states, const at::Tensor& params)>;
   void lend(Range range, Access access, Ways ways, const Use& use);
-  // Does the same for the master weights alone. The moments are not fetched.
+  // Does the same for the master weights alone, which the group must have. The moments are not fetched. `use` is not
+  // called for fp32 parameters that are their own master weights where they are lent, because there is nothing to
+  // convert. The copies that `ways` asks for are made all the same. Forgets the remembered parameters if it may change
+  // master weights.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
   void lend_master(Range range, Access access, Ways ways, const MasterUse& use);
   // Returns whether the parameters have the bits that remember_parameters() saw, so that each master weight still
-  // rounds to its parameter. Only parameters on a device that the host updates are remembered. Returns false if nothing
-  // is remembered. The host waits for the device.
+  // rounds to its parameter. Returns false if nothing is remembered. Otherwise the host waits for the device.
   bool is_untouched() const;
   // Returns whether the parameters have changed since they were remembered. Returns false if nothing is remembered.
   bool was_written() const;
-  // Remembers the present parameters. Call it when they are equal to the rounded master weights.
+  // Remembers the present parameters. Call it when the parameters are equal to the rounded master weights. Does nothing
+  // unless users may write to the parameters, and the host updates some of them while they are on a device that has a
+  // checksum kernel.
   void remember_parameters();
   // Forgets the remembered parameters. Call it before code that changes master weights without their parameters, or
   // that may fail after it has changed only one of the two. Otherwise parameters that get their old bits back would
-  // look untouched.
+  // look as if they still matched the master weights.
   void forget_parameters() const {
     if (checksum_) checksum_->forget();
   }
-  // Returns the number of updates of each parameter.
+  // Returns the number of updates that each parameter has had.
   std::vector<int64_t>& updates() { return updates_; }
   const std::vector<int64_t>& updates() const { return updates_; }
 
@@ -123,10 +131,11 @@ class ShardedGroup {
   // update. Does nothing without master weights.
   void write_master(Range positions, const at::Tensor& values);
   // Sets the parameters at `positions` to `values`. Skips positions that this rank does not keep. `values` may be on
-  // any device, and has any floating-point dtype or that of the parameters.
+  // any device, and has any floating-point dtype or that of the parameters. First waits for pending copies, and for a
+  // save that reads the group.
   void write_parameters(Range positions, const at::Tensor& values);
   // take_parameters() copies the parameters to the master weights. publish_master() copies the master weights to the
-  // parameters. Both do nothing without master weights.
+  // parameters. Both leave parameters that are their own master weights as they are.
   void take_parameters();
   void publish_master();
   // Frees the states. Afterwards the group must not be trained.
@@ -134,8 +143,9 @@ class ShardedGroup {
 
  private:
   at::Tensor memory(Range positions) const;
-  // The two parts of a range of the states. The host updates `first`, and the device updates `rest`. If neither
-  // options_.to_host nor options_.to_device is set, `first` is the whole range, even if the device updates it.
+  // The two parts of a range of the states, which counts from updated().begin. The host updates `first`, and the device
+  // updates `rest`. If neither options_.to_host nor options_.to_device is set, `first` is the whole range, even if the
+  // device updates it.
   struct Split {
     Range first, rest;
   };
@@ -149,12 +159,12 @@ class ShardedGroup {
   void lend_to_host(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
   // Lends offloaded parameters to the device, which updates them.
   void lend_to_device(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
-  // Lends the parameters of a range of the states.
+  // Lends the parameters of a range that counts from updated().begin, where they are stored.
   void lend_parameters(Range range, Ways ways, const Array::BorrowerOfOne& use);
   // Returns the access to the parameters that `ways` needs. `ways` says whether they are read and written.
   Access access_to_parameters(Ways ways) const;
   // If `ways` writes the parameters, waits until no save reads them. It is called before states are lent, because a
-  // wait with borrowed states would block that same save.
+  // save that needs the same files cannot go on while states are lent.
   void await_readers_of_parameters(Ways ways) const;
 
   const UnitLayout& unit_;
@@ -166,7 +176,7 @@ class ShardedGroup {
   mutable std::optional<c10::Event> writing_;  // end of the last copy to the parameters
   mutable std::optional<c10::Event> reading_;  // end of the last copy from the parameters, if they are on the host
   std::unique_ptr<Array> states_;
-  mutable std::optional<ParameterChecksum> checksum_;  // for an open group whose parameters the host updates
+  mutable std::optional<ParameterChecksum> checksum_;  // set if remember_parameters() does anything
   std::vector<int64_t> updates_;
 };
 
