@@ -45,12 +45,12 @@ void GradBucket::begin(SlotRing::Slot* slot) {
   const at::ScalarType wire = to_scalar_type(place_.wire_dtype);
   at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
   if (reduced_ && place_.reduces_in_place()) {
-    // This is a second reduction in one step, as for a late gradient. The gradients are packed where the result of the
-    // first reduction is, so that result is moved to kept_.
+    // This is a second reduction in one step, as for a late gradient. The gradients are packed over the result of the
+    // first reduction, so that result is first copied to kept_.
     uses(slot).take();
     kept_ = shard().clone();
   } else {
-    uses(slot).share();  // without added gradients, the launch comes after all readers of the last result anyway
+    uses(slot).share();  // no need to wait: add(), pack() and launch() wait before they write
   }
   state_ = Filling{std::move(buffer), slot, std::vector<bool>(group_.params.size(), false)};
 }
@@ -78,7 +78,8 @@ math::Packed GradBucket::placed(size_t index, const at::Tensor& grad) const {
 }
 
 // Returns whether this gradient waits, so that one kernel packs it together with others. Waiting gradients keep their
-// memory. A large gradient is packed at once, because it is worth a kernel of its own.
+// memory, so they have at most kWaitingBytes together, and a gradient that exceeds this is packed at once. The first
+// gradient of a parameter may wait. Later ones are added to it at once.
 bool GradBucket::lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const {
   const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
   if (filling.filled[index] || filling.waiting_bytes + bytes > kWaitingBytes) return false;
@@ -189,9 +190,9 @@ DType GradBucket::dtype_of_pieces(const InFlight& in_flight) const {
   return in_flight.exchange ? in_flight.exchange->dtype() : place_.wire_dtype;
 }
 
-// Adds the sum of the pieces to the reduced gradients of this rank's part, or overwrites them with it if it is the
-// first sum of the step. The reduced gradients are in `elsewhere` if that is defined, and else in grads_. If grads_ is
-// in files, this function works on one part of them after another.
+// Adds the sum of the pieces to the reduced gradients of this rank's part. If it is the first sum of the step,
+// overwrites them. The sum is formed in `elsewhere` if that is defined, and is then copied to grads_. Otherwise it is
+// formed in grads_, in several parts if grads_ is in files.
 void GradBucket::take(std::span<const void* const> pieces, DType dtype, const at::Tensor& elsewhere) {
   squares_ = ExactSum();
   const int64_t first = shard_range().begin;

@@ -37,14 +37,14 @@ struct ReduceOptions {
 // this rank updates.
 //
 // The states are Idle -> begin() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read the
-// packed gradients) -> Idle. With several replicas, sum_in_replica() -> Crossing -> take_sum() takes the place of
-// finish(). Gradients are packed in a buffer. The bucket owns this buffer for the whole run if its placement keeps
-// packed gradients. Otherwise it borrows the buffer from a ring.
+// packed gradients) -> Idle. With several replicas, finish() is replaced by sum_in_replica() -> Crossing (the sum is
+// added over replicas) -> take_sum(). Gradients are packed in a buffer. The bucket owns this buffer for the whole run
+// if its placement keeps packed gradients. Otherwise it borrows the buffer from a ring.
 class GradBucket {
  public:
   // `full` is the bucket's own buffer of padded_numel packed elements. It is undefined if a ring lends buffers. `grads`
   // gets the reduced gradients of the elements that this rank updates: this rank's part, or all padded_numel elements.
-  // The memory of both must outlive the bucket.
+  // The memory of `full` and `grads` must outlive the bucket, and so must `unit`, `options` and `comm`.
   GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
              Comm& comm, at::Tensor full, std::unique_ptr<Array> grads);
 
@@ -64,23 +64,26 @@ class GradBucket {
 
   // Idle -> Filling. `slot` is null unless needs_slot().
   void begin(SlotRing::Slot* slot);
-  // Packs the gradient of parameter `index` of the group. If the parameter already has a gradient, adds to it.
+  // Packs the gradient of parameter `index` of the group. If the parameter already has a gradient, adds to it. On a
+  // device, a small gradient may wait for pack() or launch(), so that one kernel packs several.
   void add(size_t index, const at::Tensor& grad);
   // Packs the gradients that wait for packing. Call it before another bucket gets gradients.
   void pack();
-  // Adds a gradient under no_sync to this rank's own sum, not to the packed gradients. The sum joins the next launch
-  // with `with_local`. Allowed in any state.
+  // Adds a gradient under no_sync to this rank's own sum, not to the packed gradients. The next launch with
+  // `with_local` adds the sum to the packed gradients. Allowed in any state. The first call allocates the memory of the
+  // sum, which `ledger` counts.
   void add_local(size_t index, const at::Tensor& grad, Ledger& ledger);
   // Adds a gradient that comes while the bucket is in flight to this rank's own sum. Unlike add_local(), counts it
   // among the parameter's gradients of the pass.
   void add_late(size_t index, const at::Tensor& grad, Ledger& ledger);
   // Returns whether this rank's own sum waits for a launch.
   bool has_local() const { return local_used_; }
-  // Returns whether every parameter has as many gradients as in earlier backward passes.
+  // Returns whether every parameter has at least as many gradients in this backward pass as are expected (see
+  // end_backward()). In the first pass, one is expected.
   bool is_complete() const { return missing_ == 0; }
 
   // Filling -> InFlight. A parameter without a gradient counts as zero. `scratch` is passed to Comm::exchange. If
-  // `with_local` is true, the launch includes this rank's own sum, if there is one.
+  // `with_local` is true, the launch includes this rank's own sum, if there is one, and has_local() becomes false.
   void launch(Span scratch, bool with_local);
   // Makes the current stream wait until the exchange no longer uses the packed gradients. Only for a bucket that is
   // InFlight.
@@ -101,8 +104,8 @@ class GradBucket {
   // one. A bucket in state Draining is Idle at once. A bucket in state Crossing stays in that state.
   Lent hand_over();
 
-  // Call it after a backward pass. The next pass is then expected to bring as many gradients of each parameter as this
-  // one.
+  // Call it after a backward pass. The next passes are then expected to bring as many gradients of each parameter as
+  // this one. A parameter without gradients in this pass keeps its expected number.
   void end_backward();
   // Drops all gradients since the last step, and leaves the expected numbers of gradients as they are. Not allowed
   // while in flight. Returns the slot that the bucket was filling, or null.
@@ -127,17 +130,18 @@ class GradBucket {
   at::Tensor shard() const;
   // Returns whether reduced() has gradients of the current step.
   bool is_reduced() const { return reduced_; }
-  // Replaces this rank's elements of parameter `index` with the caller's values. The bucket must be reduced.
+  // Replaces this rank's elements of parameter `index` with `values`, which has as many elements. The bucket must be
+  // reduced, and neither Filling nor in flight.
   void replace(size_t index, const at::Tensor& values);
   // Drops the gradients that parameter `index` got since the last step. Call it before the next pass adds some. Throws
   // StateError if the bucket already has reduced gradients, which are on a device or in files, and is Filling or in
   // flight again.
   void drop(size_t index);
   // Returns whether reduced gradients are copied from the device to the host or to files. If so, GradientExit has their
-  // squares.
+  // sums of squares.
   bool leaves() const { return options_.exit != nullptr; }
-  // Returns the sum of squares of this rank's part of the reduced gradients. Only on the CPU, and valid after finish()
-  // or take_sum().
+  // Returns the sum of squares of this rank's part of the reduced gradients. Only on the CPU. It is zero before the
+  // first finish() or take_sum() of the step.
   const ExactSum& squares() const { return squares_; }
   // Returns whether parameter `index` got a gradient on this rank since the last step.
   bool has_grad(size_t index) const { return has_grad_.at(index); }
@@ -190,7 +194,7 @@ class GradBucket {
   std::unique_ptr<WriteHold> hold_;            // protects grads_ from writes
   size_t number_ = 0;                          // number of this bucket at the exit
   mutable std::optional<c10::Event> arrived_;  // end of the last copy of reduced gradients to the host
-  at::Tensor kept_;   // an earlier sum of the step, while a second reduction uses the sum's place
+  at::Tensor kept_;   // an earlier sum of the step, while a second reduction packs gradients in its memory
   FlatBuffer local_;  // this rank's own sum under no_sync, in the gradient dtype; allocated at first use
   bool local_used_ = false;
   StreamUses uses_, local_uses_;  // uses of full_ and of local_; a slot has its own
@@ -210,7 +214,7 @@ class GradBucket::Lent {
 
  private:
   SlotRing::Slot* slot_;
-  std::unique_ptr<Exchange> exchange_;  // null if the reduction has already waited
+  std::unique_ptr<Exchange> exchange_;  // null after a native reduction, which has already waited
 };
 
 }  // namespace zeroshard

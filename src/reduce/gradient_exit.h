@@ -30,10 +30,10 @@ class GradientExit {
   // Returns a device buffer for new values of `to`, an array on the host or in a file. Work of the current stream may
   // use the buffer. If `has_values` is true, the buffer contains the present values of `to`.
   at::Tensor begin(Array& to, bool has_values);
-  // Copies the buffer of the last begin(), which the current stream has filled, to `to`. Keeps the sum of squares of
+  // Starts to copy the buffer of the last begin(), which the current stream fills, to `to`. Keeps the sum of squares of
   // its values for `bucket`. If `to` is on the host, returns an event that completes when the copy has ended. If `to`
-  // is in a file, returns nothing. In that case settle() copies the values and writes them to the file, and the host
-  // waits for both. begin() calls settle(), too.
+  // is in a file, starts no copy and returns nothing. In that case settle() copies the values and writes them to the
+  // file, and the host waits for both. begin() calls settle(), too.
   std::optional<c10::Event> end(Array& to, size_t bucket);
   void settle();
 

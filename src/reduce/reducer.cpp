@@ -193,8 +193,8 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
 }
 
 // Finishes the bucket's earlier reduction, if one runs, and returns the bucket in state Filling. A late gradient takes
-// another slot if one is free. It does not wait for peers to read the earlier slot. Such a wait could hang, because a
-// peer whose backward failed reads that slot only after another gather.
+// another slot if one is free. This function does not wait until peers have read the earlier slot. Such a wait could
+// hang, because a peer whose backward failed reads that slot only after another gather.
 GradBucket& Reducer::filling(size_t index) {
   GradBucket& bucket = buckets_[index];
   while (bucket.is_in_flight()) {  // a late gradient: it gets a second reduction
@@ -217,7 +217,7 @@ SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
     } else if (!replicas_ && std::any_of(in_flight_.begin(), in_flight_.end(), same_class)) {
       finish_oldest();
     } else {
-      return ring_->acquire(bytes);  // every slot is being filled, waits for its launch, or must not be finished yet
+      return ring_->acquire(bytes);  // each slot is being filled, or its bucket must not be launched or finished yet
     }
   }
 }

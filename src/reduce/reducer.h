@@ -19,18 +19,19 @@ namespace zeroshard {
 // pass, this is the reverse of the order in which rank 0's forward pass needed the units. In later passes, it is the
 // order in which rank 0 completed the buckets in the first pass. So a parameter that gets no gradient on some rank
 // delays the launch of its bucket there, but never makes ranks disagree. Reductions run while backward continues. A
-// bucket is finished when a later bucket is launched, or when backward ends.
+// bucket is finished when the next bucket is launched or when backward ends, at the latest. Without Options::overlap it
+// is finished as soon as it is launched.
 //
 // Note [Buckets without gradients]
-// A unit's backward may give no gradients on one rank, because it failed there or because this rank's forward skipped
-// the unit's layers. The other ranks wait for the unit's bucket before their next gather. So this rank must launch the
-// bucket at the same point as they do. It finds the point by counting the ends of the unit's backward, which ends
-// several times if forward uses the unit several times. In the first pass, the bucket is launched at the last of these
-// ends. In a later pass, it is launched at the end at which it was ready in the pass before. An earlier launch would
-// make later gradients late, and late gradients need another launch on all ranks. Buckets of units that are not sharded
-// are launched by the same rule, although no rank waits for them. The rule then ensures that the terms of one launch,
-// and so its rounding, do not depend on the stage. For the same reason, a sum under no_sync does not join a launch
-// without gradients. It joins a launch with gradients, or the launch at the end of the pass.
+// A unit's backward may give no gradients on one rank, because backward failed there or because this rank's forward
+// skipped the unit's layers. The other ranks wait for the unit's bucket before their next gather. So this rank must
+// launch the bucket at the same point as they do. It finds the point by counting the ends of the unit's backward, which
+// ends several times if forward uses the unit several times. In the first pass, the bucket is launched at the last of
+// these ends. In a later pass, it is launched at the end at which it was ready in the pass before. An earlier launch
+// would make later gradients late, and late gradients need another launch on all ranks. Buckets of units that are not
+// sharded are launched by the same rule, although no rank waits for them. The rule then ensures that the terms of one
+// launch, and so its rounding, do not depend on the stage. For the same reason, a sum under no_sync does not join a
+// launch without gradients. It joins a launch with gradients, or the launch at the end of the pass.
 class Reducer {
  public:
   struct Options : ReduceOptions {
@@ -59,18 +60,22 @@ class Reducer {
 
   // Call it before the first gradient of a backward pass. `needed` lists the units in the order in which the forward
   // pass used them, with one entry per use. The first call with `sync` is collective over `gather_comm`, and throws if
-  // the ranks' forward passes differ. Without any call of this function, the first backward pass launches buckets from
-  // the last unit to the first. Either all ranks make the call, or none.
+  // the ranks' forward passes differ. Does nothing without `sync`, after the first such call, or if a bucket was
+  // launched before. Without any call of this function, the first backward pass launches buckets from the last unit to
+  // the first. Either all ranks make the call, or none.
   void begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm);
-  // Starts to read the reduced gradients of earlier micro-batches of the step from files, because this backward adds to
-  // them.
+  // If reduced gradients are in files, starts to read those of earlier micro-batches of the step, because this backward
+  // adds to them.
   void read_ahead();
   // Takes a dense gradient from autograd. `param` is an index into UnitLayout::params. If `sync` is false (under
   // no_sync), the gradient is only added to this rank's own sum.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
-  // Call it when a backward of this unit has ended, on this rank or (if this rank does not need the unit) on others.
+  // Call it at each end of the unit's backward. A rank that does not use the unit calls it where the unit's backward
+  // ends on other ranks. Makes the unit's buckets ready to launch if they have gradients, or if their launch is due
+  // (see Note [Buckets without gradients]).
   void flush(size_t unit);
   // Launches every bucket that this pass has not launched yet, and finishes all buckets. Does nothing without `sync`.
+  // Collective with `sync`.
   void launch_all(bool sync);
   // Returns one number per bucket. The number is 0 if the bucket has no late gradients. Late gradients are those that
   // arrived after the launch, or in a pass without `sync`, and that no launch has included. With late gradients, the
@@ -79,16 +84,18 @@ class Reducer {
   // launch_again().
   std::vector<int64_t> late() const;
   void launch_again(const std::vector<int64_t>& late);
-  // Launches and finishes everything. Afterwards the reduced gradients can be read.
+  // Launches and finishes everything. Afterwards the reduced gradients can be read. Does nothing without `sync`, and is
+  // collective with `sync`. The first such call also takes rank 0's order of launches for later passes.
   void end_backward(bool sync);
   // Drops all gradients since the last step and forgets the running pass. Call it after launch_all().
   void discard();
-  // For groups that all ranks update whole: gives every rank the reduced gradients of all ranks.
+  // For groups that all ranks update whole: gathers the ranks' parts of the reduced gradients on every rank.
+  // Collective.
   void gather_reduced();
   // See GradBucket::replace().
   void replace(size_t bucket, size_t index, const at::Tensor& values);
   // has_grad() returns whether any rank may have had a gradient of the parameter since the last step. That is so if its
-  // bucket was reduced, or if this rank had a gradient. drop() sets the gradient to zero.
+  // bucket was reduced, or if this rank had a gradient. drop() calls GradBucket::drop().
   bool has_grad(size_t unit, size_t param) const;
   void drop(size_t unit, size_t param);
   void end_step();
@@ -103,7 +110,7 @@ class Reducer {
   ExactSum squares() const;
 
  private:
-  enum class Basis { kUnits, kForward, kBackward };  // what the order of launches comes from
+  enum class Basis { kUnits, kForward, kBackward };  // what order_ comes from
   struct Place {                                     // where a parameter is; bucket -1: it is frozen
     int bucket = -1;
     size_t index = 0;

@@ -28,8 +28,8 @@ class GradBucket;
 // replicas decode the same codes, so they stay equal. Each encoding changes an element by at most 0.7 % of the block's
 // largest element. That is half of 0.9 / 64, the largest distance between neighbouring values of the map.
 //
-// Call partial(), begin(), gather() and finish() in this order. Each call waits for what the call before has started.
-// All replicas must make the calls on all their objects in the same order.
+// Call partial(), begin(), gather() and finish() in this order. gather() and finish() wait for the collective that the
+// call before has started. All replicas must make the calls on all their objects in the same order.
 class ReplicaSum {
  public:
   struct Options {
@@ -41,7 +41,8 @@ class ReplicaSum {
   // Collective over `replicas`, which must outlive the object.
   ReplicaSum(Comm& replicas, const Options& options, Ledger& ledger);
 
-  // Returns memory for this replica's own sum, as `numel` fp32 elements. The caller fills it before begin().
+  // Returns memory for this replica's own sum, as `numel` fp32 elements. The caller fills it before begin(). Waits for
+  // the collectives of the earlier sum in this memory.
   at::Tensor partial(int64_t numel);
   // Starts to exchange the replicas' own sums, which are in the memory of partial(). `tag` names the unit.
   void begin(std::string tag);
@@ -83,7 +84,7 @@ class ReplicaSums {
   ReplicaSums(Comm& replicas, const ReplicaSum::Options& options, Ledger& ledger);
 
   // Starts the sum over replicas of `bucket`, which must be in flight. Before that, finishes the oldest sum if no
-  // memory is free, and starts to gather the latest sum.
+  // memory is free, and calls ReplicaSum::gather() for the sum that was started last.
   void add(GradBucket& bucket);
   void finish_all();
   // Makes the current stream wait until no collective uses the memory of the sums.
