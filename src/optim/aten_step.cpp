@@ -98,7 +98,7 @@ void aten_step(OptimizerConfig::Type type, const UpdateTensors& tensors, const P
       adagrad(weights, grad, tensors.moments[0], options, step);
       break;
     case Type::kMuon:
-      break;  // the two halves of a Muon update are AdamW and apply_matrix_update()
+      break;  // with Muon, parameters are updated by AdamW or by apply_matrix_update()
   }
   if (tensors.master.defined()) tensors.param.copy_(tensors.master);
 }

@@ -16,8 +16,9 @@ struct UpdateTensors {
 };
 
 // Makes one optimizer update with LibTorch's operations, for devices that have no kernels of zeroshard
-// (device_kernels.h). `step` is 1 for the first update. The formulas are those of src/kernels. Adam uses LibTorch's
-// fused kernel. The gradient is multiplied by `grad_scale` first.
+// (device_kernels.h). `step` is 1 for the first update. The gradient is multiplied by `grad_scale` first. The formulas
+// are those of src/kernels. Adam with bias correction uses LibTorch's fused kernel, except on the CPU. Moments must be
+// fp32. `type` must not be kMuon, whose matrices apply_matrix_update() updates.
 void aten_step(OptimizerConfig::Type type, const UpdateTensors& tensors, const ParamGroupOptions& options, int64_t step,
                float grad_scale);
 

@@ -24,7 +24,7 @@ namespace zeroshard {
 // publish(). This memory has room for every parameter that this rank updates.
 class DelayedUpdate {
  public:
-  // The groups must be numbered from 0. Their states must be on the host or in files, their parameters on the device,
+  // groups[i] must have the number() i. Their states must be on the host or in files, their parameters on the device,
   // and their gradients on the host. All arguments must outlive this object. If `pin` is true, memory is pinned, so
   // that the device copies it without the host. await() calls `while_waiting` about ten times a second. An exception
   // from `while_waiting` ends the wait.
@@ -47,8 +47,8 @@ class DelayedUpdate {
     std::vector<ParamGroupOptions> options;
     float grad_scale = 1;  // as in ShardedOptimizer::update()
   };
-  // Starts an update. The previous update must be published. Counts the step of each parameter on the calling thread,
-  // and updates the states in the thread.
+  // Starts an update. The previous update must have ended (see end()). Counts the step of each parameter on the calling
+  // thread, and updates the states in the thread.
   void begin(Step step);
   bool is_on_thread() const { return thread_id_ == std::this_thread::get_id(); }
   // Waits until the thread is idle. If an update threw an exception, this call and all later ones throw it.
@@ -61,7 +61,8 @@ class DelayedUpdate {
   void publish(ShardedGroup& group);
   // Ends the update. All groups must be published.
   void end() { is_pending_ = false; }
-  // Replaces new parameters by `values`, a 1-D tensor for the `positions` of the group. await() must have returned.
+  // Replaces new parameters that wait for publish() by `values`, a 1-D tensor for the `positions` of the group. Skips
+  // positions that this rank does not update. await() must have returned.
   void replace(const ShardedGroup& group, Range positions, const at::Tensor& values);
 
  private:

@@ -13,12 +13,14 @@ namespace {
 // In this file, `group` is the number of the param group, and `initial_lr` is the group's own rate, which only some
 // schedules use.
 
-// Returns the steps of the warm-up, which are at least two, because a warm-up of one step would divide by log(1).
+// Returns the steps of the warm-up. There are at least two, because a logarithmic warm-up of one step would divide by
+// log(1), which is 0.
 int64_t warmup_steps(int64_t configured) {
   return std::max<int64_t>(2, configured);
 }
 
-// Returns the part of the warm-up that is done. The part rises from 0 over `steps`. `iteration` must be below `steps`.
+// Returns the part of the warm-up that is done. The part rises from 0 towards 1 over `steps`, linearly or with the
+// logarithm of the iteration. `iteration` must be below `steps`.
 double warmup_part(int64_t iteration, int64_t steps, bool log_warmup) {
   const auto at = double(iteration);
   return log_warmup ? 1 / std::log(double(steps)) * std::log(at + 1) : at / double(steps);

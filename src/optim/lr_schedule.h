@@ -21,8 +21,9 @@ class LRSchedule {
   struct Betas {
     double beta1, beta2;
   };
-  // Returns the betas that OneCycle sets in addition to the rates. Returns nothing for other schedules, or without
-  // cycle_momentum. Throws ValueError if there is no param group `group`.
+  // Returns the betas that OneCycle sets in addition to the rates; beta2 is always 0.99. Returns nothing for other
+  // schedules, or without cycle_momentum. Throws ValueError if there is no param group `group`, or if `iteration` is
+  // below -1.
   std::optional<Betas> betas(int64_t iteration, size_t group = 0) const;
 
  private:

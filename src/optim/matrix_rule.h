@@ -6,17 +6,18 @@
 
 namespace zeroshard {
 
-// The rule of an optimizer that updates whole matrices, such as Muon. An update has three parts, one for each method.
-// Between the parts, MatrixUpdate sends values to other ranks. Another such optimizer needs one more file like
-// muon.cpp, and one line in matrix_rule().
+// The rule of an optimizer that updates whole matrices, such as Muon. An update calls gather(), transform(), and
+// apply_matrix_update() with rate_factor(). Before and after transform(), MatrixUpdate sends values to other ranks.
+// Another such optimizer needs one more file like muon.cpp, and one line in matrix_rule().
 class MatrixRule {
  public:
   virtual ~MatrixRule() = default;
-  // Runs on each rank, for the elements that the rank has. These can be any part of a parameter. Updates `state` in
-  // place, and returns the values that the matrix's owner needs. All tensors are 1-D and fp32.
+  // Runs on each rank, for the elements that the rank has. These can be any part of a parameter. Updates `state` (the
+  // momentum) in place, and returns the values that the matrix's owner needs, which may be `state` itself. All tensors
+  // are 1-D and fp32.
   virtual at::Tensor gather(const at::Tensor& state, const at::Tensor& grad,
                             const ParamGroupOptions& options) const = 0;
-  // Runs on the matrix's owner. Returns the update of one 2-D matrix, which may have another dtype than `matrix`.
+  // Runs on the matrix's owner. Returns the update for one 2-D matrix. The update may have another dtype than `matrix`.
   virtual at::Tensor transform(const at::Tensor& matrix, const ParamGroupOptions& options) const = 0;
   // Returns a factor for the learning rate of a parameter of this shape. Weight decay uses the learning rate without
   // this factor.

@@ -16,7 +16,7 @@
 namespace zeroshard {
 namespace {
 
-// The elements that gather() takes at a time. The number limits its temporary memory.
+// The number of elements that gather() takes at a time, which limits its temporary memory.
 constexpr int64_t kGatherNumel = 1 << 22;
 
 at::Tensor piece_of(const at::Tensor& tensor, Range range) {
@@ -145,7 +145,8 @@ std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
                             "matrices to their owners");
 }
 
-// Transforms one matrix. As in torch, a parameter is not updated if no rank has a gradient of it.
+// Transforms the matrices of one parameter, in place. `pieces` make up the parameter. As in torch, a parameter is not
+// updated if no rank has a gradient of it.
 void MatrixUpdate::transform(size_t index, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const {
   const MatrixBatch::Matrix& own = batches_[index].matrices[matrix];
   const ShardedGroup& group = *groups_of(index)[own.group];
@@ -223,8 +224,8 @@ void MatrixUpdate::update(const Step& step) {
 
 void MatrixUpdate::update_batches(const Step& step) {
   std::unique_ptr<Work> coming = send(0, step), going;
-  // Ends a batch. First waits until other ranks have read this rank's part of the slot, because another batch uses the
-  // slot next.
+  // Applies the updates of a batch. First waits until they have come back, and until other ranks have read this rank's
+  // part of the slot, because another batch uses the slot next.
   const auto end = [&](size_t batch) {
     if (going) going->drain();
     apply(batch, step);

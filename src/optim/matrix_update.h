@@ -26,7 +26,7 @@ class MatrixUpdate {
     DType dtype = DType::kFloat32;  // the dtype in which pieces and updates are sent
     RingClass ring;
   };
-  // `batches` must have all matrices of the units. `groups` are the groups of these units, in the same order. Arguments
+  // `batches` must have all matrices of the run. `groups` are the groups of all batches, batch after batch. Arguments
   // passed by reference must outlive this object. Collective, because it calls Comm::allocate().
   MatrixUpdate(std::vector<MatrixBatch> batches, std::vector<ShardedGroup*> groups, const ShardedOptimizer& optimizer,
                Options options, Comm& comm, Ledger& ledger);
@@ -40,7 +40,8 @@ class MatrixUpdate {
     std::function<const std::vector<bool>&(const ShardedGroup&)> has_grad;
     float grad_scale = 1;  // as in ShardedOptimizer::update()
   };
-  // Updates all groups. Collective.
+  // Updates all groups. Collective. Throws ValueError if the options need another Options::dtype. After any other error
+  // the update fails on all ranks, because they wait for one another.
   void update(const Step& step);
 
  private:
@@ -51,17 +52,18 @@ class MatrixUpdate {
   // Returns the groups of a batch, which are a part of groups_.
   std::span<ShardedGroup* const> groups_of(size_t batch) const;
   Slot slot(size_t batch) const;
-  // Called for each piece that this rank sends. `here` is the piece's place among the updates, and `travels` is the
-  // memory from which it is sent.
+  // Called for each piece that this rank sends. `here` is where the piece is in Slot::updates. `travels` is the memory
+  // from which the piece is sent, and in which its update comes back.
   using UsePiece = std::function<void(const at::Tensor& here, const at::Tensor& travels)>;
   void use_own_pieces(size_t batch, const Slot& slot, const UsePiece& use) const;
-  // Updates momenta, and starts to send the pieces to the owners.
+  // Updates momenta, and starts to send the pieces to the owners. Returns null if there is one rank.
   std::unique_ptr<Work> send(size_t batch, const Step& step);
   void gather(ShardedGroup& group, const Step& step, const Runs& runs, const at::Tensor& updates) const;
-  // Transforms the matrices that this rank owns, and starts to send their updates back.
+  // Transforms the matrices that this rank owns, and starts to send their updates back. Returns null if there is one
+  // rank.
   std::unique_ptr<Work> transform(size_t batch, const Step& step);
   void transform(size_t batch, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const;
-  // Applies the updates that have come back.
+  // Applies the updates that have come back. If the ranks update whole groups, first gathers the updates of all ranks.
   void apply(size_t batch, const Step& step);
 
   std::vector<MatrixBatch> batches_;

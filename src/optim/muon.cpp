@@ -26,8 +26,9 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& opti
   return is_tall ? x.t() : x;
 }
 
-// Orthogonalises a matrix as DeepSpeed's "gram" variant does. Iterates on X X^T, which is small if the matrix is long,
-// and restarts after two steps.
+// Orthogonalises a matrix as DeepSpeed's "gram" variant does. X is the matrix, transposed if it is tall. Unless X is
+// square, iterates on X X^T, which is small if X is long, and restarts after two steps. If X is square, iterates on X
+// itself.
 at::Tensor gram_newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& options) {
   const auto compute = matrix.is_cpu() ? at::kFloat : at::kHalf;
   const bool is_tall = matrix.size(0) > matrix.size(1);

@@ -28,7 +28,7 @@ constexpr int64_t kGrain = 1 << 16;  // the fewest elements for which a second t
 
 constexpr int64_t kUpdatedPiece = 1 << 15;  // elements of a piece if users might have written to them
 
-// The elements that LibTorch updates at a time. The number limits its temporary memory.
+// The number of elements that LibTorch updates at a time, which limits its temporary memory.
 constexpr int64_t kAtenPiece = 1 << 23;
 
 at::Tensor cut(const at::Tensor& tensor, Range range) {
@@ -117,7 +117,7 @@ void run_kernel(const kernels::KernelTable& table, OptimizerConfig::Type type, c
                                .maximize = o.maximize,
                                .step = step});
     case Type::kMuon:
-      break;  // the two halves of a Muon update are AdamW and apply_matrix_update()
+      break;  // with Muon, parameters are updated by AdamW or by apply_matrix_update()
   }
 }
 
@@ -154,8 +154,9 @@ int num_moments(OptimizerConfig::Type type, bool momentum) {
   return 0;
 }
 
-// Counts the step of each parameter that has a gradient. Returns the runs to update. Neighbouring parameters with the
-// same hyper-parameters and step count form one run.
+// Counts the step of each parameter that has a gradient and belongs to a param group. Returns the runs to update on
+// this rank. Neighbouring parameters of the same param group with the same step count form one run, except if whole
+// matrices are updated.
 std::vector<ShardedOptimizer::Run> ShardedOptimizer::count(ShardedGroup& group, const std::vector<bool>& has_grad) {
   std::vector<Run> result;
   std::vector<int64_t>& steps = group.updates();
@@ -245,8 +246,8 @@ void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& g
       update.rate_factor = matrix_rule(type_).rate_factor(matrix_shape(group.param(run.param).shape), update.options);
     update_run(group, grads, run.range, update);
   }
-  // Remembers the parameters only if all of them were updated, because users might have written to the others, and a
-  // later step must find such writes.
+  // The parameters now equal the rounded master weights, unless users might have written to some that were not updated.
+  // In that case nothing is remembered, so that a later step finds the writes.
   if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
 }
 
@@ -331,8 +332,9 @@ void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Upda
              update.step);
 }
 
-// Updates a piece, one parameter at a time if moments are narrow. Random numbers and blocks of codes are counted from
-// the first element of each parameter, so that they do not depend on where shards, loans and pieces are cut.
+// Updates a piece, one parameter at a time if moments are not fp32. The random numbers of stochastic rounding and the
+// blocks of 8-bit codes are counted from the first element of each parameter, so that they do not depend on where
+// shards, loans and pieces are cut.
 void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors,
                                       const Update& update) const {
   if (!has_narrow_moments(tensors)) return update_stretch(tensors, update, {});

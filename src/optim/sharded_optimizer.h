@@ -31,15 +31,15 @@ struct UpdateGradients {
 // elements of this part. Moments are fp32.
 struct ParamSlice {
   size_t index = 0;   // the parameter's index in its group
-  at::Tensor master;  // fp32: the master weights, or the parameter if it is fp32
+  at::Tensor master;  // fp32: the master weights, or the parameter if it is its own master weight
   std::vector<at::Tensor> moments;
   int64_t begin = 0;  // position of the part's first element in the parameter
 };
 
 // Updates a rank's shards, one sharded group at a time and in any order. In one pass over a group, the kernels unscale
-// and clip the gradients, decay the weights, update the states, and cast the new weights to the dtype of the
-// parameters. The parameters of a sharded group may belong to several param groups. Each parameter has its own step
-// count, as in torch.optim. A parameter without a gradient is not updated.
+// and clip the gradients (by one factor, `grad_scale`), decay the weights, update the states, and cast the new weights
+// to the dtype of the parameters. The parameters of a sharded group may belong to several param groups. Each parameter
+// has its own step count, as in torch.optim. A parameter without a gradient is not updated.
 class ShardedOptimizer {
  public:
   // On a device, `ledger` counts temporary memory. The ledger must outlive this object.
@@ -55,7 +55,7 @@ class ShardedOptimizer {
   };
 
   // Checks the hyper-parameters before an update. Throws ValueError if there are fewer `options` than param groups of
-  // `groups`, or if some of the options do not fit one another or the states of `groups`.
+  // `groups`, or if some of the options contradict one another, or the states with which `groups` were made.
   void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) const;
   // Returns the ranges of the group's states that update() will borrow.
   static std::vector<Range> updated_ranges(const ShardedGroup& group, const std::vector<bool>& has_grad);
@@ -63,21 +63,22 @@ class ShardedOptimizer {
   // parameter j.
   void update(ShardedGroup& group, const UpdateGradients& grads, std::span<const ParamGroupOptions> options,
               const std::vector<bool>& has_grad, float grad_scale) const;
-  // Makes the second half of an update of whole matrices. MatrixUpdate has made the first half, and passes its result
-  // as `updates`, which take the place of gradients.
+  // Makes the second half of an update of whole matrices. MatrixUpdate has made the first half. It passes the result as
+  // `updates`, which are used instead of gradients, and the runs of count().
   void apply(ShardedGroup& group, const at::Tensor& updates, std::span<const Run> runs,
              std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad) const;
   // count() and update_beside() are the two parts of update(), for a caller that updates in another thread. count()
-  // counts the step of each parameter that has a gradient, even if this rank does not update the parameter. Returns the
-  // runs that this rank updates.
+  // counts the step of each parameter that has a gradient and belongs to a param group, even if this rank does not
+  // update the parameter. Returns the runs that this rank updates.
   static std::vector<Run> count(ShardedGroup& group, const std::vector<bool>& has_grad);
   // Updates the states on the host, in any thread. Writes the new parameters to `params` and leaves those of the group
   // unchanged. Both `grads` and `params` must be on the host and have all elements that this rank updates. Ignores the
   // users' writes to parameters.
   void update_beside(ShardedGroup& group, const at::Tensor& grads, std::span<const Run> runs,
                      std::span<const ParamGroupOptions> options, float grad_scale, const at::Tensor& params) const;
-  // Copies what users have written to the group's parameters into the master weights (see written.h). update() does the
-  // same for the elements that it updates.
+  // Copies what users have written to the group's parameters into the master weights (see written.h). Does nothing if
+  // users cannot write to them, or if the parameters are their own master weights. update() does the same for the
+  // elements that it updates.
   void take_writes(ShardedGroup& group) const;
 
  private:
@@ -88,7 +89,7 @@ class ShardedOptimizer {
                    float grad_scale) const;
   // Returns the optimizer of the group. With Muon, AdamW updates the parameters that are not whole matrices.
   OptimizerConfig::Type type_of(const ShardedGroup& group) const;
-  // Returns whether all parameters that this rank updates have a gradient.
+  // Returns whether all parameters that this rank is to update have a gradient.
   static bool updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad);
   void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update) const;
   void update_on_device(const UpdateTensors& tensors, const Update& update) const;
