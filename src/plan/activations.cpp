@@ -73,8 +73,9 @@ void check_sequence_parallel(const ModelShapes& model, const ActivationOptions& 
 
 constexpr double kLogitBytesOfTile = 256 * 1024 * 1024;
 
-// The most inputs of checkpointed layers that are in host memory on their way to or from files. Each block of
-// HostActivations has one, and a RecordStore reads two.
+// The most inputs of checkpointed layers that are in host memory on their way to or from files. The kHostBlocks (three)
+// blocks of HostActivations have one each, and a RecordStore has the input that is requested and the one that it reads
+// ahead.
 constexpr double kInputsOnTheWay = 5;
 
 }  // namespace

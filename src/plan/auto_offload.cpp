@@ -21,8 +21,9 @@ std::vector<Device> places_of_states(const Config& config, bool on_device, bool 
 }
 
 // Returns the places to try for parameters if the states are at `states`. If the places of parameters and of optimizer
-// states are both "auto", parameters leave the device only if the states leave it, because parameters are moved in each
-// micro-batch and states only once in a step.
+// states are both "auto", parameters are on the host or in files only if the states have left the device, too. The
+// reason is that parameters are moved in each micro-batch, and states only once in a step. offload_choices() adds the
+// one exception.
 std::vector<Device> places_of_parameters(const Config& config, Device states, bool on_device, bool may_use_files) {
   if (config.offload_param.device != Device::kAuto) return {config.offload_param.device};
   const bool are_states_given = config.offload_optimizer.device != Device::kAuto;
@@ -51,8 +52,8 @@ std::vector<Config> offload_choices(const Config& config, bool on_device, bool m
       config.offload_optimizer.device == Device::kAuto && config.offload_param.device == Device::kAuto;
   for (const Device states : places_of_states(config, on_device, may_use_files)) {
     for (const Device parameters : places_of_parameters(config, states, on_device, may_use_files)) {
-      // Parameters are offloaded alone before they are offloaded with the states, because the host might have no room
-      // for the states.
+      // This is the exception of places_of_parameters(). Parameters are offloaded alone before they are offloaded with
+      // the states, because the host might have no room for the states.
       if (are_both_auto && states == Device::kCpu && parameters == Device::kCpu) add(Device::kNone, Device::kCpu);
       add(states, parameters);
     }

@@ -6,20 +6,22 @@
 #include "plan/memory_limits.h"
 #include "zeroshard/config.h"
 
-// Replaces "auto" as the place of optimizer states or of parameters by a real place.
+// Chooses a device ("none", "cpu" or "nvme") where the configuration says "auto" for the offload of optimizer states or
+// of parameters.
 namespace zeroshard {
 
 bool has_auto_offload(const Config& config);
 
-// Returns the configurations without "auto" that `config` can become, the fastest first. The first one with offload
-// offloads states and gradients, because they are moved once per step. The next ones offload parameters, which are
-// moved in each micro-batch. The last ones place states in files instead of on the host, if `config` names a directory
-// for them. Configurations that an engine refuses are left out, unless an engine refuses all of them.
+// Returns the configurations without "auto" that `config` can become, the fastest first. On a device, the first one
+// with offload offloads states and gradients, because they are moved once per step. The next ones offload parameters,
+// which are moved in each micro-batch. The last ones use files, if `may_use_files` is true and `config` names a
+// directory for them. On the CPU, "cpu" would change nothing, so only "none" and files are tried. Configurations that
+// an engine refuses are left out, unless an engine refuses all of them.
 std::vector<Config> offload_choices(const Config& config, bool on_device, bool may_use_files);
 
 struct OffloadChoice {
   size_t index = 0;            // index of the choice in offload_choices()
-  std::string why_not_before;  // the limits that the choice before this one exceeds; "" for the first choice
+  std::string why_not_before;  // the limits that the choice before exceeds; "" for the first choice and for kNo
   enum class Fit : uint8_t { kYes, kNo, kUnknown } fits = Fit::kUnknown;
 };
 // Returns the first choice that is within the limits. If no choice is, returns the last choice if `on_device` is true,

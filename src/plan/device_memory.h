@@ -20,7 +20,7 @@ inline constexpr int64_t kWaitingBytes = 32 << 20;
 // The number of master weights that are compared with their parameters at a time. The comparison finds out whether
 // users have written to the parameters. It needs temporary memory only if the device has no kernel for it.
 inline constexpr int64_t kComparedNumel = 1 << 22;
-// Returns the bytes that a comparison of `numel` elements needs.
+// Returns the bytes of temporary memory that a comparison of `numel` elements needs without such a kernel.
 int64_t compare_bytes(int64_t numel);
 
 // The number of elements whose 8-bit moments a device decodes at a time.
@@ -48,12 +48,14 @@ struct UnitOrigin {
 // dtype.
 UnitOrigin origin_on_device(const UnitLayout& unit);
 
-// Returns the temporary bytes that making a unit needs. These are the bytes of its largest group, whole and in fp32.
+// Returns the temporary bytes that making a unit needs. These are the bytes of its largest group, whole and in fp32, or
+// in the group's dtype if that is not floating-point.
 int64_t init_staging(const UnitLayout& unit);
 
-// Returns the peak of device memory while an engine is made. Buffers for offloaded shards are allocated first. Then,
-// for one unit after another, its shards and states are made and its own tensors are freed. Rings and gradients come
-// last. Activations and buffers of the model are not counted.
+// Returns the peak of device memory while an engine is made, including the tensors from which the units are made
+// (`origins`). Buffers for offloaded shards are allocated first. Then, for one unit after another, its shards and
+// states are made and its own tensors are freed. Rings and gradients come last. Activations and buffers of the model
+// are not counted.
 int64_t init_peak(std::span<const UnitLayout> units, const PlanReport& report, std::span<const UnitOrigin> origins);
 
 }  // namespace zeroshard

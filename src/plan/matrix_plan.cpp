@@ -93,7 +93,8 @@ RingClass matrix_ring(std::span<const UnitLayout> units, PlacementTable table, c
   return ring;
 }
 
-// Counts the memory for the matrix, the next iterate, the products (side x side elements), and a copy for the norm.
+// Counts four buffers of one matrix (the matrix, the next iterate, and temporary copies), four products of side x side
+// elements, and the parameter that is joined from its pieces.
 int64_t matrix_temporaries(const MatrixShape& shape, DType dtype) {
   const int64_t side = std::min(shape.rows, shape.cols);
   return 4 * element_size(dtype) * (shape.rows * shape.cols + side * side) + shape.numel() * element_size(dtype);

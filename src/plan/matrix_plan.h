@@ -16,16 +16,16 @@ namespace zeroshard {
 // Each part of a slot begins at a multiple of this many bytes.
 inline constexpr int64_t kMatrixAlignment = 64;
 
-// The elements of a matrix in one rank's shard.
+// The elements of one parameter that are in one rank's part of the optimizer states.
 struct MatrixPiece {
   size_t matrix = 0;  // index in MatrixBatch::matrices
   int rank = 0;
   Range positions;  // positions of the piece's elements in the flat group
 };
 
-// Matrices that are exchanged together. Each rank has a slot of memory for a batch. A slot has three parts: the updates
-// of the rank's elements of the batch's groups (one group after another), the pieces that the rank sends, and the
-// pieces that it receives.
+// Matrices that are exchanged together. Each entry of `matrices` is a parameter, which can have several matrices of one
+// shape. Each rank has a slot of memory for a batch. A slot has three parts: the updates of the rank's elements of the
+// batch's groups (one group after another), the pieces that the rank sends, and the pieces that it receives.
 struct MatrixBatch {
   struct Matrix {
     size_t group;  // index in MatrixBatch::groups
@@ -44,7 +44,8 @@ struct MatrixBatch {
   std::vector<MatrixPiece> pieces;
   std::vector<int64_t> counts;  // the `counts` of Comm::all_to_all_v()
   int64_t numel = 0;            // elements that a rank updates in all groups
-  // The most elements that any rank sends, and the most that any rank receives.
+  // The most elements that any rank sends, and the most that any rank receives, both including what it sends to itself.
+  // With one rank both are 0.
   int64_t most_sent = 0, most_got = 0;
 
   int64_t slot_bytes(DType dtype) const;
@@ -60,12 +61,13 @@ inline constexpr int64_t kMatrixBatchNumel = 1 << 24;
 std::vector<MatrixBatch> matrix_batches(std::span<const UnitLayout> units, PlacementTable table, int world_size,
                                         int64_t batch_numel = kMatrixBatchNumel);
 
-// Returns the ring of slots for batches. It has slots for three batches, because one is received while another is
-// computed and a third is sent back.
+// Returns the ring of slots for batches. It has slots for at most three batches, because one is received while another
+// is computed and a third is sent back. It has none if the optimizer does not update whole matrices.
 RingClass matrix_ring(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
-// The first function returns an upper limit of the temporary bytes that the transformation of one matrix needs, in
-// addition to the matrix's pieces. The second returns the largest of these limits among all matrices.
+// The first function returns an upper limit of the temporary bytes that the transformation of one parameter's matrices
+// needs, in addition to the pieces. The second returns the largest of these limits among all matrices, or 0 if the
+// optimizer does not update whole matrices.
 int64_t matrix_temporaries(const MatrixShape& shape, DType dtype);
 int64_t matrix_temporaries(std::span<const UnitLayout> units, const PlanOptions& options);
 

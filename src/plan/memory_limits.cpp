@@ -30,8 +30,8 @@ std::string_view value_of(OffloadConfig::Gradients gradients) {
                                          : "\"device\"";
 }
 
-// Returns the keys whose values differ between the two plans, with the values of `to`. The stage comes
-// first, then the places, then smaller settings.
+// Returns the keys whose values differ between the two plans, with the values of `to`: the stage, then devices of
+// offload, then smaller settings.
 std::vector<KeyValue> keys_between(const PlanOptions& from, const PlanOptions& to) {
   std::vector<KeyValue> keys;
   const auto add = [&](const char* path, std::string value) { keys.push_back({path, std::move(value)}); };
@@ -94,7 +94,8 @@ PlanOptions with_gradients(OffloadConfig::Gradients gradients, PlanOptions optio
 }
 
 // Returns the changes of offloads_of_state(). If the configuration keeps gradients on the device, each change is
-// followed by the same change with offloaded gradients.
+// followed by the same change with offloaded gradients. If the states are offloaded already, the first change offloads
+// only the gradients.
 std::vector<PlanOptions> offloads_of_gradients(const FitSearch& search, const PlanOptions& from) {
   using Gradients = OffloadConfig::Gradients;
   std::vector<PlanOptions> changes = offloads_of_state(search, from);

@@ -28,13 +28,15 @@ struct MemoryNeeds {
   double device = 0, host = 0;
   bool with_activations = false;  // whether activations are included
 };
-// Returns what a rank needs. For a rank on the CPU, all of it is host memory.
+// Returns what a rank needs, without files. For a rank on the CPU, all of it is host memory.
 MemoryNeeds memory_needs(const PlannedBytes& planned, bool on_device);
 MemoryNeeds memory_needs(const Bytes& planned, bool on_device);
 
-// Returns the limits from zeroshard.offload.device_memory and host_memory.
+// Returns the limits from zeroshard.offload.device_memory and host_memory. For ranks on the CPU, both limit the host's
+// memory, so the smaller one is returned as `host`.
 MemoryLimits configured_limits(const OffloadConfig& config, bool on_device);
-// Returns the most host memory that each of `ranks` ranks can have. Returns nothing if that is unknown.
+// Returns the most host memory that each of `ranks` ranks can have: an equal part of what the host or the control group
+// has, or the process's own limit (ulimit -v) if that is less. Returns nothing if none of these is known.
 std::optional<MemoryLimit> limit_of_host(const HostMemory& host, int ranks);
 
 // Returns the limits that `needs` exceed, in words, with their sources: "each rank needs 5 bytes of the device's
@@ -46,7 +48,7 @@ struct FitSearch {
   PlanOptions options;  // options of a plan that does not fit
   MemoryLimits limits;
   std::function<MemoryNeeds(const PlanOptions&)> needs;
-  bool may_use_files = true;  // whether states may be placed in files
+  bool may_use_files = true;  // whether states, parameters and gradients may be placed in files
 };
 // A configuration key and its new value, as JSON.
 struct KeyValue {
@@ -58,8 +60,8 @@ struct FitChange {
   std::vector<KeyValue> keys;
   PlanOptions options;
 };
-// Tries a higher stage, offload, both, and more ranks, in this order, and plans each candidate. Returns the first
-// change that fits, or nothing if none fits.
+// Tries a higher stage, offload, both, and then more ranks, first alone and then with each of these changes. Plans each
+// candidate in this order. Returns the first change that fits, or nothing if none fits.
 std::optional<FitChange> smallest_change(const FitSearch& search);
 // Returns the change in words. `world_size` is the number of ranks before the change.
 std::string describe(const FitChange& change, int world_size);

@@ -97,8 +97,8 @@ class Fields {
  public:
   Fields(const Json& json, const std::string& source) : json_(json), source_(source) {}
 
-  // Returns a whole number from 1 to `max`. If the field is absent, notes that and returns `fallback`. A fallback of 0
-  // means that the caller derives the value.
+  // Returns a whole number from 1 to `max`. If the field is absent, returns `fallback`, and notes that in notes(). A
+  // fallback of 0 is not noted, because the caller then derives the value from other fields.
   int64_t size(const char* key, int64_t fallback, int64_t max = kMaxSize) {
     const auto field = json_.find(key);
     if (field == json_.end()) {

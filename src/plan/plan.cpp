@@ -13,8 +13,8 @@
 namespace zeroshard {
 namespace {
 
-// Returns the bytes of `held` without padding. The function divides only once, at the end. So the result is correctly
-// rounded, and exact if a double can hold it.
+// Returns the bytes of `held` without padding. Only the division by the number of ranks rounds, because kScaledNumel is
+// a power of two. So the result is correctly rounded, and exact if a double can hold it.
 double ideal_bytes(const Held& held, int64_t numel, const PlanOptions& options) {
   const double whole = double(held.block_bytes()) * double(numel) / double(kScaledNumel);
   if (held.extent == Extent::kPart) return whole / double(state_ranks(options));

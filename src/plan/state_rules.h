@@ -25,14 +25,14 @@ struct RingClass {
 // Returns the number of slots of each size, in the form that the constructor of SlotRing takes.
 std::map<int64_t, int> slots_by_size(std::span<const RingClass> ring);
 
-// Returns how many units of `unit_bytes` are gathered before their use. That is one unit, or several small units, so
-// that ranks need not wait for one another at each small unit.
+// Returns how many units of `unit_bytes` are gathered before their use, which is 0 if options.prefetch is false.
+// Otherwise it is one unit, or several small units, so that ranks need not wait for one another at each small unit.
 int prefetch_depth(int64_t unit_bytes, const PlanOptions& options);
 // Returns the number of slots for `units` units of `unit_bytes`: one for the unit that computes, one for the previous
 // unit, which peers might still read, and one for each prefetched unit. There are never more slots than units.
 int gather_slots(int units, int64_t unit_bytes, const PlanOptions& options);
 // Returns the number of slots for gradients. One slot is filled while the other is reduced. Small groups have more
-// slots, so that ranks need not wait for one another at each group.
+// slots, so that ranks need not wait for one another at each group. There are never more slots than groups (`units`).
 int reduce_slots(int units, int64_t bytes);
 
 // Returns the bytes of a group's packed gradients, including padding. Returns 0 for a frozen group. The groups of a
@@ -61,9 +61,10 @@ int64_t replica_sum_bytes(int64_t numel, int replicas, bool is_coded);
 // replica.
 RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& options);
 
-// Returns whether a group's updated parameters travel between replicas as 8-bit numbers if options.quantized_weights is
-// set. The parameters must be 16-bit, because their owner then has exact master weights. Users must not be able to
-// write to the parameters without the engine.
+// Returns whether a group's updated parameters travel between replicas as 8-bit numbers. options.quantized_weights must
+// be set, and the replicas must share the optimizer states, because otherwise no parameters travel. The parameters must
+// be 16-bit, because their owner then has exact master weights. The unit must be sharded, because users can write to
+// the parameters of other units without the engine.
 bool refreshes_in_codes(const FlatGroup& group, Placement parameters, const PlanOptions& options);
 // The most units whose updated parameters are being sent between replicas at the same time. Sending them is called a
 // refresh.
@@ -98,8 +99,8 @@ RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table
 // first such save, and keeps it. At every ZeRO stage the copy has what one rank saves, which is the rank's part of the
 // weights (fp32 if they are trained) and of the optimizer states. Replicas divide a shard among themselves, and each
 // saves its part. Values in files are not copied, because the save reads them there. If the states are in files, shards
-// of fp32 parameters are not copied either. But fp32 parameters that are kept whole are copied, because users can write
-// to them. Buffers of the model are not counted.
+// of fp32 parameters are not copied either, because the save reads them from where they are. But fp32 parameters that
+// are kept whole are copied, because users can write to them. Buffers of the model are not counted.
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // Throws ValueError if no run can have these options.

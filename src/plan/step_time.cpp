@@ -16,7 +16,9 @@
 namespace zeroshard {
 namespace {
 
-// Returns the number of elements of the weight matrices by which a token is multiplied.
+// Returns the number of parameters that a token uses. The embeddings, which are only looked up, and the experts that
+// are not chosen do not count. A head that shares the embedding's weight counts. The small vectors of norms and biases
+// count, too.
 double active_params(const ModelShapes& model) {
   const LayerSizes& sizes = model.sizes;
   double sum = 0;
@@ -120,7 +122,8 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   const bool own_masters = options.compute_dtype == DType::kFloat32;
   const double parameters = planned.file.parameters;
   // Parameters are read for forward and for backward. Inputs of checkpointed layers are written once and read once.
-  // Each backward writes gradients. Each backward but the first also reads them, because it adds to them.
+  // Each backward writes gradients. Each backward but the first also reads them, because it adds to them. The update
+  // reads them once more, which is counted in step.disk.
   const double inputs = options.activations_in_files ? plan_activations(model, activations).elsewhere : 0;
   const double gradients = planned.file.gradients;
   step.reads = seconds(2 * batches * (parameters + inputs) + (2 * batches - 1) * gradients, rates.disk, "disk");
