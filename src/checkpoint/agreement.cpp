@@ -11,8 +11,8 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{1} << 18;  // small, because some transports have to copy the messages
-constexpr int64_t kMaxMessage = 2000;
+constexpr int64_t kChunkBytes = int64_t{1} << 18;  // small, because some transports first copy each message
+constexpr int64_t kMaxMessage = 2000;              // bytes of an error message that other ranks get
 
 enum Outcome : int64_t { kDone = 0, kWrongValue = 1, kWrongState = 2, kFailed = 3 };
 
@@ -31,7 +31,7 @@ Failure failure_of(const std::function<void()>& step) {
     step();
     return {};
   } catch (const CommError&) {
-    throw;  // after a failed collective, no other rank can be told
+    throw;  // after a failed collective, this rank cannot tell the other ranks about it
   } catch (const ValueError& error) {
     return {kWrongValue, error.what()};
   } catch (const StateError& error) {
@@ -39,7 +39,7 @@ Failure failure_of(const std::function<void()>& step) {
   } catch (const OutOfMemory& error) {
     return {kFailed, error.what()};
   } catch (const std::bad_alloc&) {
-    return {kFailed, "out of memory"};  // short enough to need no memory
+    return {kFailed, "out of memory"};  // so short that std::string allocates no memory
   } catch (const std::exception& error) {
     return {kFailed, error.what()};
   }

@@ -6,15 +6,16 @@
 #include "comm/comm.h"
 #include "zeroshard/error.h"
 
-// Functions by which ranks agree while they save or load. All are collective, and `comm` moves host memory.
+// Functions by which ranks agree while they save or load. All are collective, and `comm` must move host memory.
 namespace zeroshard {
 
 // Returns the `text` of rank `root` on every rank. The `text` of other ranks is ignored.
 std::string broadcast_text(Comm& comm, const std::string& text, int root, std::string_view tag);
 
 // Runs `step` on this rank, and waits until every rank has run its own `step`. If `step` throws on some rank, every
-// rank throws the message of the lowest failing rank, prefixed with that rank. ValueError and StateError keep their
-// type. Other errors become IoError.
+// rank throws the message of the lowest failing rank. With more than one rank, the message begins with the number of
+// that rank. ValueError and StateError keep their type. Other errors become IoError, except for a CommError of `step`,
+// which is rethrown on its own rank at once.
 void together(Comm& comm, std::string_view tag, const std::function<void()>& step);
 
 // Throws ValueError on every rank if `mine` of some rank differs from `mine` of rank 0. The message is like "rank 1:

@@ -17,11 +17,12 @@ namespace zeroshard {
 namespace {
 
 constexpr std::chrono::milliseconds kLook(100);  // time between checks for an interrupt
-// The bytes of one call of Copy: enough for many threads, and few enough to let the writer start early.
+// The size of one piece of a copy. A piece is large enough to be divided among many threads, and small enough for the
+// saver's thread to start writing early.
 constexpr int64_t kCopyBytes = int64_t{64} << 20;
 
-// Maps memory instead of allocating it, so that memory which a smaller save does not need is returned to the system at
-// once.
+// Maps memory instead of allocating it, because the system gets mapped memory back as soon as it is freed. The saver
+// frees it when a save needs less. Throws ValueError if there is no memory.
 std::shared_ptr<std::byte> map_memory(int64_t bytes) {
   void* const memory = ::mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ZS_CHECK(memory != MAP_FAILED, "no memory for a copy of ", bytes,
@@ -30,7 +31,7 @@ std::shared_ptr<std::byte> map_memory(int64_t bytes) {
   return {static_cast<std::byte*>(memory), [bytes](std::byte* mapped) { ::munmap(mapped, size_t(bytes)); }};
 }
 
-// Returns whether the saver writes the slice from the slice's own memory, without a copy, while training continues.
+// Returns whether the saver writes the slice to a file without a copy in staging memory.
 bool is_held(const StateSlice& slice) {
   return slice.data && slice.data->is_held();
 }
@@ -86,7 +87,8 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
   }
   if (bytes == 0) return nullptr;
   Reservation reserved(ledger_, Category::kCheckpointStaging, Tier::kHost, bytes);
-  // `copied` is made first, because this can throw. If it threw after the allocation, the memory would be kept.
+  // `copied` is made before the staging memory, because this can throw. If it threw afterwards, the staging memory
+  // would stay allocated, but the ledger would no longer count it.
   const auto copied = std::make_shared<HostData>(nullptr);
   worker_->staging = copies_ != nullptr ? copies_->host_memory(bytes) : map_memory(bytes);
   staging_ = worker_->staging.get();
@@ -117,13 +119,14 @@ void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_by
     worker_->request = std::move(request);
   }
   worker_->changed.notify_all();
-  // From now on the other ranks wait for this rank, so the saver's thread reports failures.
+  // From now on this rank takes part in a save with the other ranks. A failure is therefore passed to the saver's
+  // thread, which tells the other ranks.
   try {
     copies_ != nullptr ? copy_on_device(copy) : copy_on_host(copy);
   } catch (...) {
     publish(nullptr, std::current_exception());
   }
-  stretches_.clear();  // releases the SliceData of the request
+  stretches_.clear();  // releases the SliceData that the copies have read
   {
     const std::scoped_lock lock(worker_->mutex);
     worker_->copying = false;
@@ -164,8 +167,9 @@ void AsyncSaver::begin_copies(bool of_waiting_writers) {
   }
 }
 
-// Gives each slice that is not held a place in the staging memory, one after another. Slices that are neighbours in
-// memory stay neighbours, so that a few large copies suffice.
+// Points each slice that is not held to the bytes that it gets in the staging memory, one slice after another. Fills
+// stretches_ with the copies to make. Successive slices whose sources are contiguous become one stretch, so that a few
+// large copies suffice.
 void AsyncSaver::relocate(std::vector<StateSlice>& slices) {
   std::byte* to = staging_;
   stretches_.clear();
@@ -236,7 +240,7 @@ void AsyncSaver::await_copies() noexcept {
 void AsyncSaver::await_end(Worker& worker, const std::function<bool(const SaveRequest& request)>& is_awaited) {
   std::unique_lock lock(worker.mutex);
   while (!worker.changed.wait_for(lock, kLook, [&] { return !worker.request || !is_awaited(*worker.request); })) {
-    lock.unlock();  // without the lock, because the check can call code that asks whether the saver is busy
+    lock.unlock();  // because check_interrupt() can call code that calls busy()
     check_interrupt();
     lock.lock();
   }

@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Runs a `step` whose failure must not fail its caller. If `step` throws, the function logs `text_of(reason)`, provided
-// that there is memory for the text.
+// Runs a `step` whose failure must not fail its caller. If `step` throws a std::exception, the function logs
+// `text_of(reason)` if there is memory for the text. The reason is the exception's message.
 void attempt(const auto& step, const auto& text_of, LogLevel level = LogLevel::kWarning) noexcept {
   try {
     try {

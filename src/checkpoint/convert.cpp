@@ -25,14 +25,14 @@ bool is_float(std::string_view dtype) {
   return dtype == "F64" || packed_dtype(dtype);
 }
 
-// Returns whether `from` says only how wide its elements are, and `to` has the same width. Before version 0.2,
-// checkpoints named the dtype of weights in this way if the weights were not floating-point numbers.
+// Returns whether `from` can stand for `to` because it says only how wide its elements are. Before version 0.2,
+// checkpoints named the dtype of weights in this way unless is_float() holds for the dtype.
 bool is_by_width(std::string_view from, std::string_view to) {
   const bool named_so = from == "U8" || from == "I16" || from == "I32" || from == "I64";
   return named_so && !is_float(to) && dtype_bytes(from) == dtype_bytes(to);
 }
 
-// Returns whether all values are finite. Only infinities and NaN have all bits of `exponent` set.
+// Returns whether no value has all bits of `exponent` set. Only infinities and NaN have them all set.
 template <typename Word>
 bool none_has(const void* values, int64_t numel, Word exponent) {
   bool none = true;
@@ -65,7 +65,7 @@ void convert(const void* from, std::string_view from_dtype, void* to, std::strin
   }
   const auto source = packed_dtype(from_dtype), target = packed_dtype(to_dtype);
   if (source && target) return kernels::pack(from, *source, to, *target, 1, numel);
-  // If one side is fp64, the values are rounded to fp32 on the way, because training uses no higher precision.
+  // One side is F64 here. The values are rounded to fp32 on the way, because training uses no higher precision.
   std::array<float, 4096> chunk{};
   for (int64_t at = 0; at < numel; at += int64_t(chunk.size())) {
     const int64_t count = std::min(int64_t(chunk.size()), numel - at);

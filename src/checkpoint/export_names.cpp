@@ -15,7 +15,7 @@ std::string digits(size_t number) {
   return std::string(text.size() < kDigits ? kDigits - text.size() : 0, '0') + text;
 }
 
-// Removes all digits from the front of `text`. Returns whether there were at least as many as digits() writes.
+// Removes all digits from the front of `text`. Returns whether there were at least kDigits.
 bool take_digits(std::string_view& text) {
   const auto end = std::find_if(text.begin(), text.end(), [](char c) { return c < '0' || c > '9'; });
   const auto count = size_t(end - text.begin());
@@ -59,7 +59,7 @@ std::vector<std::string> list_exports(const Directory& directory, std::string_vi
 
 void remove_earlier_export(Directory& directory, std::string_view stem, const std::set<std::string>& written) {
   bool removed = false;
-  // Deletes the index before the files that the index names, because list_exports() returns it first.
+  // The index is deleted before the files that it names, because list_exports() returns the index first.
   for (const std::string& name : list_exports(directory, stem)) {
     if (written.contains(name)) continue;
     directory.remove(name);

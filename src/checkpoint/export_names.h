@@ -13,7 +13,7 @@
 namespace zeroshard {
 
 std::string export_name(std::string_view stem);
-// Returns the name of file `index` (from 0 on) of `count` files.
+// Returns the name of file `index` of `count` files. `index` begins at 0, but the number in the name begins at 1.
 std::string export_name(std::string_view stem, size_t index, size_t count);
 std::string export_index_name(std::string_view stem);
 

@@ -25,10 +25,10 @@ namespace {
 
 constexpr char kWeight[] = "weight", kBuffer[] = "buffer";
 
-// The checkpoint that a path names. The last component of the path is the checkpoint itself, or a root, which stands
-// for its newest checkpoint.
+// The checkpoint that a path names. The path leads to the checkpoint itself, or to a root, which stands for its newest
+// checkpoint.
 struct Named {
-  std::string path, tag;
+  std::string path, tag;  // of the checkpoint; if all checkpoints of a root are damaged: the root's path, and ""
   Directory root;
   int64_t sequence = -1;   // the checkpoint's commit number
   StoreListing listing{};  // the root's checkpoints, if the path names a root
@@ -43,8 +43,9 @@ struct Named {
   }
 };
 
-// Returns the checkpoint that `path` names. If all checkpoints of a root are damaged, `tag` is empty. Throws ValueError
-// if there is no checkpoint.
+// Returns the checkpoint that `path` names. If `path` is a root all of whose checkpoints were saved with `latest`
+// false, returns the newest of these. If all checkpoints of a root are damaged, `tag` is empty. Throws ValueError if
+// there is no checkpoint.
 Named find_checkpoint(const std::string& path) {
   Directory directory = Directory::open(posix_io(), path);
   // The path is resolved as the kernel does, with links and "..", because the last component must be the directory's
@@ -74,8 +75,8 @@ struct Opened {
   CheckpointReader reader;
 };
 
-// Calls `use` with the checkpoint that `path` names. If a run replaces this checkpoint during the call, or deletes the
-// newest checkpoint of a root, calls `use` again.
+// Calls `use` with the checkpoint that `path` names, and returns its result. If `use` throws an Error and
+// Named::has_moved() is true, looks `path` up and calls `use` again, at most kMaxTries times. Rethrows any other error.
 auto with_checkpoint(const std::string& path, const auto& use) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -88,8 +89,8 @@ auto with_checkpoint(const std::string& path, const auto& use) {
   }
 }
 
-// Opens a checkpoint for reading. Throws IoError if all checkpoints of the root are damaged, and logs which damaged
-// ones were passed over.
+// Opens a checkpoint for reading. Logs which damaged checkpoints of the root were passed over. Throws IoError if all of
+// them are damaged.
 Opened open_named(const Named& named) {
   const auto problems = named.listing.problems();
   if (named.tag.empty())
@@ -116,17 +117,17 @@ bool is_converted(const std::string& dtype) {
 // Calls `function` with consecutive ranges that cover the tensor. Each range has at most kPieceBytes.
 template <typename Function>
 void for_each_piece(const TensorRecord& tensor, Function&& function) {
-  const int64_t step = kPieceBytes / 8;  // at most kPieceBytes for every dtype
+  const int64_t step = kPieceBytes / 8;  // elements; no dtype has more than 8 bytes
   for (int64_t at = 0; at < tensor.numel(); at += step) function(Range{at, std::min(at + step, tensor.numel())});
 }
 
-// The values of an export: those of a checkpoint, with the changes that ExportOptions::change makes.
+// Reads the values of an export from a checkpoint, and makes the changes of ExportOptions::change.
 class ExportSource {
  public:
   ExportSource(CheckpointReader& reader, const ExportOptions& options) : reader_(reader), options_(options) {}
 
-  // Reads the elements `range` of `tensor` as `dtype`. Throws ValueError if a value that is finite in the checkpoint is
-  // not finite in `dtype`.
+  // Reads the elements `range` of `tensor` as `dtype`. Only tensors that is_converted() accepts are changed. Throws
+  // ValueError if the conversion to `dtype` makes a finite value infinite.
   void read(const TensorRecord& tensor, Range range, const std::string& dtype, void* out) {
     if (!is_converted(tensor.dtype)) return reader_.read(tensor, range, dtype, out);
     if (!options_.change) return read_converted(tensor, range, dtype, out);
@@ -156,7 +157,7 @@ class ExportSource {
     check_finite(tensor, range, dtype, out, exact.data());
   }
 
-  // Throws ValueError if a value is finite in `values`, before rounding, but not in `rounded`.
+  // Throws ValueError if a value is finite in `values`, but not in `rounded`, which has the same values as `dtype`.
   template <typename Float>
   void check_finite(const TensorRecord& tensor, Range range, const std::string& dtype, const void* rounded,
                     const Float* values) const {
@@ -234,7 +235,8 @@ class ExportFile {
 
 using ExportFiles = std::vector<std::unique_ptr<ExportFile>>;
 
-// Distributes the tensors of a model among files of at most the requested size.
+// Distributes the weights and buffers of a checkpoint among files, in order, except those that ExportOptions::rename
+// gives no name. A file has at most ExportOptions::max_file_bytes of values, or a single larger tensor.
 ExportFiles distribute(const Manifest& manifest, const ExportOptions& options, Directory& out) {
   ExportFiles files;
   for (const TensorRecord& tensor : manifest.tensors) {
@@ -250,7 +252,7 @@ ExportFiles distribute(const Manifest& manifest, const ExportOptions& options, D
   return files;
 }
 
-// Writes all exported tensors to files with temporary names.
+// Writes all exported tensors to files with temporary names. Throws ValueError if there are none.
 ExportFiles write_files(Opened& opened, const ExportOptions& options, Directory& out) {
   ExportFiles files = distribute(opened.reader.manifest(), options, out);
   ZS_CHECK(!files.empty(), opened.path, " has no weights");
@@ -261,8 +263,9 @@ ExportFiles write_files(Opened& opened, const ExportOptions& options, Directory&
   return files;
 }
 
-// Renames the written files. The order of the steps ensures that a reader finds the old model, the new model or no
-// model at any time, but never files of both.
+// Renames the written files, writes their index if there are several, and deletes the files of an earlier export.
+// Returns the paths of the new files. A reader that prefers the single file to the index finds the old model, the new
+// model or no model at any time, but never files of both, because the steps are in this order.
 std::vector<std::string> place(ExportFiles& files, const std::string& stem, Directory& out) {
   std::set<std::string> names;
   for (const auto& file : files) names.insert(file->name());
@@ -306,7 +309,7 @@ std::vector<CheckpointSummary> summarise_all(const Directory& root, const StoreL
   return summaries;
 }
 
-// Checks every byte of one checkpoint. Returns one line for each error.
+// Checks one checkpoint, as CheckpointReader::verify() does. Returns one line for each error.
 std::vector<std::string> verify_one(const Directory& root, const std::string& tag) {
   std::vector<std::string> wrong;
   try {
@@ -326,7 +329,9 @@ std::vector<std::string> verify_named(const Named& named) {
   return wrong;
 }
 
-// Returns how two tensors with the same name, kind and shape differ. Returns nothing if they are equal.
+// Returns how two tensors with the same name, kind and shape differ in dtype, in bits or in `updates`. Returns nothing
+// if they are equal. If convert() supports both dtypes, differing dtypes are no difference, and the values are compared
+// as F64.
 std::optional<std::string> difference(const TensorRecord& a, CheckpointReader& first, const TensorRecord& b,
                                       CheckpointReader& second) {
   if (a.dtype != b.dtype && !(is_converted(a.dtype) && is_converted(b.dtype)))

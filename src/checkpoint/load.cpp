@@ -15,8 +15,11 @@
 namespace zeroshard {
 namespace {
 
-// Returns whether the damaged checkpoint `tag` is certainly older than the newest whole one. A damaged manifest can
-// begin with any commit number, so the number counts only if it agrees with the hint (the file "latest").
+// Returns whether the damaged checkpoint `tag` counts as older than the newest whole one. Two facts can show this: the
+// commit number at the beginning of the damaged manifest, which can be wrong, and the hint (the file "latest"). A
+// checkpoint that the hint names is never older, and none is older if there is no whole one. If the hint names the
+// newest whole checkpoint, `tag` is older unless its number is larger. Otherwise `tag` is older only if it has a
+// number, and this is smaller.
 bool is_older(const Directory& root, const StoreListing& listing, const std::string& tag) {
   const FoundCheckpoint* const whole = listing.newest();
   if (whole == nullptr || listing.latest == tag) return false;
@@ -24,7 +27,7 @@ bool is_older(const Directory& root, const StoreListing& listing, const std::str
     const int64_t sequence = peek_sequence(root, tag);
     if (listing.latest == whole->tag) return sequence <= whole->sequence;
     return sequence > 0 && sequence < whole->sequence;
-  } catch (const IoError&) {  // for example because this user must not read it
+  } catch (const IoError&) {  // for example because this user may not read the manifest
     return listing.latest == whole->tag;
   }
 }
@@ -40,7 +43,8 @@ class Warnings {
   std::set<std::string> given_;
 };
 
-// Returns the checkpoints to try, the newest first.
+// Returns the checkpoints to try, the newest first. Warns of damaged ones. Throws IoError if all are damaged, or if
+// `strict` is true and a damaged one might be the newest.
 std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListing& listing, bool strict,
                                         Warnings& warnings) {
   std::string not_older;
@@ -61,8 +65,8 @@ std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListin
     for (const auto& [tag, reason] : listing.bad) reasons += concat("\n  ", tag, ": ", reason);
     throw IoError(concat("no checkpoint in ", root.path(), " is whole:", reasons));
   }
-  // Nothing is logged if the hint names a checkpoint that is not in `usable`, because such a checkpoint is damaged, or
-  // was saved with `latest` false.
+  // Nothing is logged here if the hint names a checkpoint that is not in `usable`. Such a checkpoint is damaged, which
+  // was logged above, or was saved with `latest` false.
   const auto named = std::find_if(usable.begin(), usable.end(),
                                   [&](const FoundCheckpoint& found) { return found.tag == listing.latest; });
   if (named != usable.end() && named != usable.begin())
@@ -102,7 +106,7 @@ std::filesystem::path without_last_slash(const std::string& path) {
   return full.has_filename() ? full : full.parent_path();
 }
 
-// Returns a hint that the parent of a missing directory is missing, too. Returns "" if the parent exists.
+// Returns a remark that the parent of a missing directory is missing, too. Returns "" if the parent exists.
 std::string missing_parent(const std::string& path) {
   const std::filesystem::path parent = without_last_slash(path).parent_path();
   std::error_code error;
@@ -110,9 +114,9 @@ std::string missing_parent(const std::string& path) {
   return concat(", nor ", parent.string(), ": is the path mistyped?");
 }
 
-// Returns a hint that names an existing directory which the user might have meant instead of the missing one. Returns
-// "" if there is none. Names that differ only in a number ("run-1", "run-2") are not suggested, because they belong to
-// several runs.
+// Returns a remark that names an existing directory which the user might have meant instead of the missing one. If the
+// parent is missing, returns missing_parent(). Returns "" if there is nothing to remark. Names that differ only in a
+// number ("run-1", "run-2") are not suggested, because they belong to several runs.
 std::string meant_instead_of(const std::string& path) {
   std::error_code error;
   const std::filesystem::path full = without_last_slash(path);
@@ -198,8 +202,8 @@ class Load {
     return tag;
   }
 
-  // Returns the requested tag. If its checkpoint could not be read, returns the tag again only if another checkpoint
-  // has taken the tag in the meantime. Otherwise throws.
+  // Returns the requested tag. If a try to read its checkpoint has failed, returns the tag again only if another
+  // checkpoint has taken the tag since then. Otherwise, and after kMaxTries, throws IoError.
   std::string choose_asked() {
     const int64_t now = root_ ? sequence_of(*root_, *request_.tag) : -1;
     const bool replaced = !failed_.empty() && now >= 0 && now != failed_.back().sequence;
@@ -211,7 +215,8 @@ class Load {
   // Returns the tag of the newest listed checkpoint that this load has not tried yet. Returns "" if there is nothing to
   // load and the load is not strict. If the checkpoint that was tried last was deleted or replaced while this job read
   // it, the function lists the checkpoints again, because another job might have saved newer ones. It also lists them
-  // again when every checkpoint of the list has been tried. Throws IoError if no checkpoint is whole.
+  // again when every checkpoint of the list has been tried. Throws IoError if no checkpoint is whole, or, if the load
+  // is strict, when the first damaged one is found.
   std::string choose_newest() {
     if (!failed_.empty() && is_as_it_was(*root_, failed_.back().tag, failed_.back().sequence)) {
       if (request_.strict) throw_damaged();
@@ -257,7 +262,8 @@ class Load {
     throw IoError(concat("no checkpoint in ", request_.root, " is whole:", reasons));
   }
 
-  // Reads the checkpoint. Returns a description of the damage, or nothing if the checkpoint is whole.
+  // Reads the checkpoint. Returns nothing if the checkpoint was read on every rank. Otherwise returns why it could not
+  // be read, because it is damaged, or because another job has deleted or replaced it.
   std::optional<std::string> read(const std::string& tag) {
     const auto open = [&] {
       try {
@@ -279,7 +285,7 @@ class Load {
       together(comm_, "load", [&] {
         try {
           step();
-        } catch (const std::bad_alloc&) {  // no sign of damage, because an older checkpoint would need the same memory
+        } catch (const std::bad_alloc&) {  // no damage: an older checkpoint would need the same memory
           throw StateError(concat("there is not enough memory to load ", request_.root));
         }
       });

@@ -18,18 +18,20 @@ struct LoadRequest {
   // Matters only without a tag. If true, the load fails if there is no checkpoint, or if a damaged checkpoint might be
   // the newest. If false, the newest whole checkpoint is loaded.
   bool strict = false;
-  // Returns this rank's request: the memory to fill, and for each piece of it the elements and their dtype. Throws
-  // ValueError if the checkpoint does not match this run (other parameters, other shapes). Such an error does not count
-  // as damage, so no older checkpoint is tried after it.
+  // Returns this rank's request: the memory to fill, and for each piece of it the elements and their dtype. The load
+  // calls this function once for each checkpoint that it tries. Throws ValueError if the checkpoint does not match this
+  // run (other parameters, other shapes). Such an error does not count as damage, so no older checkpoint is tried after
+  // it.
   std::function<std::vector<StateSlice>(const Manifest&, const TensorIndex&)> wanted;
-  // The load calls this function on every rank directly before it overwrites the wanted memory with the contents of
-  // checkpoint `tag`.
+  // If set, the load calls this function on every rank directly before it overwrites the wanted memory with the
+  // contents of checkpoint `tag`.
   std::function<void(const std::string& tag)> overwriting = {};
   std::string options = {};  // options of the caller as text, which must be equal on all ranks
   // Fills the slices that are not in host memory. It may be null if there are no such slices. If a checkpoint turns out
-  // to be damaged, its uploads still run before the uploads of an older checkpoint.
+  // to be damaged, the load does not call finish() for it. Its uploads can then still run, but only before the uploads
+  // of an older checkpoint.
   Uploader* uploader = nullptr;
-  bool may_be_first = false;  // whether the run might be new; if so, nothing is logged if there is no checkpoint
+  bool may_be_first = false;  // true: the run can be new, so a missing checkpoint is not logged
 };
 
 struct LoadedCheckpoint {
@@ -37,12 +39,14 @@ struct LoadedCheckpoint {
   Manifest manifest;
 };
 
-// Loads the newest checkpoint that is whole on every rank, or the one with the requested tag, into the memory that
-// `wanted` returns. The checkpoint can come from any number of ranks. Reads only the pieces that this rank needs, and
-// checks each piece before it is used. Converts floating-point values to the wanted dtype. Collective: all ranks load
-// the same checkpoint, or all throw. If there is no checkpoint and the request has no tag, returns nothing, and rank 0
-// logs why. Throws IoError or ValueError on every rank if all checkpoints are damaged, or if the ranks ask for
-// different things or see different files. If such an error comes after reading has begun, the memory is partly filled.
+// Loads the newest checkpoint that was saved with `latest` true and is whole on every rank, or the one with the
+// requested tag, into the memory that `wanted` returns. The checkpoint can come from any number of ranks. Reads only
+// the pieces that this rank needs, and checks each piece before it is used. Converts values to the wanted dtype like
+// convert(). Collective: all ranks load the same checkpoint, or all throw. `comm` must move host memory. If there is no
+// checkpoint and the request has neither a tag nor `strict`, returns nothing, and rank 0 logs why. Throws IoError or
+// ValueError on every rank if the requested checkpoint is missing or damaged, if all checkpoints are damaged, or if the
+// ranks ask for different things or see different files. Throws StateError on every rank if the memory of one does not
+// suffice. If an error comes after reading has begun, the wanted memory is partly filled.
 std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

@@ -36,7 +36,8 @@ uint64_t from_hex(std::string_view text, const std::string& source) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
   // The message does not contain the text, because the text might not be UTF-8. Digits must be lower case, like those
-  // of hex(). One flipped bit turns a lower-case digit into an upper-case one, and the value would be the same.
+  // of hex(). One flipped bit turns a lower-case digit into an upper-case one, and the value would be the same, so the
+  // damage would not be noticed.
   ZS_CHECK(text.size() == kHashDigits && error == std::errc() && end == text.data() + text.size() && hex(value) == text,
            source, " is damaged: a checksum in it does not have ", kHashDigits, " hexadecimal digits in lower case");
   return value;
@@ -64,7 +65,7 @@ Json to_json(const TensorRecord& tensor) {
           {"updates", tensor.updates}, {"slices", slices}};
 }
 
-// Gives typed access to a JSON value. Errors name the place of the value.
+// Gives typed access to a JSON value. Throws ValueError that names the path of the value, like "SOURCE.files[0].size".
 class Reader {
  public:
   Reader(const Json& value, std::string where) : value_(value), where_(std::move(where)) {}

@@ -26,14 +26,15 @@ struct FileSlice {
   std::vector<uint64_t> hashes;  // one for each piece of kPieceBytes
 };
 
-// One state of one parameter (of kind "weight", "exp_avg", ...), or a buffer, with its global shape.
+// One state of one parameter (of kind "weight", "exp_avg", ...), a buffer, or a tensor in state that the user saves.
+// The shape is that of the whole tensor.
 struct TensorRecord {
   std::string name, kind, dtype;
   std::vector<std::string> aliases;  // other names of a tied parameter
   std::vector<int64_t> shape;
   bool trainable = false;
   int64_t updates = 0;            // for weights: how often the optimizer has updated them
-  std::vector<FileSlice> slices;  // in order; together they cover the tensor
+  std::vector<FileSlice> slices;  // in order; together they cover the tensor (in a RankTable: this rank's)
 
   int64_t numel() const;
 };
@@ -72,22 +73,22 @@ class TensorIndex {
 };
 
 std::string to_text(const Manifest& manifest);
-// Returns whether `text` begins as every manifest does.
+// Returns whether `text` begins like every manifest, with the key of the checksum.
 bool starts_like_manifest(std::string_view text);
 // Returns the commit number (Manifest::sequence) of a manifest from the first kSequenceEnd bytes of its text, or 0 if
 // these contain none. The number is not verified, because only the whole text has a checksum.
 inline constexpr int64_t kSequenceEnd = 128;
 int64_t peek_sequence(std::string_view text);
-// Parses a manifest. Earlier versions wrote names of compiled modules, which become plain names. Throws ValueError if
-// the text is damaged (wrong checksum), has another schema, or describes tensors that its files cannot hold. The
-// message names `source` and the tensor.
+// Parses a manifest. Earlier versions wrote names of compiled modules, which make_names_plain() changes. Throws
+// ValueError if the text is damaged (wrong checksum), has another schema, or describes tensors that its files cannot
+// hold. The message names `source` and, if the problem concerns one, the tensor.
 Manifest parse_manifest(std::string_view text, const std::string& source);
 
 // Describes the file that one rank wrote. Rank 0 merges the tables of all ranks into the manifest.
 struct RankTable {
   FileRecord file;
   std::string state;
-  std::vector<TensorRecord> tensors;  // FileSlice::file is not set
+  std::vector<TensorRecord> tensors;  // FileSlice::file is 0
 };
 std::string to_text(const RankTable& table);
 RankTable parse_rank_table(std::string_view text, const std::string& source);

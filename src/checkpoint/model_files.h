@@ -11,8 +11,9 @@
 
 namespace zeroshard {
 
-// The tensors of a Hugging Face model directory. They are in STEM.safetensors, or in the files that
-// STEM.safetensors.index.json names. Links are followed, because the directories of a download cache consist of links.
+// The tensors of a Hugging Face model directory. They are in the files that STEM.safetensors.index.json names, or
+// without such an index in STEM.safetensors. Links are followed, because the directories of a download cache consist of
+// links.
 class ModelFiles {
  public:
   struct Tensor {
@@ -21,21 +22,21 @@ class ModelFiles {
     int64_t numel() const;
   };
 
-  // Reads only the headers of the files. Throws IoError or ValueError if a file is missing, truncated or malformed, or
-  // if the index lists other tensors than the files have. Also throws if STEM.safetensors lies next to an index of
-  // other files, because other programs would read that file. The message names the file and, if the problem concerns
-  // one, the tensor.
+  // Reads the index and the headers of the files. Throws IoError or ValueError if a file is missing, truncated or
+  // malformed, or if the index lists other tensors than the files have. Also throws if STEM.safetensors lies next to an
+  // index of other files, because other programs would read that file. The message names the file and, if the problem
+  // concerns one, the tensor.
   explicit ModelFiles(const std::string& directory, const std::string& stem = "model");
 
   const std::string& directory() const { return directory_; }
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
   const Tensor* find(std::string_view name) const;
-  // Reads elements [begin, end), in row-major order, as `dtype` ("F32", "BF16", "F16", or the file's own dtype). Needs
-  // 4 MiB in addition to `out`. Throws ValueError if the elements cannot be converted to `dtype`.
+  // Reads elements [begin, end), in row-major order, as `dtype`. A conversion like that of convert() needs 4 MiB in
+  // addition to `out`. Throws ValueError if the tensor does not have the elements, or if they cannot be converted.
   void read(const Tensor& tensor, int64_t begin, int64_t end, std::string_view dtype, void* out) const;
   std::string name_of(const Tensor& tensor) const;  // tensor and file, for messages
-  // Returns a text that is equal for files with the same tensors. The text contains no paths, because paths can differ
-  // among hosts.
+  // Returns a text that is equal for files whose tensors have the same names, dtypes and positions. Values and shapes
+  // do not count. The text contains no paths, because paths can differ among hosts.
   std::string identity() const;
 
  private:

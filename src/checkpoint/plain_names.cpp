@@ -7,9 +7,9 @@
 namespace zeroshard {
 namespace {
 
-// The name under which a compiled module has the original module.
+// The name of the submodule into which torch.compile puts the original module.
 constexpr std::string_view kCompiled = "_orig_mod.";
-// The kinds of tensors in the state that a user saves with the run, and with a rank.
+// The kinds of tensors in the state that a user saves: "client" for the run, and "client@RANK" for each rank.
 constexpr std::string_view kClient = "client", kRankClient = "client@";
 
 std::vector<std::string> names_of(const TensorRecord& tensor) {
@@ -41,7 +41,7 @@ std::string plain_name(std::string_view name) {
 void make_names_plain(std::vector<TensorRecord>& tensors) {
   if (std::all_of(tensors.begin(), tensors.end(), is_plain)) return;
   constexpr size_t kSeveral = SIZE_MAX;
-  // The tensor that gets a plain name, for each kind and plain name.
+  // For each kind and plain name: the tensor that gets it, or kSeveral if several tensors would get it.
   std::map<std::pair<std::string, std::string>, size_t> owners;
   for (size_t i = 0; i < tensors.size(); ++i) {
     for (const std::string& name : names_of(tensors[i])) {

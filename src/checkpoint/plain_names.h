@@ -11,8 +11,8 @@ namespace zeroshard {
 // "_orig_mod.layers.0._orig_mod.weight".
 std::string plain_name(std::string_view name);
 
-// Makes the names of all tensors plain, except in state that the user saves. Tensors of one kind that would get the
-// same plain name keep their names.
+// Makes the names and aliases of all tensors plain, except in state that the user saves. A name stays if its plain name
+// would also be a name of another tensor of the same kind.
 void make_names_plain(std::vector<TensorRecord>& tensors);
 
 }  // namespace zeroshard

@@ -17,8 +17,8 @@ std::string entry_name(const StateSlice& slice) {
   return concat(slice.kind, "/", slice.name, "[", slice.elements.begin, ":", slice.elements.end, "]");
 }
 
-// Calls end_reading() of each SliceData when the last slice that needs it has been read. The destructor calls it for
-// every SliceData.
+// Calls end_reading() of each SliceData when the last slice that needs it has been read. The destructor calls it once
+// more for every SliceData, because an error can end the reading earlier.
 class Readings {
  public:
   explicit Readings(const std::vector<StateSlice>& slices) : slices_(slices) {

@@ -7,12 +7,13 @@
 
 namespace zeroshard {
 
-// Returns "rank-00012.safetensors".
+// Returns "rank-00012.safetensors" for rank 12.
 std::string rank_file_name(int rank);
 
-// Writes the slices of `request` durably to a new safetensors file. Returns the place and the checksums of each slice.
-// A slice without elements is described, too, but takes no place. Throws IoError, and the errors of
-// SaveRequest::wait_for_data.
+// Writes the slices of `request` durably to a new safetensors file, whose name is durable after Directory::sync().
+// Returns the position and the checksums of each slice, without RankTable::state. A slice without elements is
+// described, too, but takes no bytes. Calls SliceData::end_reading(), also after an error. Throws IoError, and the
+// errors of SliceData::read() and SaveRequest::wait_for_data.
 RankTable write_rank_file(Directory& directory, const std::string& name, const SaveRequest& request);
 
 }  // namespace zeroshard

@@ -12,8 +12,8 @@
 namespace zeroshard {
 namespace {
 
-// Two pieces that are at most this many bytes apart are read together with their gap, because that is cheaper than a
-// second read.
+// Two pieces that are at most this many bytes apart are read together with their gap if all of it has at most
+// kPieceBytes, because that is cheaper than a second read.
 constexpr int64_t kLargestGap = int64_t{64} << 10;
 
 }  // namespace
@@ -28,7 +28,7 @@ struct CheckpointReader::Piece {
   Range wanted{};                        // the part of `elements` that goes to `out`, as `dtype`
   std::string_view dtype{};
   std::byte* out = nullptr;
-  WantedElements::Elsewhere elsewhere{};  // where the wanted elements go if `out` is null
+  WantedElements::Elsewhere elsewhere{};  // where the wanted elements go if `out` is null; see WantedElements
 };
 
 CheckpointReader::CheckpointReader(const Directory& root, const std::string& tag)

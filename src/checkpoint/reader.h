@@ -26,10 +26,10 @@ struct WantedElements {
   Range elements;
   std::string_view dtype;
   void* out = nullptr;
-  Elsewhere elsewhere = {};  // used if `out` is null
+  Elsewhere elsewhere = {};  // used if `out` is null; if both are null, the elements are only checked
 };
 
-// Reads the tensors of one checkpoint. Each byte is checked before it is used. Not collective.
+// Reads the tensors of one checkpoint. The checksum of each piece is checked before the piece is used. Not collective.
 class CheckpointReader {
  public:
   // Throws ValueError or IoError if the manifest is not sound, or if a file does not have the size that the manifest
@@ -39,12 +39,13 @@ class CheckpointReader {
   const TensorIndex& index() const { return index_; }
 
   // Reads the files in order, in long reads, so a caller should request everything at once. Needs 32 MiB in addition to
-  // the memory that it fills. `uploader` fills the targets that are not in host memory. Throws IoError if a checksum
-  // differs. The message names file and tensor.
+  // the memory that it fills. `uploader` fills the targets that are not in host memory, and may be null if there are
+  // none. The caller then calls Uploader::finish(). Throws IoError if a file cannot be read, or if a checksum differs.
+  // The message then names file and tensor. Throws ValueError if elements cannot be converted.
   void read(std::span<const WantedElements> wanted, Uploader* uploader = nullptr);
   void read(const TensorRecord& tensor, Range elements, std::string_view dtype, void* out);
-  // Checks every byte of every file. Returns one line for each damaged file or tensor, and nothing if there is no
-  // damage.
+  // Checks the header and the elements of every file that has elements of a tensor. Returns one line for each damaged
+  // header or piece, sorted, and nothing if there is no damage.
   std::vector<std::string> verify();
 
  private:
@@ -62,8 +63,8 @@ class CheckpointReader {
   Manifest manifest_;
   TensorIndex index_;
   std::string where_;
-  std::vector<bool> header_checked_;  // for each file
-  Uploader* uploader_ = nullptr;      // set while read() runs
+  std::vector<bool> header_checked_;  // for each file: whether its header was read and is whole
+  Uploader* uploader_ = nullptr;      // of the last read()
 };
 
 }  // namespace zeroshard

@@ -51,15 +51,15 @@ class Save {
   bool leads() const { return comm_.rank() == 0; }
 
   // Returns whether several engines of the process may save to the directory in turn. They may if the save deletes no
-  // older checkpoints and the caller names the tag, as Accelerate does for several models, because engines then do not
-  // touch one another's checkpoints.
+  // older checkpoints and the tag is not the default "global_stepSTEP". The caller has then chosen a tag for each
+  // engine, as Accelerate does for several models, and engines do not touch one another's checkpoints.
   bool shares() const { return request_.keep == 0 && request_.tag != concat("global_step", request_.step); }
 
   void prepare() {
     check_tag(request_.tag);
     if (!leads()) return;
     root_ = Directory::create(io_, request_.root);
-    replaces(*root_, request_.tag);  // throws if the name is taken, before anything is written
+    replaces(*root_, request_.tag);  // throws before any work if something else has the name
     DirectoryLock& lock = (request_.locks ? *request_.locks : own_locks_).of(*root_, kOneWriter);
     turn_ = lock.take_turn(kOneEngine, shares());
     // The sweep comes first, because files of dead processes might have filled the disk.
@@ -68,7 +68,7 @@ class Save {
     sequence_ = next_sequence(*root_);
     std::string name = private_name(".tmp-", request_.tag);
     root_->create_directory(name);
-    temporary_ = std::move(name);  // from now on there is a directory to delete
+    temporary_ = std::move(name);  // set now, so that discard() deletes the directory
     root_->sync();
   }
 
@@ -77,7 +77,7 @@ class Save {
     Directory directory = root_->open_directory(temporary_);
     RankTable table = write_rank_file(directory, rank_file_name(comm_.rank()), request_);
     table.state = request_.rank_state;
-    write_small_file(directory, table_name(comm_.rank()), to_text(table));  // this also makes the directory durable
+    write_small_file(directory, table_name(comm_.rank()), to_text(table));  // also syncs the directory
   }
 
   void commit_all() {
@@ -98,14 +98,14 @@ class Save {
     merge(std::move(tables), manifest);
     for (int rank = 0; rank < comm_.world_size(); ++rank) directory.remove(table_name(rank));
     write_small_file(directory, std::string(kManifestName), to_text(manifest));
-    placed_ = true;  // from now on `temporary_` can be the checkpoint that is replaced
+    placed_ = true;  // set before the exchange, after which `temporary_` names the replaced checkpoint
     replaced_ = commit(*root_, temporary_, request_.tag);
     saved_.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     saved_.bytes = manifest.file_bytes();
   }
 
-  // Writes the hint (the file "latest") and deletes older checkpoints, after the commit. An error cannot undo the
-  // commit, so the save does not fail.
+  // Deletes the replaced checkpoint, writes the hint (the file "latest") unless `latest` is false, and deletes older
+  // checkpoints. An error does not fail the save, because the checkpoint has been committed.
   void tidy() {
     if (replaced_) attempt([&] { root_->remove_tree(temporary_); });
     if (request_.latest) attempt([&] { write_latest(*root_, request_.tag); });

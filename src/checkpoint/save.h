@@ -14,7 +14,7 @@
 
 namespace zeroshard {
 
-// The elements of one tensor that this rank has. The tensor is one state of one parameter, or a buffer.
+// The elements of one tensor that this rank saves or loads. See TensorRecord for the kinds of tensors.
 struct StateSlice {
   std::string name, kind, dtype;  // dtype: the name that safetensors has for it
   std::vector<std::string> aliases;
@@ -48,20 +48,22 @@ struct SaveRequest {
   std::function<void(const void* end)> wait_for_data;
 };
 
-// The size and time of a save. Only rank 0 knows the bytes.
+// The size and time of a save. Both are 0 on all ranks but rank 0.
 struct Saved {
   int64_t bytes = 0;  // of the files of all ranks together
   double seconds = 0;
 };
 
-// Commits a checkpoint, or leaves no trace of it. Every rank writes its slices durably to a file of its own in a
-// temporary directory. When all ranks have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint
-// with the same tag is replaced in one step. If another process has locked the directory, the save fails and changes
-// nothing. Collective. `comm` must move host memory, and no other thread may use it during the save. Throws IoError or
-// ValueError on every rank, with a message that names the rank at fault. Earlier checkpoints are then unchanged.
-// Several slices may share one SliceData. The values of a SliceData must not change until the function has called
-// end_reading() of this SliceData or has returned. The function calls end_reading() after it has read the last slice of
-// the data, even if it cannot write.
+// Commits a checkpoint. Every rank writes its slices durably to a file of its own in a temporary directory. When all
+// ranks have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint with the same tag is replaced
+// in one step. Then rank 0 updates the hint and deletes older checkpoints, and only logs errors of this. Collective.
+// `comm` must move host memory, and no other thread may use it during the save. Throws IoError, StateError or
+// ValueError on every rank, with a message that names the rank at fault. If the error came before the rename, rank 0
+// deletes the temporary directory, and the earlier checkpoints are unchanged, except that those beyond `keep` may have
+// been deleted. If another process has locked the directory, the save fails before it changes a checkpoint. Several
+// slices may share one SliceData. The values of a SliceData must not change until the function has called end_reading()
+// of this SliceData or has returned. The function calls end_reading() after it has read the last slice of the data, or
+// when an error ends the writing. It does not call end_reading() if the save fails before the writing.
 Saved save_checkpoint(const SaveRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

@@ -29,7 +29,8 @@ bool is_tag(std::string_view tag) {
                      [](char c) { return is_alphanumeric(c) || c == '.' || c == '_' || c == '-'; });
 }
 
-// Returns whether `name` is a private name of a dead process of this host.
+// Returns whether `name` is a private name (see private_name()) of a dead process of this host. If `others` is
+// kAreDead, processes of another PLACE on a host with this host's name count as dead.
 bool is_abandoned(std::string_view name, Others others) {
   if (!name.starts_with(kTemporary) && !name.starts_with(kTrash)) return false;
   const size_t number = name.rfind('.');
@@ -40,7 +41,8 @@ bool is_abandoned(std::string_view name, Others others) {
   return has_ended(process_name) || (others == Others::kAreDead && is_of_another_place(process_name));
 }
 
-// Returns the status of an entry of the root, or nothing if the entry does not exist.
+// Returns the status of an entry of the root, or nothing if the entry does not exist. Throws IoError if it cannot be
+// looked up.
 std::optional<FileStatus> status_of(const Directory& root, const std::string& name) {
   FileStatus status;
   const int result = retry_interrupted([&] { return root.io().stat_at(root.fd(), name, status); });
@@ -49,8 +51,9 @@ std::optional<FileStatus> status_of(const Directory& root, const std::string& na
   return status;
 }
 
-// Returns whether a directory is a checkpoint, damaged or not. The manifest's name is not enough, because other
-// directories can contain a file of that name.
+// Returns whether a directory is a checkpoint, damaged or not. A checkpoint has a manifest, and the file of rank 0 or a
+// manifest that begins like every manifest. The manifest's name alone is not enough, because other directories can
+// contain a file of that name.
 bool is_checkpoint(const Directory& directory) {
   const std::string manifest(kManifestName);
   if (!directory.exists(manifest)) return false;
@@ -58,8 +61,9 @@ bool is_checkpoint(const Directory& directory) {
   return starts_like_manifest(read_small_file(directory, manifest, kMaxManifestBytes));
 }
 
-// Throws IoError if the manifest does not belong to the files next to it. The manifest's tag can differ from the name
-// of the directory, because a whole checkpoint can be renamed.
+// Throws IoError if the manifest does not belong to the files next to it, which shows in the header of the first file.
+// The caller calls this if the manifest's tag differs from the name of the directory, because either a checkpoint was
+// renamed, or its manifest was replaced.
 void check_fits(const Manifest& manifest, const Directory& directory) {
   if (manifest.files.empty()) return;
   const FileRecord& file = manifest.files.front();
@@ -72,16 +76,17 @@ void check_fits(const Manifest& manifest, const Directory& directory) {
              "', but does not fit the files beside it. Restore the files of that checkpoint, or load another"));
 }
 
-// Returns false if `name` is now another entry than the one that had the status `before`, because a run has replaced
-// the checkpoint. Returns true also if `name` cannot be looked up any more.
+// Returns whether `name` is still the entry that had the status `before`. It is another entry if a run has replaced the
+// checkpoint. Returns true if `name` cannot be looked up any more.
 bool is_same(const Directory& root, const std::string& name, const FileStatus& before) {
   FileStatus now;
   return root.io().stat_at(root.fd(), name, now) != 0 || (now.device == before.device && now.inode == before.inode);
 }
 
-// Adds the directory `name` to the listing, but not if the directory is no checkpoint or disappears during the call. A
-// directory without a manifest is no checkpoint. But if the hint names such a directory (`named`), and the directory
-// has rank 0's file, it is a damaged checkpoint.
+// Adds the checkpoint `name` to the whole or to the damaged checkpoints of the listing. Adds nothing if `name` is no
+// directory, is no checkpoint, or disappears during the call. A directory without a manifest is no checkpoint, unless
+// the hint names the directory (`named`) and it has rank 0's file. It is then a damaged checkpoint. If a run replaces
+// the directory during the call, looks at the new one.
 void add_to(StoreListing& listing, const Directory& root, const std::string& name, bool named) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -108,7 +113,8 @@ void add_to(StoreListing& listing, const Directory& root, const std::string& nam
   }
 }
 
-// Returns the tag in the hint, the file "latest". Returns nothing if the file is missing or contains no valid tag.
+// Returns the tag in the hint, the file "latest". Returns nothing if the file is missing. If it cannot be read or
+// contains no valid tag, logs a warning and returns nothing.
 std::optional<std::string> read_latest(const Directory& root) {
   const std::string latest(kLatestName);
   try {
@@ -129,8 +135,9 @@ bool has(const StoreListing& listing, const std::string& tag) {
          std::any_of(bad.begin(), bad.end(), [&](const auto& each) { return each.first == tag; });
 }
 
-// Adds the hint. The hint must be read after the other entries were listed, because a run first commits a checkpoint,
-// then names it in the hint, and then deletes older checkpoints, perhaps during the listing.
+// Adds the hint, and the checkpoint that it names if the listing does not have it. The hint must be read after the
+// other entries were listed. A run first commits a checkpoint, then names it in the hint, and then deletes older
+// checkpoints. If all this happens during the listing, the listing can lack both the new and the older checkpoints.
 void add_latest(StoreListing& listing, const Directory& root) {
   while ((listing.latest = read_latest(root)) && !has(listing, *listing.latest)) {
     const std::string tag = *listing.latest;
@@ -143,9 +150,9 @@ void add_latest(StoreListing& listing, const Directory& root) {
   }
 }
 
-// Sorts the checkpoints, the newest commit first. The last ones are those that a run left behind when it went back to
-// an earlier checkpoint, because they are not part of the run's history. Among copies of one checkpoint, the one that
-// the hint names comes first.
+// Sorts the checkpoints, the newest commit first, and sets `left_behind`. The checkpoints that a run left behind when
+// it went back to an earlier checkpoint come last, because they are not part of the run's history. Among copies of one
+// checkpoint, which have the same commit number and step, the copy that the hint names comes first.
 void put_in_order(std::vector<FoundCheckpoint>& committed, const std::optional<std::string>& latest) {
   const auto age = [&](const FoundCheckpoint& each) {
     return std::tuple(each.sequence, each.step, each.tag == latest, std::string_view(each.tag));
@@ -166,8 +173,9 @@ void discard(Directory& root, const std::string& tag) {
   root.remove_tree(trash);
 }
 
-// Deletes the checkpoints that retain() does not keep. Checkpoints with `latest` false do not count towards `keep` and
-// stay, because users do not keep them in order to continue from them.
+// Deletes the checkpoints that retain() does not keep. Does not count checkpoints of later steps than `step`.
+// Checkpoints with `latest` false do not count and stay, too, because a run does not continue from them by itself, so a
+// user saved them for another purpose.
 void delete_older(Directory& root, StoreListing& listing, int keep, int64_t step, const std::string& except) {
   std::erase_if(listing.committed, [&](const FoundCheckpoint& found) { return found.step > step || !found.latest; });
   for (size_t i = size_t(keep); i < listing.committed.size(); ++i)
@@ -301,8 +309,8 @@ void retain_before(Directory& root, int keep, int64_t step, const std::string& e
   const auto tags = std::count_if(names.begin(), names.end(), [](const std::string& name) { return is_tag(name); });
   if (tags <= keep) return;  // the usual case, in which no manifest needs to be read
   StoreListing listing = list_store(root);
-  // Neither counts nor deletes checkpoints of later steps than the last commit, because the present save might still
-  // fail.
+  // Neither counts nor deletes checkpoints of later steps than the newest commit. If the present save fails, the run
+  // has not yet passed these steps again.
   if (!listing.committed.empty()) step = std::min(step, listing.committed.front().step);
   delete_older(root, listing, keep, step, except);
 }
