@@ -11,7 +11,7 @@ void check_span(const ConstSpan& span, const char* name, std::string_view operat
            " elements");
 }
 
-// Checks that `pieces` consists of `world_size` slices that are each as large as `piece`.
+// Checks that `pieces` consists of `world_size` slices that each have the size and the dtype of `piece`.
 void check_pieces(const ConstSpan& pieces, const ConstSpan& piece, const char* pieces_name, const char* piece_name,
                   int world_size, std::string_view operation, std::string_view tag) {
   check_span(pieces, pieces_name, operation, tag);

@@ -5,8 +5,8 @@
 #include "comm/comm.h"
 #include "comm/op.h"
 
-// Checks the arguments of collectives for every implementation of Comm. Each function throws ValueError if an argument
-// is wrong. The message names `tag`.
+// Functions that every implementation of Comm uses to check and to describe its calls. The functions check_*() throw
+// ValueError if an argument is wrong. The message names `tag`.
 namespace zeroshard {
 
 void check_all_gather(const Span& full, const ConstSpan& shard, int world_size, std::string_view tag);
@@ -22,7 +22,9 @@ void check_exchange(const ConstSpan& full, const Span& scratch, bool needs_scrat
 void check_allocate(int64_t bytes, std::string_view tag);
 
 // Positions in the buffers of an all_to_all_v with these `counts`. sent_before() returns how many elements `from` sends
-// to ranks before `to`. received_before() returns how many elements `to` receives from ranks before `from`.
+// to ranks before `to`, which is where the elements for `to` begin in the input of `from`. received_before() returns
+// how many elements `to` receives from ranks before `from`, which is where the elements of `from` begin in the output
+// of `to`.
 int64_t sent_before(std::span<const int64_t> counts, int world_size, int from, int to);
 int64_t received_before(std::span<const int64_t> counts, int world_size, int from, int to);
 // Returns the Op of an all_to_all_v. The Op contains a hash of `counts`, so that ranks notice if they passed different

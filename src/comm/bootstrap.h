@@ -12,7 +12,7 @@ class Bootstrap {
   virtual ~Bootstrap() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // Returns what each rank passed as `mine`, in rank order. Throws CommError if a rank does not arrive.
+  // Returns what each rank passed as `mine`, in rank order. Throws CommError if a rank does not call it in time.
   virtual std::vector<std::string> all_gather(std::string_view mine) = 0;
 };
 

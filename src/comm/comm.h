@@ -38,7 +38,7 @@ enum class ReduceOp : uint8_t { kSum, kMax };
 // an error.
 //
 // drain() also waits until every rank has read this rank's input. Afterwards the input may be overwritten. drain()
-// returns only if every rank also waits for this collective, or for a later barrier, all_reduce or broadcast.
+// blocks until every rank has also waited for this collective, or for a later barrier, all_reduce or broadcast.
 class Work {
  public:
   virtual ~Work() = default;
@@ -51,8 +51,8 @@ class Work {
 // - wait() returns when the pieces can be read.
 // - release() says that this rank has read the pieces.
 // - drain() returns when every rank has read this rank's input, which may then be overwritten.
-// A transport over shared memory returns the peers' own buffers. Other transports copy the pieces into scratch by an
-// all-to-all.
+// A transport over shared memory returns addresses of the peers' inputs, or of copies of inputs that do not lie in
+// memory from allocate(). Other transports collect the pieces in scratch.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -67,7 +67,7 @@ class Exchange {
   virtual void drain() = 0;
 };
 
-// Memory from Comm::allocate(). The memory is freed with the object.
+// Memory from Comm::allocate(). The memory is freed with the object, unless Comm::still_writes() is true.
 class Allocation {
  public:
   virtual ~Allocation() = default;
@@ -92,8 +92,8 @@ class Comm {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual std::string_view transport() const = 0;  // "shm", "gloo", "nccl", ...; printed at start
-  // Returns a communicator of the same ranks for host memory. That is this communicator, or a second one if this one is
-  // for a device. Ranks use it to agree on something without waiting for a device.
+  // Returns a communicator of the same ranks for host memory. The default is this communicator. A communicator for a
+  // device returns a second one. Ranks use it to agree on something without waiting for a device.
   virtual Comm& host() { return *this; }
 
   // Fills `full` with the shard of rank 0, the shard of rank 1, and so on. `shard` may be this rank's slice of `full`.
@@ -108,7 +108,7 @@ class Comm {
   virtual std::unique_ptr<Work> all_to_all_v(Span out, ConstSpan in, std::span<const int64_t> counts,
                                              std::string_view tag) = 0;
   // Replaces `data` on every rank by the sum or the maximum over all ranks. `data` must be fp32, fp64 or kOther8
-  // (int64). Sums are in the canonical order, except for large sums over a process group (C10dComm).
+  // (int64). Sums are in the order of reduce_in_rank_order(), except for large sums over a process group (C10dComm).
   virtual std::unique_ptr<Work> all_reduce(Span data, ReduceOp op, std::string_view tag) = 0;
   virtual std::unique_ptr<Work> broadcast(Span data, int root, std::string_view tag) = 0;
   virtual void barrier(std::string_view tag) = 0;
@@ -119,7 +119,8 @@ class Comm {
   virtual bool exchange_needs_scratch() const = 0;
 
   // Returns zeroed memory that the transport can address directly, aligned to at least 64 bytes. Collective: every rank
-  // must call it in the same order with the same size. Collectives also accept other memory, but they copy it.
+  // must call it in the same order with the same size. Collectives also accept other memory, but some transports first
+  // copy an input that lies in it.
   virtual std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) = 0;
 
   // Returns whether a collective that failed, or was not waited for, might still write to its output. If so, the output
@@ -131,12 +132,13 @@ class Comm {
   // host(). Other communicators return nothing, because their collectives compare the calls.
   virtual std::optional<int64_t> history() const { return std::nullopt; }
   // Must be called when every rank knows that the histories differ. Throws CommError that names the first difference.
+  // Does nothing in communicators without a history.
   virtual void report_difference(std::string_view) {}
   // On a device, returns when the current stream has done its work. Throws CommError if a rank that takes part in this
   // work is missing. On the CPU, returns at once, because every collective has done its work when its wait() returns.
   virtual void await_device(std::string_view) {}
 
-  // Throws CommError if this rank knows that the communicator is broken.
+  // Throws CommError if this rank knows that the communicator is broken. The default does nothing.
   virtual void check() {}
   // Makes pending and future operations of every rank fail with `reason`, if that is still possible. A rank that fails
   // outside of a collective calls abort(), so that no peer waits for this rank.

@@ -20,13 +20,14 @@ struct CommOptions {
   int64_t stall_timeout_ms = 10'000;  // a peer that is stopped (SIGSTOP, a debugger) for this long counts as failed
   int64_t staging_bytes = int64_t{16} << 30;    // shm: address space (not memory) for inputs outside of allocate()
   std::shared_ptr<WaitListener> wait_listener;  // null: no listener
-  std::shared_ptr<WaitGraph> wait_graph;        // shared by all communicators of a thread; null: only this one
-  // Shared by all communicators of a thread; null: only this one. Communicators over shared memory fail together
-  // through wait_graph. Through `failure`, the thread's communicators for a device fail with them.
+  std::shared_ptr<WaitGraph> wait_graph;        // shared by all communicators of a thread; null: no search for cycles
+  // Shared by all communicators of a thread; null: no other communicator fails with this one. Communicators over shared
+  // memory already fail together through wait_graph. Through `failure`, the thread's communicators for a device fail
+  // together with those over shared memory.
   std::shared_ptr<SharedFailure> failure;
   std::shared_ptr<DeviceWatch> device_watch;  // shared by all device communicators of a thread; null: only this one
   std::vector<ProcessId> processes;           // processes of the ranks, watched while the ranks connect; empty: unknown
-  RankNumbers numbers;                        // the numbers by which messages name the ranks
+  RankNumbers numbers;                        // how messages number the ranks
 };
 
 }  // namespace zeroshard

@@ -12,8 +12,8 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::chrono::milliseconds kTelling(1000);
-constexpr int kPeerBits = 20;  // bits of the peer's number in an AwaitedRecord
+constexpr std::chrono::milliseconds kTelling(1000);  // time for another rank to write its abort reason
+constexpr int kPeerBits = 20;                        // bits of the peer's number in an AwaitedRecord
 
 }  // namespace
 

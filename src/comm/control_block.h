@@ -12,13 +12,15 @@
 namespace zeroshard {
 
 // The shared memory through which ranks of one host synchronise. It holds each rank's last collectives and the rank's
-// progress in them. A rank writes only its own part (and at most once the abort reason), and reads all parts.
+// progress in them. A rank reads all parts, but writes only its own part, except for two fields: RankControl::waiters
+// of the rank that it waits for, and the abort reason.
 //
-// A rank first posts collective `seq`, so that peers can read the descriptor and the input of the collective. Later,
-// when the rank needs no peer's input any more, it finishes the collective. Both states are stored in slot seq % kRing.
-// The slot is reused only after all ranks have finished `seq`.
+// Collectives are numbered in their order (Op::seq). A rank first posts collective `seq`, so that peers can read its Op
+// and its input. Later, when the rank needs no peer's input any more, it finishes the collective. The Op, and the
+// number of the finished collective, are stored in slot seq % kRing. The slot is reused only after all ranks have
+// finished `seq`.
 constexpr uint64_t kRing = 128;
-constexpr uint64_t kMaxSegments = 4096;
+constexpr uint64_t kMaxSegments = 4096;  // allocations of one rank that can be alive at a time
 
 // An Op stored in atomic words, because a peer can read it while its owner overwrites it. A reader might get a mixture
 // of two Ops, so it must compare the Op with the one that it expects.
@@ -51,15 +53,15 @@ class AwaitedRecord {
   std::atomic<uint64_t> word_{0};
 };
 
-// The part of the control block that one rank writes.
+// The part of the control block that belongs to one rank. Other ranks write only `waiters`.
 struct RankControl {
-  alignas(64) std::atomic<uint64_t> posted{0};  // the last collective that this rank posted
-  std::atomic<uint32_t> events{0};              // futex: incremented by every change that another rank waits for
-  std::atomic<uint32_t> left{0};                // 1: the communicator was destroyed normally
-  alignas(64) std::atomic<uint32_t> waiters{0};
-  AwaitedRecord awaited;  // set while this rank sleeps; setting it wakes no rank
-  alignas(64) std::array<std::atomic<uint64_t>, kRing> finished{};
-  std::array<std::atomic<uint64_t>, kMaxSegments> live_segments{};  // ids; 0: free
+  alignas(64) std::atomic<uint64_t> posted{0};   // number of the last collective that this rank posted
+  std::atomic<uint32_t> events{0};               // futex: incremented by every change for which another rank can wait
+  std::atomic<uint32_t> left{0};                 // 1: the communicator was destroyed normally
+  alignas(64) std::atomic<uint32_t> waiters{0};  // number of ranks that sleep until this rank makes progress
+  AwaitedRecord awaited;  // set while this rank waits asleep for a peer; setting it wakes no rank
+  alignas(64) std::array<std::atomic<uint64_t>, kRing> finished{};  // by slot: number of the last finished collective
+  std::array<std::atomic<uint64_t>, kMaxSegments> live_segments{};  // ids of this rank's segments, by slot; 0: free
   std::array<OpRecord, kRing> ops{};
 
   std::atomic<uint64_t>& finished_at(uint64_t seq) { return finished[seq % kRing]; }
@@ -73,7 +75,8 @@ struct RankControl {
   void notify() noexcept;
   // Returns the last collective that this rank posted, as text_of() does, or "no collective".
   std::string progress() const;
-  // Returns "collective #17 all_gather(...)" for one of the last kRing collectives that this rank posted.
+  // Returns a text like "collective #17 all_gather(...)" for one of the last kRing collectives that this rank posted.
+  // For other collectives, returns only "collective #17".
   std::string text_of(uint64_t seq) const;
 };
 
@@ -87,14 +90,15 @@ class ControlBlock {
   int world_size() const { return world_size_; }
   RankControl& rank(int rank) { return reinterpret_cast<RankControl*>(header_ + 1)[rank]; }
 
-  // Sets the abort reason and wakes every rank. The first reason wins. Afterwards aborted() returns the same text on
-  // every rank.
+  // Sets the abort reason and wakes every rank, unless a reason is already set. Afterwards aborted() returns the same
+  // text on every rank. If a rank is killed while it sets the reason, aborted() never returns one.
   void abort(int rank, std::string_view reason) noexcept;
+  // Returns the abort reason and the rank that gave it, or nothing if there is none yet.
   std::optional<std::string> aborted() const;
   bool finished_by_all(uint64_t seq);
   // Must be called after `rank` has posted or finished a collective. Wakes the ranks that wait for `rank`, but only if
-  // one of them waits for exactly this progress, because a rank that is woken for nothing takes the core and its caches
-  // from a rank that works.
+  // `rank` has made the progress that one of them awaits. A rank that is woken for nothing would take the core and its
+  // caches from a rank that works.
   void tell_waiters(int rank) noexcept;
 
  private:

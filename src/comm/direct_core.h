@@ -29,8 +29,9 @@ class DirectCore {
   int world_size() const { return world_size_; }
   const std::shared_ptr<DirectMemory>& memory() const { return memory_; }
 
-  // Announces this rank's next collective, and sets the sequence number and the input's address in `op`. From now on
-  // peers can read `input`, which has `input_bytes` bytes.
+  // Announces this rank's next collective, and sets its number and the input's address in `op`. From now on peers can
+  // read `input`, which has `input_bytes` bytes, or a copy of it (see DirectMemory::publish()). If there is no room for
+  // another collective or copy, first waits for peers, and completes reads of earlier collectives.
   void post(Op& op, const void* input, int64_t input_bytes);
   // Waits until `peer` has posted the collective `mine`, and returns the Op that the peer posted. If this Op is another
   // collective, fails on all ranks.
@@ -40,16 +41,18 @@ class DirectCore {
   void finish(uint64_t seq);
   // Waits until no peer reads the input of this rank's collective `mine` any more.
   void await_finished_by_all(const Op& mine);
-  // Completes this rank's reads for collectives before `mine`, announces that, and waits until every rank has done the
-  // same. Afterwards no peer reads an input of these collectives any more.
+  // Completes this rank's reads for collectives before `mine`, finishes `mine`, and waits until every rank has done the
+  // same. Afterwards no peer reads an input of these collectives any more, except of exchanges that are not released.
   void synchronise(const Op& mine);
 
   void add_reader(Reader& reader) { readers_.push_back(&reader); }
   void remove_reader(Reader& reader) { std::erase(readers_, &reader); }
 
-  // Throws CommError after a failure, and in a forked child of the rank, which must not use the communicator.
+  // Throws CommError if the communicator has failed on any rank, and in a forked child of the rank, which must not use
+  // it.
   void throw_if_failed();
-  // Makes every rank fail with `message`, and throws CommError with the message of the first failure.
+  // Makes every rank fail with `message` in this communicator and in all others of the wait graph. Throws CommError
+  // with the message of the first failure on any rank.
   [[noreturn]] void fail(const std::string& message);
   void abort(std::string_view reason) noexcept;
   // Announces that this rank will not start another collective.
@@ -57,20 +60,21 @@ class DirectCore {
 
  private:
   [[noreturn]] void throw_failure();
-  // Completes this rank's reads for collectives before `seq`.
+  // Completes this rank's reads for collectives before `seq`. Exchanges are not among them.
   void read_until(uint64_t seq);
   void await(const Op& mine, const Awaited& awaited);
   void sleep_until(const Op& mine, const Awaited& awaited);
   int find_last(const Awaited& awaited);
   bool spin(const RankControl& peer, const Awaited& awaited) const;
   // Waits until the slot of `mine` is free on all ranks. If too many collectives are outstanding, completes the reads
-  // of the oldest ones first.
+  // of the oldest ones first. Fails if the collective in the slot is then not finished, because it is an exchange that
+  // was not released, or a Work that was destroyed without a wait.
   void await_slot(const Op& mine);
   // Lets the program interrupt this rank's wait. An interrupt makes the other ranks fail with a message that names this
   // rank.
   void heed_interrupt(const Op& mine);
-  // Throws CommError if ranks wait for one another in a cycle over several communicators, because none of them could
-  // ever continue.
+  // If ranks wait for one another in a cycle over several communicators of the wait graph, fails, because none of them
+  // could ever continue.
   void fail_in_a_cycle();
   void abort_all(std::string_view reason) noexcept;
   std::string waiting_text(const Op& mine, int peer);

@@ -15,22 +15,24 @@ struct SegmentGrant {
 };
 
 // Gives ranks access to each other's memory. Ranks that are threads and ranks that are processes differ only in the
-// implementation of this class. Any thread may call free(). Only the communicator's thread may call the other
-// functions.
+// implementation of this class. Any thread may call control() and free(). Only the communicator's thread may call the
+// other functions.
 class DirectMemory {
  public:
   virtual ~DirectMemory() = default;
   virtual ControlBlock& control() = 0;
 
-  // Makes `bytes` at `data` readable by peers until all ranks have finished `seq`. Copies the data first if it
-  // does not lie in a segment. If there is no room for the copy, returns nothing. The caller must then try again when
-  // all ranks have finished collective oldest_staged().
+  // Makes `bytes` bytes at `data` readable by peers until all ranks have finished collective `seq`. Copies the data
+  // first if it does not lie in a segment. If there is no room for the copy, returns nothing. The caller must then try
+  // again when all ranks have finished collective oldest_staged().
   virtual std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) = 0;
+  // Returns the number of the oldest collective whose input is a copy in limited room; 0: there is none.
   virtual uint64_t oldest_staged() const { return 0; }
   virtual const void* read(int peer, const PeerAddress& address) = 0;
 
   // The calls for a segment, in this order: the owner calls create(), every peer calls attach(), the owner calls
-  // attached() and at the end free(), and the peers call sweep().
+  // attached() and at the end free(), and the peers call sweep(), which gives up all segments that their owners have
+  // freed.
   virtual SegmentGrant create(int64_t bytes) = 0;
   virtual void attach(int peer, const SegmentGrant& grant, int64_t bytes) = 0;
   virtual void attached(const SegmentGrant& grant) = 0;

@@ -8,7 +8,8 @@
 namespace zeroshard {
 
 // A collective in which a rank reads the inputs of its peers, and does not wait until they have read the rank's own
-// input. If nobody calls wait(), a later barrier, all_reduce or broadcast completes the collective first.
+// input. If wait() was not called, a later barrier, all_reduce, broadcast or allocate completes the collective first,
+// and so does any later collective that needs its slot (DirectCore::post()).
 class ReadingWork : public Work, private DirectCore::Reader {
  public:
   ReadingWork(std::shared_ptr<DirectCore> core, const Op& op);

@@ -78,12 +78,13 @@ class LocalMemory final : public DirectMemory {
     retired_.push_back({std::move(it->second.buffer), 0});
     segments_.erase(it);
   }
-  // Called after a synchronisation. No peer reads memory any more that was freed or copied before the synchronisation.
+  // Must be called after a synchronisation. No peer then reads a segment any more that was freed before, or the copied
+  // input of an earlier collective, unless that is an exchange which the peer has not released.
   void sweep() noexcept override {
     const std::scoped_lock lock(mutex_);
     std::erase_if(retired_, [&](const Retired& retired) {
       for (int rank = 0; rank < control_.world_size() && retired.seq > 0; ++rank)
-        if (!control_.rank(rank).has_finished(retired.seq)) return false;  // an exchange that has not ended
+        if (!control_.rank(rank).has_finished(retired.seq)) return false;  // an exchange that `rank` has not released
       return true;
     });
   }
@@ -96,7 +97,7 @@ class LocalMemory final : public DirectMemory {
 
   struct Retired {
     Buffer buffer;
-    // The collective that has the memory as its input; 0: a segment, which is freed after its last collective.
+    // The number of the collective whose input is in the memory; 0: the memory is a segment, which its owner has freed.
     uint64_t seq;
   };
 

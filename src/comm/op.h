@@ -28,7 +28,7 @@ constexpr std::string_view name_of(OpKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// Says where an input lies in a peer's memory.
+// Says where an input lies in a peer's memory: the id of a segment, and the byte in it.
 struct PeerAddress {
   uint64_t segment = 0;
   uint64_t offset = 0;
@@ -39,7 +39,7 @@ struct PeerAddress {
 struct Op {
   static constexpr size_t kTagSize = 64;
 
-  uint64_t seq = 0;  // sequence number: 1 for the first collective of a communicator
+  uint64_t seq = 0;  // number of the collective, counted from 1 in each communicator
   int64_t numel = 0;
   int32_t argument = 0;  // the root, the ReduceOp, or the hash of kAllToAllV's counts
   OpKind kind = OpKind::kBarrier;

@@ -23,8 +23,8 @@ struct Stat {
 
 enum class Look : uint8_t { kSeen, kGone, kUnknown };
 
-// Reads fields 3 and 22 of /proc/<pid>/stat. Looks for field 3 from the end of the line, because the name in field 2
-// can contain spaces and parentheses.
+// Reads fields 3 (state) and 22 (start time) of /proc/<pid>/stat. Looks for field 3 from the end of the line, because
+// the name in field 2 can contain spaces and parentheses.
 Look read_stat(int32_t pid, Stat& stat) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -68,7 +68,8 @@ ProcessState state_of(const ProcessId& process) {
     case Look::kGone:
       return ProcessState::kDead;
     case Look::kUnknown:
-      // For example, this process has no descriptors left. This is no fault of the peer, so the peer counts as running.
+      // This process cannot look, for example because it has no descriptors left. That is no fault of the peer, so the
+      // peer counts as running.
       return ProcessState::kRunning;
     case Look::kSeen:
       break;
@@ -102,8 +103,8 @@ std::optional<std::string> PeerWatch::check(int rank) {
   if (since_ms < kLookEveryMs) return std::nullopt;
   peer.last_look = now;
   const ProcessState state = state_of(peer.process);
-  // Each check adds at most two intervals. So if this process and its peer were both stopped for a long time (Ctrl-Z),
-  // that time hardly counts against the peer.
+  // Each check adds at most 2 * kLookEveryMs. So if this process and its peer were both stopped for a long time
+  // (Ctrl-Z), that time hardly counts against the peer.
   peer.stopped_ms = state == ProcessState::kStopped ? peer.stopped_ms + std::min(since_ms, 2 * kLookEveryMs) : 0;
   if (state == ProcessState::kRunning) return std::nullopt;
   if (state == ProcessState::kStopped && peer.stopped_ms < stall_timeout_ms_) return std::nullopt;

@@ -21,8 +21,8 @@ struct ProcessId {
 enum class ProcessState : uint8_t { kRunning, kStopped, kDead };
 
 ProcessId this_process();
-// Returns a name of this host, made of its boot id and this process's pid namespace. Two processes have the same name
-// only if a pid means the same process for both. Returns "" if the name is unknown.
+// Returns a name of this host, which consists of its boot id and this process's pid namespace. Two processes have the
+// same name only if a pid means the same process for both. Returns "" if the name is unknown.
 std::string this_host();
 ProcessState state_of(const ProcessId& process);
 
@@ -31,17 +31,19 @@ ProcessState state_of(const ProcessId& process);
 class PeerWatch {
  public:
   // `processes[r]` is the process of rank r. A rank without a pid, or with the caller's own pid, is not watched. If
-  // `listener` is not null, check_all() first reports the failures on other hosts that the listener knows. Messages
-  // give the ranks the numbers that `numbers` says.
+  // `listener` is not null, check_all() first asks it for a failure on another host. `numbers` says how messages number
+  // the ranks.
   PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms,
             std::shared_ptr<WaitListener> listener = nullptr, RankNumbers numbers = {});
 
-  // Returns what is wrong with `rank`, such as "rank 1 (pid 123) died", or nothing if the rank is fine. A call is
-  // cheap, because check() looks at a process at most every 100 ms, and returns nothing in between.
+  // Returns what is wrong with `rank`, such as "rank 1 (pid 123) died". Returns nothing if the rank runs, is not
+  // watched, or has been stopped for less than the stall timeout. A call is cheap, because check() looks at a process
+  // at most every 100 ms, and returns nothing in between.
   std::optional<std::string> check(int rank);
 
-  // Returns "" if check() reports no rank. Otherwise returns what is wrong with all ranks, also with those that have
-  // not been stopped for long enough to be reported alone, because one rank's failure often ends others.
+  // Returns the failure on another host if the listener knows of one. Otherwise returns "" if check() reports no rank.
+  // Otherwise returns what is wrong with all ranks, also with those that have been stopped for less than the stall
+  // timeout, because one rank's failure often ends or stops others.
   std::string check_all();
 
   // Returns "rank 1 (pid 123)", or "rank 1" if the process of the rank is unknown.

@@ -2,7 +2,7 @@
 
 namespace zeroshard {
 
-// The numbers that messages give to the ranks of a group. The group is a part of a world.
+// Converts the ranks of a group, which is a part of the world, to the numbers by which messages name them.
 struct RankNumbers {
   int first = 0, stride = 1;
   int of(int rank) const { return first + rank * stride; }

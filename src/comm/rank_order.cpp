@@ -10,7 +10,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kSummedBlock = 512;
+constexpr int64_t kSummedBlock = 512;  // elements
 
 // Combines the elements [begin, begin + count) of the pieces as a tree; see Note [The tree of a sum] in kernels_impl.h.
 template <typename T, typename Combine>

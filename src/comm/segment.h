@@ -39,7 +39,7 @@ class Mapping {
 // nothing of it remains when the processes have ended, however they end. All functions throw CommError with the reason
 // if they fail.
 
-// Creates a sealed anonymous file of `bytes` zeros. A page takes no memory before it is touched.
+// Creates an anonymous file of `bytes` zeros, whose size is sealed. A page takes no memory before it is touched.
 Fd create_shared(size_t bytes);
 uint64_t inode_of(const Fd& fd);
 // Opens descriptor `fd` of process `pid`. Throws CommError if the descriptor is not the file `inode`.

@@ -17,17 +17,18 @@ class SharedFailure {
   // Returns the reason, or "" before a failure.
   std::string text() const { return happened() ? text_ : std::string(); }
 
-  // Sets the reason and calls every listener once, before any listener can leave. If a reason is already set, does
-  // nothing.
+  // Sets the reason and calls every listener once, before any listener can leave. If a reason is already set or `text`
+  // is empty, does nothing.
   void set(const std::string& text) noexcept {
-    if (happened() || text.empty()) return;  // a listener can also fail, and call set() itself
+    if (happened() || text.empty()) return;  // without the lock, because `tell` of a listener can call set(), too
     const std::scoped_lock lock(mutex_);
     if (happened()) return;
     text_ = text;
     happened_.store(true, std::memory_order_release);
     for (const auto& [who, tell] : std::exchange(listeners_, {})) tell(text_);
   }
-  // Registers a listener. Any thread may then call `tell`, which must not throw.
+  // Registers a listener. The thread that calls set() calls `tell`, which must not throw. A listener that is registered
+  // after the failure is never called.
   void listen(const void* who, std::function<void(const std::string&)> tell) {
     const std::scoped_lock lock(mutex_);
     listeners_.emplace_back(who, std::move(tell));

@@ -10,7 +10,7 @@ namespace zeroshard {
 namespace {
 
 constexpr uint64_t kPieceAlignment = 64;
-constexpr uint64_t kReserve = uint64_t{64} << 20;  // bytes that stay in memory between steps
+constexpr uint64_t kReserve = uint64_t{64} << 20;  // bytes that trim() keeps in memory
 
 }  // namespace
 

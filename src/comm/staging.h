@@ -9,13 +9,14 @@
 namespace zeroshard {
 
 // A ring in shared memory for inputs outside of any segment. The ring reserves address space, but takes little memory,
-// because it returns unused pages to the system, except for a small reserve.
+// because it returns its pages to the system when it is empty, except for a small reserve.
 class StagingRing {
  public:
   explicit StagingRing(Mapping memory) : memory_(std::move(memory)) {}
 
-  // Copies the input of collective `seq`. Returns the copy's offset, or nothing if there is no room before earlier
-  // copies are released. `is_finished(seq)` must return whether all ranks have finished collective `seq`.
+  // Releases the oldest copies whose collectives are finished. Then copies the input of collective `seq`. Returns the
+  // copy's offset, or nothing if there is no room. There can be room later, after the release of other copies, unless
+  // the input is larger than the ring. `is_finished(seq)` must return whether all ranks have finished collective `seq`.
   std::optional<uint64_t> put(const void* data, int64_t bytes, uint64_t seq,
                               const std::function<bool(uint64_t)>& is_finished);
   // Returns the collective whose copy will be released next; 0 if there is none.
@@ -30,7 +31,7 @@ class StagingRing {
 
   Mapping memory_;
   std::deque<Copy> copies_;  // oldest first
-  uint64_t high_water_ = 0;  // bytes touched since the last trim
+  uint64_t high_water_ = 0;  // end of the bytes that are in memory; at most kReserve after trim()
 };
 
 }  // namespace zeroshard

@@ -5,7 +5,7 @@
 
 namespace zeroshard {
 
-// Is told of long waits, for a supervisor that detects hung ranks. The waiting thread calls waiting() and
+// Receives reports of long waits, for a supervisor that detects hung ranks. The waiting thread calls waiting() and
 // done_waiting().
 class WaitListener {
  public:
