@@ -19,7 +19,7 @@ struct ResolvedBatch {
 
 // Completes the batch sizes as DeepSpeed does. Any two of the values give the third. If only train or only micro is
 // given, accumulation is 1. If neither train nor micro is given, micro is `default_micro`. Throws ConfigError if train
-// is not the product, or if train, micro and `default_micro` are all unset.
+// is not the product, if the product needs more than 64 bits, or if train, micro and `default_micro` are all unset.
 ResolvedBatch resolve_batch(const Batch& given, int world_size, std::optional<int64_t> default_micro);
 
 }  // namespace zeroshard

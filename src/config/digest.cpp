@@ -70,8 +70,9 @@ class Digest {
 
 }  // namespace
 
-// The digest leaves out the keys whose values can differ among ranks without harm. These are steps_per_print and its
-// breakdown, the two timeouts, the settings of metrics, of swap files and of host memory, and "aio".
+// The digest leaves out the keys whose values can differ among ranks without harm. These are steps_per_print and
+// wall_clock_breakdown, the two timeouts, the blocks of metrics, and "aio". Of the keys about offload, these are the
+// directories, the buffers, `pin_memory` and `verify`.
 uint64_t Config::digest() const {
   Digest digest;
   digest.all(train_batch_size, micro_batch_size, grad_accumulation_steps, managed_accumulation, world_size,

@@ -17,11 +17,13 @@ struct Given {
 };
 
 // The file's values by canonical path. This class translates aliases, the boolean form of zero_optimization, and flat
-// keys such as "zero_optimization.stage". It also collects unknown keys, which are not in the table. Unknown keys at
-// the top level are ignored, as in DeepSpeed. Unknown keys inside blocks are refused, all in one error.
+// keys, which stand at the top level but have the whole path as their name, such as "zero_optimization.stage". It also
+// collects unknown keys, which are not in the table. Unknown keys at the top level are ignored, as in DeepSpeed.
+// refuse_unknown() refuses unknown keys inside blocks, all in one error.
 class Document {
  public:
-  // Throws ConfigError if a key is given under two names, or if a block is not an object.
+  // Throws ConfigError if the configuration or a block is not an object, or if a key is given under two names. But a
+  // nested key overrides a flat one.
   Document(const Json& root, std::span<const Key> keys);
 
   const Given* find(const std::string& path) const;
@@ -29,13 +31,13 @@ class Document {
   bool has_block(const std::string& block) const;
   // Records as unknown the keys that are given below `block` but are not in `keys`.
   void check_block(const std::string& block, std::span<const Key> keys);
-  // If there are unknown keys inside the blocks checked so far, throws one ConfigError that names all of them.
+  // If there are unknown keys inside the blocks checked so far, throws one ConfigError that names them, like
+  // UnknownKeys::refuse().
   void refuse_unknown() const;
 
-  // Returns a line for each unknown key at the top level, with the key, its value, and the nearest known key.
+  // Returns UnknownKeys::lines() of the unknown keys at the top level.
   std::vector<std::string> ignored() const { return ignored_.lines(); }
-  // Returns a hint for an error. It names the ignored keys that look like a known key, because one of them might be the
-  // cause.
+  // Returns UnknownKeys::advice() of the unknown keys at the top level.
   std::string advice_on_ignored() const { return ignored_.advice(); }
 
   // Returns the flat keys that the nested form of the same key has overridden.

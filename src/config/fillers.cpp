@@ -14,7 +14,7 @@ struct Filled {
 };
 
 // The keys that transformers.integrations.deepspeed.HfTrainerDeepSpeedConfig fills in, and the settings from which it
-// does.
+// takes their values.
 constexpr Filled kByTrainer[] = {
     {"train_batch_size", "per_device_train_batch_size x gradient_accumulation_steps x ranks"},
     {"train_micro_batch_size_per_gpu", "per_device_train_batch_size"},
@@ -36,7 +36,7 @@ constexpr Filled kByTrainer[] = {
     {"zero_optimization.stage3_param_persistence_threshold", "10 x the hidden size"},
 };
 
-// The keys that accelerate.DeepSpeedPlugin fills in, and the settings from which it does.
+// The keys that accelerate.DeepSpeedPlugin fills in, and the settings from which it takes their values.
 constexpr Filled kByAccelerate[] = {
     {"zero_optimization.stage", "zero_stage"},
     {"zero_optimization.offload_optimizer.nvme_path", "offload_optimizer_nvme_path"},

@@ -30,7 +30,8 @@ Position position_of(std::string_view text, size_t offset) {
   throw ConfigError(concat("line ", position.line, ", column ", position.column, ": ", problem));
 }
 
-// The most keys of one object. Objects need a limit, because finding a key takes longer among more keys.
+// The most keys of one object. Objects need a limit, because ordered_json compares a key with all other keys of its
+// object.
 constexpr size_t kMaxKeys = 4096;
 constexpr size_t kMaxProblemBytes = 200;  // bytes of the parser's message, which quotes the text
 

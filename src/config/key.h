@@ -15,7 +15,7 @@ namespace zeroshard {
 struct Bool {};
 struct Integer {
   int64_t min = std::numeric_limits<int64_t>::min(), max = std::numeric_limits<int64_t>::max();
-  bool truncate = false;  // fractions are cut off; for bucket sizes, which are often computed as 0.9 h h
+  bool truncate = false;  // true: a fraction is cut off; for sizes, which are often 0.9 times a square
 };
 struct Number {
   double min = -std::numeric_limits<double>::max(), max = std::numeric_limits<double>::max();
@@ -28,7 +28,7 @@ struct Choice {
   std::vector<std::string> names;  // compared without regard to case
   std::string hint = "";           // follows the error about a value that is not allowed
 };
-struct Only {  // only false or `value` are allowed, and neither has an effect
+struct Only {  // only `value` is allowed, which has no effect; if it is a boolean, also 0 or 1
   Json value;
 };
 struct Betas {};  // two numbers in [0, 1)
@@ -64,7 +64,7 @@ struct Key {
     kYes,
     kNone,  // zeroshard knows the key; `help` says why it has no effect
     // zeroshard lacks the feature that `help` names. `allowed` has the values that switch the feature off, or that ask
-    // for what zeroshard does anyway. `apply` is still called with them.
+    // for what zeroshard does anyway.
     kUnsupported,
   };
   using Apply = std::function<void(Config&, const Json&)>;
@@ -74,7 +74,7 @@ struct Key {
   Json default_value;  // null: no default
   std::string help;
   Effect effect = Effect::kYes;
-  Apply apply = {};  // never called with null
+  Apply apply = {};  // called only with kYes, and never with null
   Auto when_auto = Auto::kDefault;
   std::vector<std::string> aliases = {};
   bool required = false;
@@ -101,11 +101,11 @@ void set(Config& config, const Json& value) {
   config.*Member = value.get<std::remove_cvref_t<decltype(config.*Member)>>();
 }
 
-// Converts 0 and 1 to false and true, as DeepSpeed does. Returns other values unchanged.
+// Converts the numbers 0 and 1 to false and true, as DeepSpeed does. Returns other values unchanged.
 Json truth(const Json& value);
 
 std::string lower(std::string text);
-// Returns the DType for any of the names that the table allows for fp32, fp16 and bf16.
+// Returns the DType of "fp32", "fp16" or "bf16".
 DType to_dtype(const Json& name);
 
 }  // namespace zeroshard

@@ -77,7 +77,7 @@ Key rate(const char* name, const char* help, Key::Apply apply) {
 }
 
 // Adds DeepSpeed's keys for Muon, with its defaults. "lr" is the learning rate of matrices and of other parameters,
-// unless muon_lr or adam_lr sets one of the two.
+// unless muon_lr sets that of matrices or adam_lr that of others.
 void add_muon(std::vector<Key>& keys) {
   keys.push_back(rate("lr", "learning rate; unset: 0.02 of matrices, 3e-4 of other parameters",
                       [](Config& config, const Json& value) {

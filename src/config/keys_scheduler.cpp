@@ -48,7 +48,7 @@ Key scheduler_param(const char* name, Allowed allowed, Json default_value, const
   return key;
 }
 
-// Returns `key` as a required key, which must be given.
+// Returns `key` as a required key, for which neither a missing value nor "auto" is allowed.
 Key required(Key key) {
   key.required = true;
   key.when_auto = Auto::kRefuse;

@@ -12,7 +12,7 @@ void append(std::vector<Key>& keys, std::vector<Key> more) {
 }
 
 std::vector<Key> batch_keys() {
-  // The first three keys have no `apply`, because resolve_batch() sets them together.
+  // The first three keys have no `apply`, because Resolver::resolve_batch_keys() sets them together.
   return {
       {"train_batch_size", at_least(1), nullptr, "samples of all ranks between two optimizer steps"},
       {"train_micro_batch_size_per_gpu", at_least(1), nullptr, "samples of one rank in one forward"},

@@ -28,8 +28,8 @@ bool may_be_auto(const Allowed& allowed) {
   return choice && std::find(choice->names.begin(), choice->names.end(), "auto") != choice->names.end();
 }
 
-// `key` is a key without effect. Returns whether a user who gives it `value` expects an effect. A user who gives the
-// default, an empty block, or a block that is switched off expects none.
+// Returns whether a user who gives `value` to `key`, which has no effect, expects an effect. A user who gives the
+// default, null, an empty block, or a block that is switched off expects none.
 bool asks_for_something(const Key& key, const Json& value) {
   if (value == key.default_value || value.is_null()) return false;
   if (!value.is_object()) return true;
@@ -109,8 +109,8 @@ class Resolver {
     parsed_.values.push_back({key.path, resolved.value.dump(), resolved.origin});
   }
 
-  // Returns whether the value stays "auto" for now, because transformers' Trainer or accelerate will replace it later
-  // and nothing else decides it.
+  // Returns whether the value stays "auto" for now. It does if the context allows it, nothing here says what "auto"
+  // means, and transformers' Trainer or accelerate will replace it later.
   bool is_left_open(const Key& key, const Given* given) const {
     return context_.leave_open && given && is_open(key, *given) && !problem_of_auto(key).empty() &&
            !filler_of(key.path).empty();
@@ -169,8 +169,8 @@ class Resolver {
 
   static bool is_open(const Key& key, const Given& given) { return given.value == "auto" && !may_be_auto(key.allowed); }
 
-  // If "auto" is given to keys for which it is not allowed, throws one ConfigError that names all of these keys, so
-  // that the user can set all of them at once.
+  // If "auto" is given to keys for which it is not allowed, and which are not left open, throws one ConfigError that
+  // names all of these keys, so that the user can set all of them at once.
   void refuse_open_values() const {
     std::vector<Key> keys = keys_;
     for (const std::vector<Key>& more : {given_optimizer_keys(), given_scheduler_keys()})
@@ -284,7 +284,8 @@ class Resolver {
     return given && given->value == "auto";
   }
 
-  // In the arithmetic of batches, the ranks of a sequence group count as one rank.
+  // Takes the size of the sequence groups from the context if the caller has made such groups. Throws ConfigError if
+  // the file says another size, or if the size does not divide the number of ranks.
   void resolve_sequence_parallelism() {
     const char* path = "sequence_parallel_size";
     if (const std::optional<int> size = context_.sequence_parallel_size) {
@@ -341,7 +342,8 @@ class Resolver {
   }
 
   // Takes the size of groups from DeepSpeed's key `path`. A size below `least` means that the key asks for no groups,
-  // and does nothing. `source` is the key that gave the size so far. It becomes `path` if no key did.
+  // so the function does nothing. `source` is the key that gave the size so far. It becomes `path` if no key has given
+  // a size yet. Throws ConfigError if another key says something else.
   void take_size_of_groups(const char* path, int least, bool share_states, std::string& source) {
     const char* outer = "zeroshard.mesh.outer";
     const int size = std::stoi(value_of(path).value);
@@ -376,6 +378,7 @@ class Resolver {
                *accumulation = "gradient_accumulation_steps";
     const Batch given{integer_of(train), integer_of(micro), integer_of(accumulation)};
     const bool is_left = context_.leave_open && !given.train && !given.micro;
+    // The ranks of a sequence group count as one rank, because they train on the same rows.
     const ResolvedBatch batch = resolve_batch(given, context_.world_size / config().sequence_parallel_size,
                                               is_left ? 1 : context_.default_micro_batch_size);
     set_batch_value(train, batch.train, batch.train_origin);
@@ -391,8 +394,8 @@ class Resolver {
     config().grad_accumulation_steps = batch.accumulation;
   }
 
-  // Records that the value of the key `path` has no effect at this stage. The run logs this and continues, as DeepSpeed
-  // does.
+  // Records that the value of the key `path` has no effect at this stage, and lists the value as "none". The run logs
+  // this and continues, as DeepSpeed does.
   void drop(const std::string& path, const std::string& given, std::string_view reason) {
     ConfigValue& entry = value_of(path);
     parsed_.without_effect.push_back(
@@ -478,7 +481,7 @@ class Resolver {
     if (!is_bf16 && !config().fp16.enabled) config().fp16 = grad_scaler();
   }
 
-  // Checks rules that involve more than one key.
+  // Applies and checks the rules that involve more than one key.
   void apply_rules() {
     if (config().fp16.enabled) {
       if (config().compute_dtype == DType::kBFloat16) {

@@ -5,17 +5,19 @@
 
 namespace zeroshard {
 
-// Returns the number of edits that turn one text into the other. An edit inserts, deletes or replaces a character, or
-// swaps two neighbours.
+// Returns the smallest number of edits that turn one text into the other. An edit inserts, deletes or replaces a
+// character, or swaps two neighbours.
 size_t edit_distance(std::string_view a, std::string_view b);
 
-// Returns " did you mean 'zero_optimization.stage'?" with the known path nearest to `path`, or "" if none is near.
-// Compares the last parts of the paths, so that a key in the wrong block is found, too. If the last part is a known
-// top-level key, the text says that the key belongs there. Also compares words: "warmup_steps" is near
-// "warmup_num_steps", and "learning_rate" is near "lr".
+// Returns " did you mean 'zero_optimization.stage'?" with the known path nearest to `path`, or "" if none is near. A
+// path is near if it differs by at most 4 edits, and by at most one for each 3 characters of the last part of `path`.
+// Compares also the last parts alone, so that a key in the wrong block is found, too. If `path` lies in a block but its
+// last part is a known top-level key, the text says that the key belongs there. Also compares words: "warmup_steps" is
+// near "warmup_num_steps", and "learning_rate" is near "lr".
 std::string suggest_path(const std::string& path, const std::vector<std::string>& known);
 
-// Returns the end of an error about `word`, such as "; did you mean 'plan'?". Returns "" if no known word is near.
+// Returns the end of an error about `word`, such as "; did you mean 'plan'?". Returns "" if no known word is near, or
+// if `word` is a number.
 std::string suggest_word(const std::string& word, const std::vector<std::string>& known);
 
 }  // namespace zeroshard

@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Collects the keys of a file that nothing reads, so that one message names all of them, each with the nearest known
-// key.
+// Collects the keys of a file that nothing reads, so that one message names them together, each with the nearest known
+// key. A message names the first 20 keys, and says how many more there are.
 class UnknownKeys {
  public:
   // Notes the key `path`. `known` are the full paths of the known keys. `allowed` is empty, or a text like " allowed
@@ -15,13 +15,14 @@ class UnknownKeys {
   void note(const std::string& path, const Json& value, const std::vector<std::string>& known,
             const std::string& allowed = "");
 
-  // If any key was noted, throws one ConfigError that names all of them. `list` is the end of the message, which says
-  // where all known keys are listed.
+  // If any key was noted, throws one ConfigError about all of them. `list` is a text for the message, which says where
+  // all known keys are listed. The message does not have it if there is only one key, and its `allowed` is not empty.
   void refuse(const std::string& list) const;
-  // Returns a line for each noted key, with the key, its value, and the nearest known key.
+  // Returns a line for each of the first 20 noted keys, with the key, its value, and the nearest known key. If there
+  // are more, one last line says how many.
   std::vector<std::string> lines() const;
-  // Returns a hint for an error. It names the noted keys that look like a known key, because one of them might be the
-  // cause.
+  // Returns a text to add to an error. It names those of the first 20 noted keys that have a near known key, because
+  // one of them might be the cause.
   std::string advice() const;
 
  private:
@@ -29,7 +30,7 @@ class UnknownKeys {
     std::string given, nearest, allowed;  // for example "stge = 3", " did you mean 'stage'?", " allowed here: ..."
   };
   std::vector<UnknownKey> first_;
-  size_t count_ = 0;  // first_ has a limited number, because a hostile file could have thousands of keys
+  size_t count_ = 0;  // of all noted keys; first_ has at most 20, because a hostile file could have thousands
 };
 
 }  // namespace zeroshard
