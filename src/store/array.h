@@ -17,7 +17,8 @@ namespace zeroshard {
 inline constexpr int kMasterWeights = -1;
 
 // The optimizer states of neighbouring elements, as 1-D tensors of one length. Master weights are fp32. Moments have
-// the dtype that their placement says.
+// the dtype that their placement says. In an array of parameters or gradients, `moments` has one tensor with these
+// values.
 struct StateTensors {
   at::Tensor master;                // undefined if the parameters are fp32 and serve as their own master weights
   std::vector<at::Tensor> moments;  // for each slot
@@ -34,7 +35,7 @@ std::unique_ptr<Storage> states_in_memory(const StateTensors& states);
 
 // The values of those elements of one group that a rank has: their optimizer states, parameters or gradients. Code that
 // needs values borrows a range, and does not know whether the range is on the device, on the host or in files.
-// Positions count the rank's elements from 0. Only one thread at a time may use an array.
+// Positions count the rank's elements from 0. Only one thread at a time may use an array, except through reader().
 class Array {
  public:
   using Access = Storage::Access;
@@ -44,8 +45,8 @@ class Array {
 
   struct Options {
     bool has_master = false;  // whether the first column has the master weights
-    // For each slot of 8-bit codes: its scales. The memory of the scales must outlive the array. This memory does not
-    // depend on where the codes are.
+    // For each slot of 8-bit codes: its scales. The memory of the scales must outlive the array. Scales are in memory
+    // even if their codes are in files.
     std::vector<at::Tensor> scales = {};
     // Elements from `border` on are in `rest`, which counts them from 0.
     int64_t border = std::numeric_limits<int64_t>::max();
@@ -63,7 +64,7 @@ class Array {
   explicit Array(StateTensors states);
 
   // Calls `use` for consecutive parts that make up `range`, like Storage::lend(). If access is not kRead, first waits
-  // until no save reads.
+  // until nobody reads under hold().
   void lend(Range range, Access access, const Borrower& use);
   // Lends one state: the moment of a slot, or kMasterWeights. The other states are not fetched.
   void lend_one(Range range, int state, Access access, const BorrowerOfOne& use);
@@ -78,7 +79,7 @@ class Array {
   void lend(Range range, Access access, const BorrowerOfOne& use) { lend_one(range, 0, access, use); }
   void will_need(Range range);
   // Returns the place of the range in swap files, for SwapSpace::will_need_next(). Returns nothing if the range is in
-  // memory.
+  // memory. The array must have no `rest`.
   std::optional<ChunkStore::Announced> place_in_files(Range range) const;
   // Returns all elements if they are in one piece of memory for the whole run. Otherwise returns null. Only code that
   // needs an address should call it.
@@ -87,19 +88,23 @@ class Array {
   // wants to write waits. Returns null if the array allows no other reader. In this case values must be copied before
   // another thread uses them.
   WriteHold* hold() const { return hold_.get(); }
-  // Returns a reader of one state, for another thread. The array must outlive the reader.
+  // Returns a reader of one state, for another thread. Codes are decoded to fp32. The array must outlive the reader.
   std::unique_ptr<ArrayReader> reader(int state);
-  // Says that copies of a device read the last loan until `event`. A borrower that wants to write waits for the event.
+  // Says that copies of a device read the last loan until `event`. If the values are in memory, a borrower that wants
+  // to write waits for the event. Otherwise the function itself waits.
   void read_until(c10::Event event) { storage_->read_until(std::move(event)); }
 
   // Returns the number of elements of an array that has one column.
   int64_t numel() const { return storage_->numel(); }
   at::ScalarType type() const { return storage_->type(0); }
-  // Copies `range` to `to`, which must be host memory.
+  // Copies `range` of an array that has one column to `to`. `to` must be host memory, and the values must be on the
+  // host or in files.
   void read(Range range, void* to);
-  // Starts to copy `range` to `to`, which is memory of `device`, on `stream`. If the values are in files, the host
-  // waits until they are read. A later writer waits for the copy. On the CPU the copy is complete on return.
+  // Starts to copy `range`, as in read(), to `to`, which is memory of `device`, on `stream`. If the values are in
+  // files, the host waits until they are read, and a later writer waits for the copy. If they are in memory, the caller
+  // must make writers wait, for example by read_until(). On the CPU the copy is complete on return.
   void begin_read(Range range, void* to, at::Device device, const SideStream& stream);
+  // Returns a copy in host memory. See read().
   at::Tensor copy_of(Range range);
   // Returns the values themselves if they are in memory for the whole run. Otherwise returns a copy.
   at::Tensor part(Range range);

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kValueBytes = sizeof(float);  // bytes of an fp32 value in the files
 
 // Converts bf16 values, which are in the second half of the memory, to fp32 in place. Does not use LibTorch, because
-// LibTorch's threads are busy.
+// training uses LibTorch's threads at the same time.
 void widen(float* memory, int64_t numel) {
   auto* const to = reinterpret_cast<std::byte*>(memory);
   const std::byte* const from = to + numel * 2;
@@ -69,7 +69,7 @@ class CopyToDevice final : public ChunkStore::Reader {
   c10::Event end_;
 };
 
-// Returns a column for each optimizer state of `place`.
+// Returns a column for each optimizer state of `place`, the master weights first.
 std::vector<FileStorage::Column> columns_of(const GroupPlacement& place) {
   std::vector<FileStorage::Column> columns;
   if (place.master_weights.extent != Extent::kNothing)
@@ -129,8 +129,8 @@ Range FileStorage::values_of(Range range) const {
 }
 
 // Returns whether the fp32 `values` of the files hold only elements of `range`, or padding after the group's last
-// element. If not, lend() must read the first and the last value before the borrower overwrites `range`, because one
-// of them also holds bytes of other elements.
+// element. If not, lend() turns kOverwrite into kModify, which reads the values first, because the first or the last
+// value also holds bytes of other elements.
 bool FileStorage::is_whole(Range range, Range values) const {
   if (!options_.packed) return true;
   const int64_t size = element_bytes();

@@ -22,7 +22,8 @@ namespace zeroshard {
 class ArrayReader {
  public:
   virtual ~ArrayReader() = default;
-  // Copies `range` to `to`. Optimizer states are converted to fp32. Packed values and codes are copied as they are.
+  // Copies `range` to `to`, which is host memory. bf16 moments are converted to fp32. Packed values and codes are
+  // copied as they are.
   virtual void read(Range range, void* to) = 0;
 };
 
@@ -48,12 +49,13 @@ class Storage {
   // Announces that lend() will be called for `range`, after the ranges that were announced earlier for any storage of
   // the run. A storage that has to fetch values can then prefetch them.
   virtual void will_need(Range) {}
-  // Returns the place of the range in swap files, for SwapSpace::will_need_next().
+  // Returns the place of the range in swap files, for SwapSpace::will_need_next(). Returns nothing if the storage is
+  // memory.
   virtual std::optional<ChunkStore::Announced> place_in_files(Range) const { return std::nullopt; }
   // Returns the columns if they are in memory for the whole run. Otherwise returns null.
   virtual const std::vector<at::Tensor>* in_memory() const { return nullptr; }
-  // Says that a device copies from the memory of the most recent loan until `event`. A borrower that wants to write
-  // waits for the event.
+  // Says that a device copies from the memory of the most recent loan until `event`. Either a borrower that wants to
+  // write waits for the event, or the function itself waits, as it does here.
   virtual void read_until(c10::Event event) { event.synchronize(); }
   // Says that copies on `stream` read the current loan. Only `use` may call it. If the storage reuses the memory of the
   // loan, it first waits for these copies.
@@ -61,13 +63,13 @@ class Storage {
 };
 
 // Memory of a device or of the host. Writes on a borrower's stream come after the reads on other streams, such as
-// copies for a checkpoint. On the host, a borrower that wants to write waits for the device's copies.
+// copies for a checkpoint. Before a write, lend() waits for the event of read_until().
 class MemoryStorage final : public Storage {
  public:
   // `owned` is the memory of the columns. If `owned` is empty, the caller must keep the memory as long as the storage
   // lives.
   explicit MemoryStorage(std::vector<at::Tensor> columns, std::vector<FlatBuffer> owned = {});
-  // Makes a storage of one column. Borrowers must order their accesses themselves.
+  // Makes a storage of one column, which orders no streams, so borrowers must do that.
   explicit MemoryStorage(at::Tensor values) : columns_{std::move(values)} {}
   void lend(Range range, std::optional<int> column, Access access, const Use& use) override;
   std::unique_ptr<ArrayReader> reader(int column) override;
@@ -116,8 +118,8 @@ class FileStorage final : public Storage {
 
  private:
   int64_t element_bytes() const { return element_size(options_.columns.front().dtype); }
-  // Returns the fp32 values of the files that hold the bytes of `range`. The first and the last of these values can
-  // also hold bytes of other elements.
+  // Returns the positions of the values in the files that hold `range`. These are `range` itself unless the column is
+  // packed. In a packed column, the first and the last value can also hold bytes of other elements or of the padding.
   Range values_of(Range range) const;
   bool is_whole(Range range, Range values) const;
 

@@ -13,15 +13,15 @@
 namespace zeroshard {
 
 // The swap files of a run's optimizer states, or of its parameters or gradients. All groups share the files and their
-// buffers.
+// buffers. Any thread may call lend(), will_need() and will_need_next().
 class SwapSpace {
  public:
   // The swap space calls this function at most once, just before it throws the first error that makes its store fail: a
   // failed read or write, or a lack of memory.
   using OnFailure = std::function<void(const std::string& message)>;
 
-  // ChunkStore describes the arguments. The ledger counts the buffers on `tier`. `io` and `ledger` must outlive this
-  // object.
+  // ChunkStore describes the arguments. The ledger counts the buffers and the checksums on `tier`. `io` and `ledger`
+  // must outlive this object.
   SwapSpace(std::span<const ChunkGroup> groups, ChunkStore::Options options, Io& io, Ledger& ledger, Tier tier,
             OnFailure on_failure = {}, const ChunkStore::Wrap& wrap = {});
   ~SwapSpace();
@@ -29,8 +29,8 @@ class SwapSpace {
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   const ChunkStore& store() const { return store_; }
-  // Returns the number of the next group: 0 at the first call, 1 at the second, and so on. It is for code that makes
-  // its groups in the order of the constructor's `groups`.
+  // Returns the number of the next group: 0 at the first call, 1 at the second, and so on. Code that makes its groups
+  // in the order of the constructor's `groups` numbers them with this function.
   size_t next_group() { return next_group_++; }
   void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
             std::optional<int> slot = std::nullopt);
