@@ -67,8 +67,9 @@ std::optional<CgroupFiles> find_cgroup(const std::string& root, std::string& pat
   return found;
 }
 
-// Reads the limits of all control groups on the path. In a container, the path can be the path on the host. The
-// container then has only the root of this path.
+// Finds the lowest limit among the control group of this process and the groups above it. In a container, the path of
+// the group can be that on the host, but the container has only the root of this path. Missing folders count as no
+// limit.
 void read_cgroups(const std::string& root, HostMemory& memory) {
   std::string path;
   const std::optional<CgroupFiles> files = find_cgroup(root, path);
@@ -76,7 +77,7 @@ void read_cgroups(const std::string& root, HostMemory& memory) {
   for (;; path.resize(path.rfind('/'))) {
     while (path.ends_with('/')) path.pop_back();
     const std::string folder = concat(files->folder, path, "/");
-    // The limit is unset for "max", which means no limit.
+    // `limit` is unset if the file is missing or contains "max", which means no limit.
     const std::optional<int64_t> limit = number_in(text_of(folder + files->limit));
     const bool counts = limit && (memory.total == 0 || *limit < memory.total);
     if (counts && *limit < memory.cgroup_limit.value_or(std::numeric_limits<int64_t>::max())) {

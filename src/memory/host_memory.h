@@ -7,20 +7,21 @@ namespace zeroshard {
 
 // The memory of this host that this process can use, in bytes.
 struct HostMemory {
-  int64_t total = 0, available = 0;  // of the machine; 0: unknown; `available` includes the page cache
-  // The lowest memory limit among this process's control groups, if it is below `total`. `cgroup_used` is the memory
-  // that the group with this limit uses, without page cache.
+  int64_t total = 0, available = 0;  // of the machine; 0: unknown; `available` includes page cache that can be freed
+  // The lowest memory limit among this process's control groups, if it is below `total` or `total` is unknown.
+  // `cgroup_used` is the memory that the group with this limit uses, without the inactive part of the page cache.
   std::optional<int64_t> cgroup_limit;
   int64_t cgroup_used = 0;
-  uint64_t cgroup = 0;  // identifies that group by the inode of its folder, which is unique on the machine
+  uint64_t cgroup = 0;  // identifies that group by the inode of its folder, which is unique on the machine; 0: none
   std::optional<int64_t> address_limit;  // limit of the addresses of each process (ulimit -v)
 
-  // most() returns the largest amount that all processes together can have. free() returns the unused part of it.
+  // most() returns the largest amount that all processes together can have: the limit, or `total` if there is none.
+  // free() returns how much of it is unused, but at most `available`.
   int64_t most() const;
   int64_t free() const;
 };
 
-// Reads /proc, /sys/fs/cgroup (version 1 or 2) and getrlimit(2). Tests pass as `root` a folder that stands for "/".
+// Reads /proc, /sys/fs/cgroup (version 1 or 2) and getrlimit(2). Tests pass a folder as `root`, which stands for "/".
 HostMemory read_host_memory(const std::string& root = "");
 
 // Returns a number that identifies the processes which share most(). These are all processes of a machine, or all

@@ -11,12 +11,12 @@
 
 namespace zeroshard {
 
-// What bytes are for. Tables are printed in this order.
+// The purpose of bytes. Tables are printed in this order.
 enum class Category : uint8_t {
   kParameters,     // full parameters that are never freed (stages 0-2), or shards (stage 3), in the compute dtype
   kGradients,      // reduced gradients (full at stages 0-1, shards at 2-3), and fp32 accumulation
   kMasterWeights,  // fp32 master weights
-  kMoments,        // optimizer states
+  kMoments,        // the optimizer's moments, and the scales of 8-bit moments
   kGatherRing,     // buffers of unsharded parameters (stage 3), and of updated parameters that are offloaded
   kReduceRing,     // buffers in which gradients wait for their reduction, and exchange scratch
   kPinned,         // host memory through which parameters and gradients pass
@@ -74,7 +74,7 @@ class Ledger {
   std::vector<TierLimit> limits_;
 };
 
-// Keeps bytes reserved in a ledger for its lifetime. The ledger must outlive it.
+// Keeps bytes reserved in a ledger for its lifetime, or until release(). The ledger must outlive it.
 class Reservation {
  public:
   Reservation() = default;
