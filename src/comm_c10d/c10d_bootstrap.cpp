@@ -54,7 +54,8 @@ void C10dBootstrap::await(c10d::Work& work) {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   } catch (const std::exception&) {
-    // The destructor of a Gloo group joins threads that wait for the silent rank, so it must not run.
+    // Takes a reference that is never released, so that the group is never destroyed. The destructor of a Gloo group
+    // joins threads that wait for the rank that does not answer.
     c10::raw::intrusive_ptr::incref(group_.get());
     throw;
   }
@@ -77,8 +78,8 @@ at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
   return out;
 }
 
-// Throws `error`, together with the death of a peer if one has died. Looks repeatedly, because the connections of a
-// dying process break before the process is gone.
+// Throws CommError with the text `error`, and with what watch_ finds wrong with the peers within about a second. Looks
+// repeatedly, because the connections of a dying process break before the process is gone.
 void C10dBootstrap::fail(const std::string& error) {
   for (int attempt = 0; attempt < 10 && watch_.world_size() > 0; ++attempt) {
     if (const std::string trouble = watch_.check_all(); !trouble.empty())

@@ -8,11 +8,11 @@
 
 namespace zeroshard {
 
-// A Bootstrap that uses only the all-gather of a process group. If a rank dies during a call, the error names that
-// rank, provided that options.processes contains it.
+// A Bootstrap that uses only the all-gather of a process group. If a rank dies, or is stopped for too long, during a
+// call, the error names that rank, provided that options.processes has the process of the rank.
 class C10dBootstrap final : public Bootstrap {
  public:
-  // `group` must be able to move host memory.
+  // `group` must have a backend for CPU tensors, because messages are in host memory.
   C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options);
   int rank() const override { return group_->getRank(); }
   int world_size() const override { return group_->getSize(); }
@@ -25,7 +25,7 @@ class C10dBootstrap final : public Bootstrap {
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   int64_t timeout_ms_;
-  int number_;  // this rank's number in messages
+  int number_;  // the number by which messages name this rank
   PeerWatch watch_;
 };
 

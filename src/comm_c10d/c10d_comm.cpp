@@ -20,7 +20,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kGatherLimitBytes = 64 << 10;  // the backend itself does larger all_reduces
+constexpr int64_t kGatherLimitBytes = 64 << 10;  // all_reduces of more bytes are left to the backend
 constexpr int64_t kCopyBytes = 4 << 20;          // the bytes that a broadcast on the host copies at a time
 
 at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::Device device) {
@@ -30,7 +30,7 @@ at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::
       .make_tensor();
 }
 
-// Combines rows as a tree; see Note [The tree of a sum] in kernels_impl.h.
+// Adds the rows of a matrix, or takes their maximum, as a tree; see Note [The tree of a sum] in kernels_impl.h.
 at::Tensor combine_rows(const at::Tensor& rows, ReduceOp op) {
   const int64_t count = rows.size(0);
   if (count == 1) return rows[0];
@@ -40,15 +40,15 @@ at::Tensor combine_rows(const at::Tensor& rows, ReduceOp op) {
   return op == ReduceOp::kSum ? a.add(b) : a.maximum(b);
 }
 
-// Every rank adds this header to a small all_reduce, so that ranks that called different collectives notice the
-// difference.
+// On the CPU, every rank sends this header before its elements in an all_reduce of at most kGatherLimitBytes, so that
+// ranks that called different collectives notice the difference.
 struct GatherHeader {
   uint64_t seq, hash;
 };
 
-// Returns a function that says why the communicator `host` is broken. Any thread may call the returned function. The
-// function says nothing if `host` runs over a process group, because such a communicator shares the SharedFailure of
-// the device's communicator.
+// Returns a function that returns why the communicator `host` is broken, or "" if it is not. Any thread may call the
+// returned function. The function always returns "" if `host` runs over a process group. Such a communicator shares the
+// SharedFailure of the device's communicator, so nobody needs to ask it.
 std::function<std::string()> question_to(const Comm& host) {
   const auto* const direct = dynamic_cast<const DirectComm*>(&host);
   if (direct == nullptr) return [] { return std::string(); };
@@ -64,8 +64,8 @@ C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       host_(std::move(host)) {
   ZS_ASSERT(device.is_cpu() || host_, "a communicator of a device needs one for the host");
   if (device.is_cpu()) return;
-  // After a failure, the listener ends the device's work, which would otherwise wait forever, and tells the ranks that
-  // wait in host_.
+  // After a failure, the listener aborts the collectives on the device, which would otherwise wait forever, and tells
+  // the ranks that wait in host_.
   core_->failure().listen(this, [this](const std::string& text) {
     core_->end();
     host_->abort(text);
@@ -112,7 +112,7 @@ void C10dComm::await_device(std::string_view tag) {
 
 void C10dComm::check() {
   core_->throw_if_failed();
-  if (host_) host_->check();  // ranks that share memory see failures in host_ at once
+  if (host_) host_->check();  // if host_ is shared memory, it knows of a failure of any rank at once
 }
 
 void C10dComm::abort(std::string_view reason) noexcept {
@@ -120,7 +120,7 @@ void C10dComm::abort(std::string_view reason) noexcept {
   if (host_) host_->abort(reason);
 }
 
-// Returns the memory as a tensor of bytes, because backends support few element types for some operations.
+// Returns the span's memory as a tensor of bytes, because backends support few element types for some operations.
 at::Tensor C10dComm::bytes_of(const ConstSpan& span) const {
   return tensor_of(span.data, span.bytes(), at::kByte, core_->device());
 }
@@ -159,7 +159,8 @@ std::unique_ptr<Work> C10dComm::reduce_scatter(Span out, ConstSpan full, std::st
 }
 
 // Replaces Gloo's own reduce_scatter, because the Work that Gloo returns for it never reports that it is complete, so a
-// dead peer could not be distinguished from a slow one. This costs nothing, because Gloo also uses an all_reduce.
+// dead peer could not be distinguished from a slow one. Ranks send no more bytes than with Gloo's reduce_scatter,
+// because that is an all_reduce, too.
 std::unique_ptr<Work> C10dComm::reduce_scatter_by_all_reduce(Span out, const ConstSpan& full, Op op) {
   const at::Tensor sum = values_of(full).clone();
   auto work = core_->issue(op, [&] {
@@ -215,10 +216,11 @@ std::unique_ptr<Work> C10dComm::all_reduce(Span data, ReduceOp reduce_op, std::s
   });
 }
 
-// Gathers the elements of all ranks and sums them in the canonical order, because no backend guarantees this order.
+// Gathers the elements of all ranks, and adds them in the canonical order, because no backend guarantees this order.
+// For kMax, takes the maximum instead.
 std::unique_ptr<Work> C10dComm::all_reduce_by_gather(Span data, ReduceOp reduce_op, std::string_view tag) {
   Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));
-  const bool host = core_->device().is_cpu();  // on a device, the host would have to wait to read the headers
+  const bool host = core_->device().is_cpu();  // if not, no header, because the host would wait to read it
   const int64_t header = host ? int64_t{sizeof(GatherHeader)} : 0, bytes = data.bytes() + header;
   const auto options = at::TensorOptions().dtype(at::kByte).device(core_->device());
   if (bytes == 0) {
@@ -273,8 +275,8 @@ c10::intrusive_ptr<c10d::Work> C10dComm::start_broadcast(const at::Tensor& bytes
   return core_->group().broadcast(tensors, options);
 }
 
-// Broadcasts through memory of its own, because after an error the backend might still write when the caller's memory
-// is gone.
+// Broadcasts host memory, and returns when that is done. The data goes through a buffer that this function allocates,
+// because after an error the backend might still write when the caller's memory is gone.
 std::unique_ptr<Work> C10dComm::broadcast_by_copy(Span data, Op op) {
   const at::Tensor all = bytes_of(data), copy = at::empty({std::min(kCopyBytes, data.bytes())}, all.options());
   for (int64_t begin = 0; begin < all.numel(); begin += kCopyBytes) {

@@ -16,14 +16,19 @@ class C10dCore;
 class Divergence;
 
 // A Comm over any c10d process group. On CUDA, wait() makes the current stream wait for the collective, and only
-// barrier() and await_device() block the host. An all_reduce of more than 64 KiB sums in the backend's order. If ranks
-// call different collectives, the next small all_reduce finds the difference on the CPU. On a device, ranks find the
-// difference when they compare history(). Before that, the backend might fail with its own message, or time out. With
-// NCCL, abort() makes peers fail at once. With other backends, peers notice the abort when this process ends.
+// barrier() and await_device() block the host. An all_reduce of more than 64 KiB adds in the backend's order.
+//
+// Ranks that call different collectives on the CPU find the difference in the next all_reduce of at most 64 KiB, or
+// after a rank has waited for a second. On a device, ranks find the difference when they compare history(), and the
+// DeviceWatch looks for it, too. Before that, the backend might fail with its own message.
+//
+// With NCCL, abort() makes the collectives of peers fail at once. Gloo does not tell peers, so they notice the abort
+// when this process ends. On a device, the peers also hear of the abort through host(), if that is shared memory, and
+// through the DeviceWatch.
 class C10dComm : public Comm {
  public:
-  // A null `group` means a world of one rank. `watch` knows the peers on this host. `divergence` is passed to C10dCore.
-  // `host` becomes Comm::host(), and must not be null for a device.
+  // A null `group` means a world of one rank. `watch` watches the peers on this host. `divergence` is passed to
+  // C10dCore. `host` becomes Comm::host(), and must not be null for a device.
   C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
            const CommOptions& options = {}, std::shared_ptr<Divergence> divergence = nullptr,
            std::unique_ptr<Comm> host = nullptr);

@@ -29,8 +29,8 @@ uint64_t extend(uint64_t hash, const Op& op) {
   return hash;
 }
 
-// Returns the text of an error, without Gloo's advice to look for the cause in another process. The caller adds which
-// rank failed, if any rank is known to have failed.
+// Returns the text of an error, without Gloo's advice to look for the cause in another process, because
+// fail_explained() looks there itself.
 std::string text_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
   const std::string text = c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
@@ -49,7 +49,7 @@ void renew_thread_pool() {
   std::thread([] {
     try {
       at::init_num_threads();
-    } catch (const std::exception&) {  // another thread is creating it
+    } catch (const std::exception&) {  // another thread is creating the pool
     }
   }).join();
 }
@@ -73,7 +73,8 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
 }
 
 C10dCore::~C10dCore() {
-  // The destructor of a Gloo group joins threads that can wait half an hour for a silent peer, so it must not run.
+  // Takes a reference that is never released, so that the group is never destroyed. The destructor of a Gloo group
+  // joins threads that can wait half an hour for a peer that does not answer.
   if (still_writes() && group_) c10::raw::intrusive_ptr::incref(group_.get());
 }
 
@@ -106,15 +107,14 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   const DeviceWatch::Watching::Attended attended(watching_.get());
   poll([&work] { return work.isCompleted(); }, op);
   try {
-    work.wait();  // the work is complete, so wait() only throws its error
+    work.wait();  // returns at once, or throws the error of the work
   } catch (const std::exception& error) {
     fail_explained(op, text_of(error), /*waits=*/true);
   }
 }
 
-// Throws `message` with an explanation, if one is found within a second or so. Looks repeatedly, because a rank that
-// waits for this one publishes its calls only within a second, and because the connection of a dying rank breaks before
-// its process is gone.
+// Looks for an explanation again and again for about a second. A rank that waits for this one publishes its calls only
+// after waiting for a second, and the connection of a dying rank breaks before its process is gone.
 void C10dCore::fail_explained(const Op& op, const std::string& message, bool waits) {
   for (int attempt = 0; attempt < 12; ++attempt) {
     const auto difference = divergence_->look(number_, waits ? &op : nullptr);
@@ -138,8 +138,8 @@ void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
   LongWait wait(options_.wait_listener);
   int64_t waited_ms = 0, looks = 0;
   while (!is_done()) {
-    // Each nap is a sixteenth of the time waited so far. So a nap is short compared with the wait, and a long wait
-    // causes few wake-ups.
+    // Each nap is a sixteenth of the time waited so far, but at least 10 and at most 500 microseconds. So a nap is
+    // short compared with the wait, and a long wait causes few wake-ups.
     const auto nap = (Clock::now() - start) / 16;
     std::this_thread::sleep_for(
         std::clamp<Clock::duration>(nap, std::chrono::microseconds(10), std::chrono::microseconds(500)));
@@ -149,13 +149,13 @@ void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
     waited_ms += std::min<int64_t>(ms_since(last), 2 * kPollMs);
     last = looked;
     wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
-    throw_if_failed();  // the thread that watches the device might have detected a failure
+    throw_if_failed();  // the DeviceWatch, or another communicator, might have detected a failure
     heed_interrupt(op);
     if (const std::string trouble = watch_.check_all(); !trouble.empty() && !is_done()) fail(op, trouble);
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
-      // Compares even if the work has just ended, because the work also ends when another rank finds the difference and
-      // leaves.
+      // Compares even if the work has just ended. The work also ends when another rank finds the difference first and
+      // closes its connections.
       if (const auto difference = divergence_->look(number_, &op)) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));

@@ -18,18 +18,19 @@
 
 namespace zeroshard {
 
-// Orders the collectives of a C10dComm, waits for them and handles errors. The communicator shares the core with its
-// Works and allocations, which can be destroyed after the communicator.
+// Numbers the collectives of a C10dComm, waits for them, and turns their errors into CommError. The communicator shares
+// the core with its Works and allocations, which can be destroyed after the communicator.
 class C10dCore {
  public:
-  // A running operation that might still read its input.
+  // A collective that nobody has waited for yet. It might still read its input.
   class Pending {
    public:
     virtual ~Pending() = default;
     virtual void wait_pending() = 0;
   };
 
-  // All communicators of a thread should share a `divergence`. If it is null, this communicator has its own.
+  // The communicators that one thread uses for the same ranks should share a `divergence`. If it is null, this
+  // communicator has its own.
   C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch, const CommOptions& options,
            std::shared_ptr<Divergence> divergence = nullptr);
   ~C10dCore();
@@ -48,36 +49,39 @@ class C10dCore {
   // Returns whether this communicator, or another one that shares its CommOptions::failure, has failed.
   bool failed() const { return failure_->happened(); }
   SharedFailure& failure() { return *failure_; }
-  // Starts a thread that watches the device's work until unwatch(). `why_host` becomes WatchedComm::why_host.
+  // Lets the DeviceWatch of the options, or a new one, watch the collectives on the device until unwatch(). `why_host`
+  // becomes WatchedComm::why_host.
   void watch(std::function<std::string()> why_host);
   void unwatch() { watching_.reset(); }
-  // Keeps the watch forever, for a forked child, which must not destroy the watch.
+  // Never destroys the watch. A forked child calls this function, because it has no copy of the thread that the watch's
+  // destructor waits for.
   void abandon_watch() { static_cast<void>(watching_.release()); }
 
   // See Comm::still_writes.
   bool still_writes() const { return failed() || was_left_; }
-  // Says that nobody will wait for `work` any more. If `work` is still running, still_writes() returns true from now
-  // on.
+  // Says that nobody will wait for `work` any more. If `work` is not complete, still_writes() returns true from now on.
   void leave(c10d::Work& work) noexcept;
 
-  // Sets the sequence number of `op` and calls `start`, which starts the collective.
+  // Gives `op` the next sequence number, tells the Divergence and the watch about it, and calls `start`, which starts
+  // the collective and returns its Work. Throws CommError if the communicator has failed, or if `start` throws.
   c10::intrusive_ptr<c10d::Work> issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
-  // On the host, returns when `work` is done. On a device, makes the current stream wait for `work`. `work` must report
+  // On the CPU, returns when `work` is done. On a device, makes the current stream wait for `work`. `work` must report
   // correctly whether it is complete, which some wrappers of backends do not.
   void complete(c10d::Work& work, const Op& op);
   // Blocks the host until `work` is done, also on a device.
   void complete_on_host(c10d::Work& work, const Op& op);
   void complete_all();
-  // Returns when the device's current stream has done its work. Until then, calls `check` from time to time, and throws
-  // what `check` throws.
+  // Returns when the work that is queued on the device's current stream is done. Calls `check` again and again until
+  // then, and throws what `check` throws. Messages name the wait by `op`.
   void await_stream(const Op& op, const std::function<void()>& check);
-  // Must be called when every rank knows that ranks have called different collectives on a device. Throws CommError.
+  // Must be called when every rank knows that ranks have called different collectives on a device. Throws CommError,
+  // which names the first difference if the Divergence finds it.
   [[noreturn]] void report_difference(const Op& op);
 
   void add(Pending& pending) { pending_.push_back(&pending); }
   void remove(Pending& pending) { std::erase(pending_, &pending); }
 
-  // The number and the rolling hash of all collectives so far. They are equal on ranks that called the same
+  // The number of collectives so far, and a rolling hash of them. Both are equal on ranks that called the same
   // collectives.
   struct History {
     uint64_t seq = 0, hash = 14695981039346656037ULL;
@@ -87,16 +91,19 @@ class C10dCore {
   void throw_if_failed() const;
   [[noreturn]] void fail(const Op& op, const std::string& what);
   void abort(std::string_view reason) noexcept;
-  // Aborts running collectives. With NCCL, peers then fail at once. Gloo cannot tell peers, so they notice the abort
-  // when this process ends.
+  // Aborts the running collectives of the process group. With NCCL, the collectives of peers then fail at once. Gloo
+  // cannot tell peers, so they notice the abort when this process ends. Only the first call has an effect. On a device,
+  // the call waits for at most half a second.
   void end() noexcept;
 
  private:
   void poll(const std::function<bool()>& is_done, const Op& op);
-  // Lets the program interrupt the wait.
+  // Lets the program interrupt the wait in `op`. If the program does so, aborts the communicator and throws the
+  // program's exception.
   void heed_interrupt(const Op& op);
-  // Throws `message` together with what the other ranks called, because the backend's own message rarely explains a
-  // failure.
+  // Throws CommError with `message`. Puts an explanation before it if one is found: that ranks have called different
+  // collectives, or that a peer has died or was stopped. A backend's own message rarely explains a failure. `waits`
+  // says whether this rank's thread has waited in `op`.
   [[noreturn]] void fail_explained(const Op& op, const std::string& message, bool waits);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-// The only file that contains the names of c10d's collectives. LibTorch 2.13 renamed them and deprecates the old names,
-// but 2.11 has only the old ones. All tensors must be flat and contiguous.
+// The only file that names those collectives of c10d that LibTorch 2.13 has renamed. LibTorch 2.13 deprecates the old
+// names, but 2.11 has only the old ones. All tensors must be flat and contiguous.
 namespace zeroshard::c10d_names {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -27,7 +27,8 @@ WorkPtr reduce_scatter(Group& group, at::Tensor out, at::Tensor in) {
   }
 }
 
-// Without `out_splits` and `in_splits`, all pieces are equally large.
+// The splits are the sizes of the pieces from and to each rank, in elements. Without splits, all pieces have the same
+// size.
 template <typename Group>
 WorkPtr all_to_all(Group& group, at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits = {},
                    std::vector<int64_t> in_splits = {}) {

@@ -11,13 +11,14 @@
 
 namespace zeroshard {
 
-// The Work of an operation that is done at once, because it has no elements or the world has one rank.
+// The Work of an operation that was complete when the call that made the Work returned.
 class DoneWork final : public Work {
  public:
   void wait() override {}
 };
 
-// The Work of an operation that was queued on the current stream.
+// The Work of an operation that the caller has queued on the device's current stream. wait() makes the stream that is
+// current then wait for the operation. On the CPU, the operation is already complete.
 class StreamWork final : public Work {
  public:
   explicit StreamWork(at::Device device) : uses_(device) {
@@ -32,7 +33,8 @@ class StreamWork final : public Work {
 
 class C10dWork final : public Work, private C10dCore::Pending {
  public:
-  // wait() calls `then` once, when the result is available.
+  // wait() calls `then` once: on the CPU when the collective is complete, and on a device when the current stream has
+  // been told to wait for the collective.
   C10dWork(std::shared_ptr<C10dCore> core, const Op& op, c10::intrusive_ptr<c10d::Work> work,
            std::function<void()> then = {})
       : core_(std::move(core)), op_(op), work_(std::move(work)), then_(std::move(then)) {
@@ -58,11 +60,13 @@ class C10dWork final : public Work, private C10dCore::Pending {
 
   std::shared_ptr<C10dCore> core_;
   Op op_;
-  c10::intrusive_ptr<c10d::Work> work_;  // null: somebody has waited for it
+  c10::intrusive_ptr<c10d::Work> work_;  // null: wait() has returned
   std::function<void()> then_;
 };
 
-// An exchange by an all-to-all into scratch. When this rank's part is done, no rank reads this rank's input any more.
+// An exchange whose pieces are ready when `work` is done. `work` is an all-to-all into scratch, or an exchange of
+// Tiers. With one rank it does nothing, because the only piece is the input. When `work` is done, no rank reads this
+// rank's input any more, so release() and drain() need not wait for anything else.
 class C10dExchange final : public Exchange {
  public:
   C10dExchange(std::unique_ptr<Work> work, std::vector<const void*> pieces, DType dtype)

@@ -1,5 +1,5 @@
-// torch's header for NCCL includes more of CUDA than the runtime. If the additional headers are not installed, this
-// file is compiled without NCCL, and a program without Python can have only one rank on GPUs.
+// torch's header for NCCL includes nccl.h, and more headers of CUDA than the runtime's. If one of them is not
+// installed, this file is compiled without NCCL, and make_device_group() always throws.
 #if __has_include(<nccl.h>) && __has_include(<cusparse.h>) && __has_include(<cublas_v2.h>) && __has_include(<cusolverDn.h>)
 #define USE_C10D_NCCL
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>

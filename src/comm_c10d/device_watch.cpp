@@ -12,20 +12,21 @@ namespace zeroshard {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int64_t kTickMs = 200;         // a look takes some microseconds, so five looks per second cost little
+constexpr int64_t kTickMs = 200;         // time between two looks; a look takes only some microseconds
 constexpr int64_t kHearMs = 1000;        // time between two calls of Divergence::hear()
-constexpr int64_t kSuspiciousMs = 1000;  // collectives that take less time are not investigated
-constexpr int64_t kLongestMs = 8000;     // longest time between two comparisons; the time doubles after each
+constexpr int64_t kSuspiciousMs = 1000;  // causes are looked for after this time without progress
+constexpr int64_t kLongestMs = 8000;     // the time between two comparisons doubles up to this
 
 }  // namespace
 
-// A communicator that is watched, with the work that its device has got and the time without progress.
+// A communicator that is watched, with the newest collectives that its device was given, and with the time for which
+// the oldest one that is not complete has made no progress.
 class DeviceWatch::Subject {
  public:
   explicit Subject(WatchedComm comm) : comm_(std::move(comm)) {}
 
   void note(const Op& op, const c10::intrusive_ptr<c10d::Work>& work) {
-    // `before` is declared before the lock, so that the old Work is destroyed without the lock.
+    // `before` is declared before the lock, so that the old Work is destroyed when the lock has been released.
     c10::intrusive_ptr<c10d::Work> before = work;
     const std::scoped_lock lock(mutex_);
     Given& given = given_[op.seq % given_.size()];
@@ -36,18 +37,21 @@ class DeviceWatch::Subject {
   void attend(int change) { attended_ += change; }
 
   const WatchedComm& comm() const { return comm_; }
-  // Returns why the communicators must fail, or "" if they need not. Only the watching thread may call this function
-  // and the next two.
+  // Returns why the communicators that share SharedFailure must fail, or "" if they need not. `elapsed_ms` is the time
+  // since the last look. While the communicator is watched, only the watching thread may call look(), take() and
+  // tell_failure().
   std::string look(int64_t elapsed_ms);
-  // Acts on messages from other ranks.
+  // If another rank has failed, sets SharedFailure. If another rank has asked for the calls of this rank, publishes
+  // them, and sets SharedFailure if they differ from those of other ranks.
   void take(const Divergence::News& news);
-  // Tells the other ranks that the communicators have failed.
+  // Tells the other ranks why the communicators have failed, unless an earlier call has done so or another rank has
+  // told this one.
   void tell_failure();
 
  private:
   struct Given {
     Op op;
-    c10::intrusive_ptr<c10d::Work> work;  // null: complete
+    c10::intrusive_ptr<c10d::Work> work;  // null: none, or complete
   };
 
   std::optional<Op> oldest_incomplete();
@@ -59,9 +63,10 @@ class DeviceWatch::Subject {
   std::array<Given, 64> given_;
   uint64_t last_ = 0;
   std::atomic<int> attended_ = 0;
-  uint64_t done_ = 0;  // all collectives up to this one are complete
+  uint64_t done_ = 0;  // all collectives up to this number are complete
+  // The number of the oldest collective that was not complete at the last look. 0: all were complete.
   uint64_t stuck_ = 0;
-  // The time without progress of collective stuck_, and what this time will be at the next comparison.
+  // The time without progress of this collective, and the value of stuck_ms_ from which the calls are compared next.
   int64_t stuck_ms_ = 0, next_comparison_ms_ = 0;
   bool told_ = false;
 };
@@ -71,7 +76,8 @@ std::optional<Op> DeviceWatch::Subject::oldest_incomplete() {
     Given given;
     {
       const std::scoped_lock lock(mutex_);
-      // The ring has only the newest collectives. Because they run after all earlier ones, it is enough to check them.
+      // The ring given_ has only the newest collectives. Earlier ones need not be asked, because the device runs
+      // collectives in order.
       if (last_ - done_ > given_.size()) done_ = last_ - given_.size();
       if (done_ == last_) return std::nullopt;
       given = given_[(done_ + 1) % given_.size()];
@@ -79,7 +85,7 @@ std::optional<Op> DeviceWatch::Subject::oldest_incomplete() {
     if (given.op.seq == done_ + 1 && given.work) {
       try {
         if (!given.work->isCompleted()) return given.op;
-      } catch (const std::exception&) {  // the collective has failed; the rank's own call reports how
+      } catch (const std::exception&) {  // a failed collective counts as complete; the rank's own call reports it
       }
     }
     ++done_;

@@ -32,17 +32,19 @@ struct WatchedComm {
   std::function<std::string()> why_host;  // returns why the host communicator is broken, or "" if it is not
 };
 
-// A thread that watches the work that a rank has given to its device. It is needed because a script that itself waits
-// for the device does not notice a failed peer. A collective without progress has failed if a peer is gone, if a peer
-// has called another collective, or if the time-out is over. The thread then logs the reason and sets SharedFailure,
-// which aborts the running work of the device. The script's wait then returns, and the rank's next call throws.
+// A thread that watches the collectives that a rank has given to its device. The thread is needed because a script that
+// itself waits for the device, for example in loss.item(), does not notice a failed peer. A collective without progress
+// has failed if a peer has died or was stopped, if a peer has called another collective, if the host communicator is
+// broken, or if the time-out is over. The thread also asks the store whether another rank has failed. After a failure,
+// the thread sets SharedFailure, which aborts the collectives on the device. The script's wait then returns, and the
+// rank's next call throws.
 //
 // Note [What a thread that watches may do]
-// The thread takes part in no collective and uses no communicator. It asks Works whether they are complete, looks at
-// processes, and reads and writes keys of the store. A rank whose device waits is not blocked itself, so it can still
-// call the collective that another rank waits for. Therefore a difference between two ranks counts only if both have
-// made the call. A rank that has not called yet may do so until the time-out. While the rank's own thread waits in a
-// call of the engine, that call watches the device instead.
+// The thread calls no collective. It asks Works whether they are complete and the host communicator whether it is
+// broken, looks at processes, and reads and writes keys of the store. A rank whose device waits is not blocked itself,
+// so it can still call the collective that another rank waits for. Therefore a difference between two ranks counts only
+// if both have made the call. A rank that has not called yet may do so until the time-out. While the rank's own thread
+// waits for the device in a call of the engine, that call looks for failures, and the watching thread does not.
 class DeviceWatch {
  public:
   DeviceWatch() = default;
@@ -50,7 +52,7 @@ class DeviceWatch {
   DeviceWatch& operator=(const DeviceWatch&) = delete;
 
   class Subject;
-  // Watches a communicator as long as the object lives. The object must not be destroyed in a forked child.
+  // Watches a communicator for the lifetime of the object. The object must not be destroyed in a forked child.
   class Watching {
    public:
     Watching(std::shared_ptr<DeviceWatch> watch, WatchedComm comm);
@@ -58,10 +60,11 @@ class DeviceWatch {
     Watching(const Watching&) = delete;
     Watching& operator=(const Watching&) = delete;
 
-    // Must be called when the rank's thread has given `op` to the device. The numbers of ops must grow by one.
+    // Must be called when the rank's thread has given `op` to the device. `op.seq` must be one more than in the call
+    // before.
     void note(const Op& op, const c10::intrusive_ptr<c10d::Work>& work);
-    // While an Attended lives, the watching thread leaves the device to the rank's own thread. If `watching` is null,
-    // the object does nothing.
+    // While an Attended lives, the watching thread does not look for collectives without progress, because the rank's
+    // own thread waits for the device and looks for failures itself. If `watching` is null, the object does nothing.
     class Attended {
      public:
       explicit Attended(const Watching* watching);

@@ -12,8 +12,8 @@ namespace zeroshard {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kPatience(200);
-constexpr std::chrono::milliseconds kFarewell(3000);
+constexpr std::chrono::milliseconds kPatience(200);   // for an answer of the store
+constexpr std::chrono::milliseconds kFarewell(3000);  // for the other ranks to find the difference, too
 
 }  // namespace
 
@@ -43,7 +43,7 @@ void Divergence::note(size_t communicator, const Op& op, uint64_t hash) {
   own.calls[own.last % own.calls.size()] = {op.seq, hash, op};
 }
 
-// Returns one line for each call, oldest first, with its number, hash and text.
+// Returns one line for each of the latest calls, oldest first, with the number, hash and text of the call.
 std::string Divergence::table(const Communicator& communicator) const {
   const auto& [calls, last, told] = communicator;
   std::ostringstream text;
@@ -55,9 +55,9 @@ std::string Divergence::table(const Communicator& communicator) const {
   return text.str();
 }
 
-// Compares this rank's calls with the table `theirs` of `peer`. Returns both texts of the first call that both ranks
-// still know and in which the histories differ, or nothing if the histories agree. The histories might differ already
-// in an earlier call, which the ranks do not know any more.
+// Compares this rank's calls with the table `theirs` of `peer`, and notes in known_ how far `peer` has come. Returns
+// both texts of the first call that both ranks still know and in which the histories differ, or nothing if there is
+// none. The histories might differ already in an earlier call, which the ranks do not know any more.
 std::optional<std::string> Divergence::compare(size_t number, int peer, const std::string& theirs) {
   const std::scoped_lock lock(mutex_);
   const Communicator& communicator = communicators_[number];
@@ -76,7 +76,8 @@ std::optional<std::string> Divergence::compare(size_t number, int peer, const st
   return std::nullopt;
 }
 
-// Returns the communicator, the number of the call, the last calls in all communicators, and the text of the call.
+// Returns `place` as a text for the store: the communicator, the number of the call and the last calls in all
+// communicators, and in a second line the text of the call.
 std::string Divergence::text_of(const Place& place) {
   std::ostringstream text;
   text << place.communicator << ' ' << place.seq;
@@ -96,12 +97,15 @@ std::optional<Divergence::Place> Divergence::parse_place(int rank, const std::st
   return place;
 }
 
-// Finds two ranks of which each waits for a call that the other has not made. Such ranks exist whenever ranks wait
-// forever in two communicators A and B. Let b be the rank with the fewest calls in A among those that wait in B. Then
-// every rank that waits in A waits for a call that b has not made. This also holds with A and B exchanged. A rank's
-// published place is valid while the rank waits, and the rank waits as long as the other does. (This would not hold for
-// a collective that some ranks complete without the others, such as a broadcast at its receivers. The engine never
-// calls such collectives on ranks that take different paths.)
+// Finds two ranks that wait in different communicators, each for a call that the other has not made. Returns a text
+// that names both, or nothing.
+//
+// Such ranks exist whenever ranks wait forever in two communicators A and B. Let b be the rank with the fewest calls in
+// A among those that wait in B. Then every rank that waits in A waits for a call that b has not made. This also holds
+// with A and B exchanged. A published place may be out of date, but the places of a pair are not: when the second of
+// the two ranks published, it had not made the call for which the first waits, so the first was still waiting. (This
+// would not hold for a collective that some ranks complete without the others, such as a broadcast at its receivers.
+// The engine never calls such collectives on ranks that take different paths.)
 std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& own, const Talk& talk) const {
   std::vector<Place> places;
   if (own) places.push_back(*own);
@@ -117,14 +121,13 @@ std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& 
   return std::nullopt;
 }
 
-// Calls `body` on a thread of its own. The thread is abandoned if the store does not answer, because the store's host
-// might be stopped.
+// The thread is detached, because it might wait for ever for a store whose host was stopped.
 std::shared_ptr<Divergence::Talk> Divergence::Talk::start(std::function<void(Talk&)> body) {
   auto talk = std::make_shared<Talk>();
   const auto run = [talk, body = std::move(body)] {
     try {
       body(*talk);
-    } catch (const std::exception&) {  // the store's host is gone; other checks report that better
+    } catch (const std::exception&) {  // for example the store's host is gone, which other checks report better
       talk->broken = true;
     }
     const std::scoped_lock lock(talk->mutex_);
@@ -147,7 +150,7 @@ bool Divergence::Talk::wait_for(std::chrono::milliseconds patience) {
 void Divergence::start_exchange(size_t number, const std::optional<Place>& place, bool asks) {
   const std::string calls = concat("calls/", number);
   std::map<std::string, std::string> own;                   // texts by key
-  std::vector<std::pair<std::string, std::string>> theirs;  // keys of the tables and of the places of other ranks
+  std::vector<std::pair<std::string, std::string>> theirs;  // for each rank, the keys of its table and place
   uint64_t last = 0;
   {
     const std::scoped_lock lock(mutex_);
@@ -223,7 +226,7 @@ Divergence::News Divergence::hear() {
     inquiry_ = Talk::start(body);
   }
   const std::shared_ptr<Talk> inquiry = inquiry_;
-  // A store that is gone is not asked a second time, because its client can log each try.
+  // If the store has failed once, inquiry_ stays, so the store is not asked again. Its client can log each try.
   if (!inquiry || !inquiry->wait_for(kPatience) || inquiry->broken) return {};
   inquiry_.reset();
   if (inquiry->news.asked) heard_ = inquiry->asked;

@@ -21,45 +21,53 @@
 namespace zeroshard {
 
 // Detects whether ranks that wait for one another have called different collectives, in one communicator or in several
-// communicators of the same ranks. Each rank writes its latest calls to a store, and the ranks compare these calls.
-// This costs nothing as long as no rank waits for long. One thread of a rank calls all collectives of its
-// communicators. Another thread, which watches the rank's device, may call look() at the same time.
+// communicators of the same ranks. A rank that has waited for long writes its latest calls to a store, and compares
+// them with the calls that other ranks have written. This costs nothing as long as no rank waits for long. One thread
+// of a rank calls all collectives of the rank's communicators. Another thread, which watches the rank's device, may
+// call look(), hear(), tell_failure() and behind() at the same time.
 class Divergence {
  public:
   // If `store` is null, no difference is ever found. Messages name ranks by `numbers`.
   Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers = {});
 
-  // Returns how many Divergences this rank has created over the store. If one rank alone failed to connect and tries
-  // again, its count is higher than the counts of the other ranks. Therefore all ranks agree on the highest count, for
-  // which the store has no entries yet.
+  // Returns the number that makes the keys of this Divergence differ from those of earlier ones over the same store. At
+  // first it is the number of Divergences that this rank has created over the store. If one rank alone failed to
+  // connect and tries again, its number is higher than the numbers of the other ranks. Therefore all ranks must pass
+  // the highest number of all ranks to agree(), before any look. The store has no entries with this number yet.
   int64_t generation() const { return generation_; }
   void agree(int64_t largest) { generation_ = largest; }
 
   // Returns the number of a new communicator. All ranks must create communicators in the same order.
   size_t add_communicator();
-  // Says that this rank has called `op`. `hash` is the hash of this rank's history in the communicator, up to this
+  // Says that this rank has called `op`. `hash` is the hash of this rank's history in the communicator, including this
   // call.
   void note(size_t communicator, const Op& op, uint64_t hash);
-  // Publishes what this rank has called, and compares it with what the other ranks have published. `waiting` is the
-  // call in which this rank's thread is blocked, or null. (A rank whose device waits is not blocked.) If `asks` is
-  // true, requests the other ranks to publish, too. If ranks have called different collectives in `communicator`,
-  // returns both texts of the first call that differs. If two ranks wait in different communicators, each for a call
-  // that the other has not made, returns both calls. Otherwise, or if the store cannot be reached, returns nothing. A
-  // store that does not answer delays look() by a fifth of a second. A rank that finds a difference waits until all
-  // ranks have found one, but at most three seconds, because the rank that serves the store might end when look()
+  // Publishes what this rank has called in `communicator`, and compares it with what the other ranks have published.
+  // `waiting` is the call in which this rank's thread is blocked, or null. (A rank whose device waits is not blocked.)
+  // If `asks` is true, requests the other ranks to publish, too.
+  //
+  // If ranks have called different collectives in `communicator`, returns both texts of the first call that differs. If
+  // two ranks wait in different communicators, each for a call that the other has not made, returns both calls.
+  // Otherwise, or if the store cannot be reached, returns nothing. If the store does not answer within a fifth of a
+  // second, returns nothing, and the next look() waits for the same answer. A rank that finds a difference waits until
+  // all ranks have found one, but at most three seconds, because the rank that serves the store might end when look()
   // returns.
   std::optional<std::string> look(size_t communicator, const Op* waiting, bool asks = true);
 
-  // The news of other ranks for a rank that does not wait.
+  // What hear() has read from the store.
   struct News {
-    // Whether a rank has called look() since the last hear(), so that this rank should publish its calls.
+    // Whether a rank, which may be this one, has called look() with `asks`, or tell_failure(), since the last hear().
+    // If so, this rank should publish its calls.
     bool asked = false;
-    std::string failure;  // why the communicators of a rank failed; "": no rank has failed
+    std::string failure;  // why the communicators of a rank failed; "": no such news
   };
+  // Returns empty news if the store does not answer within a fifth of a second.
   News hear();
-  // Tells the other ranks why this rank's communicators failed, if the store can be reached.
+  // Tells the other ranks why this rank's communicators failed, if the store can be reached and no rank has told a
+  // reason before.
   void tell_failure(const std::string& why);
-  // Returns the other ranks that are not known to have called `seq`. Each has the number of its last known call, or 0.
+  // Returns the other ranks that are not known to have made call number `seq` in `communicator`. Each comes with the
+  // number of its last known call, or 0.
   std::vector<std::pair<int, uint64_t>> behind(size_t communicator, uint64_t seq) const;
 
  private:
@@ -69,17 +77,17 @@ class Divergence {
   };
   struct Communicator {
     std::array<Call, 64> calls{};  // the latest calls, at index seq modulo the size
-    uint64_t last = 0, told = 0;   // `seq` of the latest call, and of the latest call that was published
+    uint64_t last = 0, told = 0;   // numbers of the latest call, and of the latest that was published
   };
   // The collective in which a rank waits.
   struct Place {
     int rank = 0;
     size_t communicator = 0;
     uint64_t seq = 0;
-    std::vector<uint64_t> last;  // the number of the last call in each communicator
+    std::vector<uint64_t> last;  // the number of the rank's last call in each communicator
     std::string call;
 
-    // Returns whether this rank waits for a call that `other`, which waits in another communicator, has not made.
+    // Returns whether `other` has not made the call in which this rank waits.
     bool waits_for(const Place& other) const { return other.last.at(communicator) < seq; }
   };
   // A conversation with the store, on a thread of its own.
@@ -89,13 +97,13 @@ class Divergence {
     static std::shared_ptr<Talk> start(std::function<void(Talk&)> body);
     bool wait_for(std::chrono::milliseconds patience);  // returns whether the conversation has ended
 
-    // The tables and places that other ranks have published. When wait_for() has returned true, the caller may read
-    // this member and those below.
+    // The tables and places that other ranks have published. The caller may read these two members and those below when
+    // wait_for() has returned true.
     std::vector<std::pair<int, std::string>> tables, places;  // rank, text
     size_t communicator = 0;                                  // the communicator of `tables`
     News news;
-    int64_t asked = 0;    // the number of requests to publish, by all ranks
-    bool broken = false;  // whether the store does not work
+    int64_t asked = 0;    // how often ranks have asked others to publish so far
+    bool broken = false;  // whether the conversation ended with an error of the store
 
    private:
     std::mutex mutex_;
@@ -116,14 +124,14 @@ class Divergence {
   int rank_, world_size_;
   RankNumbers numbers_;
   int64_t generation_ = 0;    // makes the keys differ from those of earlier uses of the store
-  mutable std::mutex mutex_;  // protects the communicators and known_
+  mutable std::mutex mutex_;  // protects communicators_ and known_
   std::vector<Communicator> communicators_;
-  // The last call that each rank has published, for each communicator and rank.
+  // The number of the last call that this rank has read of each other rank, by communicator and rank.
   std::map<std::pair<size_t, int>, uint64_t> known_;
-  std::mutex looking_;              // held by the one thread that looks; protects the members below
+  std::mutex looking_;              // held during look() and hear(); protects the members below
   std::shared_ptr<Talk> exchange_;  // the running conversation of look()
   std::shared_ptr<Talk> inquiry_;   // the running conversation of hear()
-  int64_t heard_ = 0;               // number of requests to publish at the last hear()
+  int64_t heard_ = 0;               // the value of Talk::asked at the last hear()
 };
 
 }  // namespace zeroshard

@@ -1,4 +1,5 @@
-// The only file that includes gloo's headers (Debian's; see tests/comm_c10d, which calls every collective).
+// The only file that includes gloo's headers. They are Debian's, and might not match the gloo in torch, so
+// tests/comm_c10d calls every collective.
 #include "comm_c10d/gloo_group.h"
 
 #include <arpa/inet.h>
@@ -78,9 +79,9 @@ int listen_on_loopback(uint16_t port) {
   return fd;
 }
 
-// Returns whether nobody listens on the port. The socket gets a port of its own before it connects, because the system
-// might otherwise give it `port`, so that it would connect to itself. SO_REUSEADDR lets other processes listen on the
-// socket's own port.
+// Returns whether nobody listens on 127.0.0.1:port. Returns false if that cannot be found out. The socket gets a port
+// of its own before it connects, because the system might otherwise give it `port`, so that it would connect to itself.
+// SO_REUSEADDR lets other processes listen on the socket's own port.
 bool refuses_connections(uint16_t port) {
   const int fd = bind_to_loopback(0);
   if (fd < 0) return false;
@@ -95,14 +96,15 @@ bool refuses_connections(uint16_t port) {
   return refused;
 }
 
-// Makes this rank ignore SIGPIPE if it has no handler. Gloo writes to sockets of peers that might have died, and
-// SIGPIPE would then end this rank without a message. (Python itself ignores SIGPIPE.)
+// Makes this process ignore SIGPIPE if the signal has its default action. Gloo writes to sockets of peers that might
+// have died, and SIGPIPE would then end this process without a message. (Python itself ignores SIGPIPE.)
 void ignore_broken_pipes() {
   struct sigaction current {};
   if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-// Returns whether all ranks are on this host, according to the variables that torchrun and zeroshard run set.
+// Returns whether all ranks are on this host, according to the variables that torchrun and the command `zeroshard run`
+// set.
 bool all_ranks_are_here() {
   const std::string here = variable("LOCAL_WORLD_SIZE", "");
   return !here.empty() && here == variable("WORLD_SIZE", "");
@@ -114,7 +116,7 @@ std::shared_ptr<gloo::transport::Device> make_device() {
   const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
   if (!interface.empty()) return Gloo::createDeviceForInterface(interface);
   if (meets_on_loopback() || all_ranks_are_here()) return Gloo::createDeviceForHostname("127.0.0.1");
-  // The address of this host's own name would not do, because it is 127.0.1.1 on Debian.
+  // Gloo's default, the address of this host's own name, would not do, because it is 127.0.1.1 on Debian.
   return Gloo::createDeviceForInterface(interface_towards(master_address()));
 }
 
@@ -129,7 +131,7 @@ bool reaches_other_hosts() noexcept {
     const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
     if (!interface.empty()) return interface.find(',') == std::string::npos;
     return !meets_on_loopback() && !interface_towards(master_address()).empty();
-  } catch (const std::exception&) {  // no interface leads to the host, or several might
+  } catch (const std::exception&) {  // it is unknown which interface leads to the host
     return false;
   }
 }
@@ -149,13 +151,13 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   const bool agent = variable("TORCHELASTIC_USE_AGENT_STORE", "") == "True";
   options.isServer = rank == 0 && !agent;
   options.numWorkers = static_cast<size_t>(world_size);
-  options.waitWorkers = false;  // a Meeting reports the ranks that did not arrive
+  options.waitWorkers = false;  // because a Meeting reports the ranks that did not arrive
   options.timeout = std::chrono::milliseconds(timeout_ms);
   // Uses 127.0.0.1, because "localhost" can resolve to ::1 first, where no process listens.
   const bool loopback = is_loopback(host);
   if (loopback && options.isServer) options.masterListenFd = static_cast<size_t>(listen_on_loopback(options.port));
-  // Waits for the listener, because a client of c10d whose connection is refused tries again only after half a second,
-  // although ranks of one host start together.
+  // Waits for the listener, because a client of c10d whose connection is refused tries again only after half a second.
+  // Ranks of one host start together, so a client often comes before the listener.
   if (loopback && !options.isServer)
     await_listener_on_loopback(options.port, std::min(options.timeout, std::chrono::milliseconds(2000)));
   try {

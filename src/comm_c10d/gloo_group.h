@@ -9,30 +9,32 @@
 // Creates Gloo process groups, for C++ programs without Python.
 namespace zeroshard {
 
-// Creates the store that MASTER_ADDR and MASTER_PORT name. Rank 0 serves it. If the address is a loopback address, or
-// if MASTER_ADDR is unset, the store listens only on loopback, unlike a store that c10d itself creates. Throws
-// ValueError if a variable is wrong.
+// Creates the store that MASTER_ADDR and MASTER_PORT name. Rank 0 serves it, unless torchrun says in
+// TORCHELASTIC_USE_AGENT_STORE that its agent does. If the address is a loopback address, or if MASTER_ADDR is unset,
+// the store listens only on loopback, unlike a store that c10d itself creates. Throws ValueError if MASTER_PORT is not
+// a port. Throws CommError if rank 0 cannot listen on loopback, or has not come within `timeout_ms`.
 c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t timeout_ms);
 
 // Returns whether MASTER_ADDR is a loopback address or unset.
 bool meets_on_loopback();
-// Returns whether a Gloo group of this rank can reach other hosts by exactly one interface. GLOO_SOCKET_IFNAME names
-// this interface. If it is unset, the interface is the one that leads to MASTER_ADDR.
+// Returns whether this rank knows exactly one interface by which a Gloo group can reach other hosts. GLOO_SOCKET_IFNAME
+// names this interface, and is not checked here. If it is unset, the interface is the one that leads to MASTER_ADDR,
+// unless that is a loopback address.
 bool reaches_other_hosts() noexcept;
 
 // Returns when a process listens on 127.0.0.1:port, but after `timeout` at the latest.
 void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout);
 
-// Creates a Gloo group over `store`. The group connects on the interface GLOO_SOCKET_IFNAME if that is set. If not, it
-// uses loopback if MASTER_ADDR is a loopback address or unset, or if LOCAL_WORLD_SIZE says that all ranks are on this
-// host. In all other cases it uses the interface that leads to the host MASTER_ADDR. Throws CommError if there is no
-// such interface.
+// Creates a Gloo group over `store`, and returns when all ranks are connected. The group connects on the interface
+// GLOO_SOCKET_IFNAME if that is set. If not, it uses loopback if MASTER_ADDR is a loopback address or unset, or if
+// LOCAL_WORLD_SIZE equals WORLD_SIZE, so that all ranks are on this host. In all other cases it uses the interface that
+// leads to the host MASTER_ADDR. Throws CommError if there is no such interface.
 c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                        int world_size, int64_t timeout_ms = 1'800'000);
 
 // Does the same as make_gloo_group(), under the prefix `name`, on a thread of its own and with its own connection to
-// the store, because Gloo cannot be interrupted while it connects ranks. If the caller drops the future, the thread is
-// abandoned.
+// the store, because Gloo cannot be interrupted while it connects ranks. If the caller drops the future, the thread
+// goes on alone.
 std::future<c10::intrusive_ptr<c10d::ProcessGroup>> connect_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                                        const std::string& name, int rank,
                                                                        int world_size, int64_t timeout_ms);

@@ -21,7 +21,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 constexpr std::chrono::milliseconds kNap(5), kLookEvery(100), kReadEvery(500);
-// The number of cards that a rank requests at a time. More would burden the store in worlds of thousands of ranks.
+// The number of missing cards that a rank requests at a time. More would burden the store in worlds of thousands of
+// ranks.
 constexpr size_t kAskedAtOnce = 64;
 constexpr std::string_view kLeft = "left ";
 
@@ -30,14 +31,14 @@ std::string card_key(size_t rank) {
 }
 
 // Note [Names of groups beside]
-// Each rank counts its own tries, and writes the number of its try on its card. Ranks that failed alone have other
-// numbers than the other ranks, so the name of a try is derived from all cards. If a peer starts again while this rank
-// connects, the peer's card changes, and this rank connects with the new name. A rank might first find the card of an
-// earlier try of a peer. If that peer has left, or its process is gone, the card does not count until the peer writes a
-// new one.
+// Each rank has a card, which is an entry in the store. A rank counts its own tries, and writes the number of its try
+// on its card. Ranks that failed alone have other numbers than the other ranks, so the name of a try is derived from
+// all cards. If a peer starts again while this rank connects, the peer's card changes, and this rank connects with the
+// new name. A rank might first find the card of an earlier try of a peer. If that peer has left, or was a process of
+// this host that is gone, the card does not count until the peer writes a new one.
 class Cards {
  public:
-  // Messages name ranks by `numbers`.
+  // Writes the card of this rank. Messages name ranks by `numbers`.
   Cards(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers)
       : store_(std::move(store)),
         rank_(size_t(rank)),
@@ -51,8 +52,9 @@ class Cards {
                 concat(number, ' ', own.pid, ' ', own.start_time, ' ', host.empty() ? std::string("?") : host));
   }
 
-  // Reads the cards of ranks that have not arrived yet, or all cards if `again` is true. Returns whether a card is new.
-  // Throws CommError if a rank that had arrived has left.
+  // Reads the cards of up to kAskedAtOnce ranks that have not arrived yet, or all cards if `again` is true. Returns
+  // whether a card is new. A rank has arrived when its card was read and counts. Throws CommError if a rank that had
+  // arrived has left.
   bool read(bool again) {
     bool is_new = false;
     size_t asked = 0;
@@ -112,7 +114,7 @@ class Cards {
   c10::intrusive_ptr<c10d::Store> store_;
   size_t rank_;
   RankNumbers numbers_;
-  std::vector<std::string> texts_;  // for each rank; "": the rank has not arrived
+  std::vector<std::string> texts_;  // the card of each rank; "": the rank has not arrived
   std::vector<ProcessId> processes_;
 };
 
@@ -151,7 +153,7 @@ class Beside {
         read = now;
         if (cards_.read(/*again=*/result.valid())) {
           watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener, options_.numbers);
-          result = {};  // gives up a connection that was started with the old cards
+          result = {};  // abandons the thread that connects ranks by the old cards
         }
         if (!result.valid() && cards_.all_here())
           result = connect_gloo_group(store_, cards_.name(), rank_, world_size_, options_.timeout_ms);
@@ -171,7 +173,8 @@ class Beside {
     }
   }
 
-  // Returns the group, or null if a rank has started again while the ranks were connected.
+  // Returns the group, or null if a rank has started again while the ranks were connected. Throws CommError if Gloo
+  // could not connect the ranks for another reason.
   Group take(std::future<Group>& result) {
     try {
       return result.get();

@@ -22,7 +22,8 @@
 namespace zeroshard {
 namespace {
 
-// The identity and the options of a rank. Ranks send it as bytes, because all of them run the same build.
+// The identity and the options of a rank. Ranks send the bytes of this struct, which have the same meaning for all
+// ranks, because all of them run the same build.
 struct RankCard {
   char host[128] = {};  // boot id and pid namespace; ranks with equal ones see the same processes in /proc
   ProcessId process;
@@ -100,6 +101,7 @@ std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options)
 }
 
 // Returns a shared-memory communicator if `transport` allows it and all ranks are on one host. Otherwise returns null.
+// If the ranks cannot share memory, throws CommError for kShm, and otherwise logs a warning and returns null.
 std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
                               const CommOptions& options) {
   using Transport = CommOptions::Transport;
@@ -113,14 +115,15 @@ std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCa
   }
 }
 
-// Returns a communicator of two levels if `transport` allows it and the ranks are spread evenly. Otherwise returns
-// null.
+// Returns a communicator of two levels if `transport` is kAuto, all hosts have equally many consecutive ranks (two at
+// least), every rank can reach other hosts, and the ranks of each host can share memory. Otherwise returns null.
 std::unique_ptr<Comm> try_tiers(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
                                 const c10::intrusive_ptr<c10d::ProcessGroup>& group, const PeerWatch& watch,
                                 const CommOptions& options, const std::shared_ptr<Divergence>& divergence) {
   const int ranks = ranks_per_host(cards);
   if (options.transport != CommOptions::Transport::kAuto || ranks == 1) return nullptr;
-  // If ranks of a caller's group met without MASTER_ADDR, a rank may know no address of its own that other hosts reach.
+  // A group of the caller's may have met without MASTER_ADDR. A rank then may not know by which interface it reaches
+  // other hosts.
   for (const RankCard& card : cards)
     if (card.reaches_other_hosts == 0) return nullptr;
   const c10::intrusive_ptr<c10d::Store> store = group->getStore();

@@ -61,7 +61,8 @@ std::unique_ptr<DirectComm> connect_host(Bootstrap& bootstrap, int ranks, const 
   HostBootstrap own(bootstrap, ranks);
   CommOptions host_options = options;
   host_options.numbers.first = options.numbers.of(bootstrap.rank() - own.rank());
-  // The caller of a collective watches the time and reports its wait, so the host's communicator does neither.
+  // The caller of a collective of Tiers watches the time, reports its wait, compares its calls with those of other
+  // ranks, and passes failures on. So the host's communicator does none of this.
   host_options.timeout_ms = std::numeric_limits<int64_t>::max() / 4;
   host_options.wait_listener.reset();
   host_options.wait_graph.reset();

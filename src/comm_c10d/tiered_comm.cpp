@@ -12,8 +12,8 @@
 namespace zeroshard {
 namespace {
 
-// Memory of the host's communicator. Like C10dAllocation, it is never freed if a failed collective might still write to
-// it. It is not freed in a forked child either.
+// Memory that the ranks of this host share. As with C10dAllocation, the memory is never freed if a failed collective
+// might still write to it. It is not freed in a forked child either.
 class TieredAllocation final : public Allocation {
  public:
   TieredAllocation(std::shared_ptr<C10dCore> core, std::unique_ptr<Allocation> memory)
@@ -43,7 +43,7 @@ TieredComm::TieredComm(std::unique_ptr<Tiers> tiers, c10::intrusive_ptr<c10d::Pr
 
 TieredComm::~TieredComm() {
   if (core()->is_forked()) {
-    static_cast<void>(tiers_.release());  // the child does not have the thread of Tiers
+    static_cast<void>(tiers_.release());  // because the child does not have the thread of Tiers
     return;
   }
   core()->failure().leave(this);

@@ -38,7 +38,7 @@ class Tiers::Job final : public c10d::Work {
   std::function<void()> alone;  // runs the whole job; null: the job is a gather, which runs piece by piece
   Span full;
   ConstSpan shard;
-  int64_t begun = 0;  // the bytes of the shard that the link has got
+  int64_t begun = 0;  // how many bytes of the shard the link was given
 };
 
 Tiers::Tiers(std::unique_ptr<DirectComm> host, c10::intrusive_ptr<c10d::ProcessGroup> link)
@@ -57,8 +57,8 @@ Tiers::~Tiers() {
   if (!is_idle) abort("a rank left collectives behind that were not done");
   thread_.join();
   if (!failure_) return;
-  // Gloo might still write to the windows, so they are never freed. Gloo's destructor would wait for silent peers, so
-  // it must not run.
+  // Gloo might still write to the windows, so they are never freed. The group is never destroyed either, because Gloo's
+  // destructor would wait for peers that do not answer.
   c10::raw::intrusive_ptr::incref(link_.get());
   new std::vector<Window>(std::move(windows_));
 }
@@ -87,7 +87,7 @@ void Tiers::abort(std::string_view reason) noexcept {
   try {
     const std::scoped_lock lock(mutex_);
     if (reason_.empty()) reason_ = reason;
-  } catch (const std::exception&) {  // there is no memory for the reason
+  } catch (const std::exception&) {  // without memory for the reason, throw_if_stopped() finds the abort in host_
   }
   changed_.notify_all();
   host_->abort(reason);
@@ -110,14 +110,16 @@ Tiers::WorkPtr Tiers::add(JobPtr job) {
   return job;
 }
 
-// Waits until there is a job, and returns the oldest one. Returns null if the thread should end.
+// Waits until there is a job, or until the destructor or abort() is called. Returns the oldest job. Returns null if
+// there is none, so that the thread ends.
 Tiers::JobPtr Tiers::await_job() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !queue_.empty() || stops_ || !reason_.empty(); });
   return queue_.empty() ? JobPtr() : queue_.front();
 }
 
-// Returns the gather whose next piece can begin, or null if there is none.
+// Returns the oldest gather that has a piece to begin. Returns null if there is none, or if a job that runs alone comes
+// before it.
 Tiers::JobPtr Tiers::next_gather() {
   const std::scoped_lock lock(mutex_);
   for (const JobPtr& job : queue_) {
@@ -164,7 +166,7 @@ void Tiers::run() {
     }
   } catch (const std::exception& error) {
     failure = std::current_exception();
-    host_->abort(error.what());  // this rank passes nothing on any more
+    host_->abort(error.what());  // because this rank passes nothing on any more
   }
   std::deque<JobPtr> left;
   {
@@ -200,8 +202,8 @@ void Tiers::begin_piece(const JobPtr& job) {
   job->begun += bytes;
 }
 
-// Waits for the oldest piece. Then lets the other ranks of this host read what this rank's link has received, and
-// copies what the links of all ranks of this host have received.
+// Waits until the link has received the oldest piece. Then lets the other ranks of this host read it, and copies to the
+// job's output what the links of all ranks of this host have received.
 void Tiers::end_piece() {
   await(*pieces_.front().link);
   const Piece& piece = pieces_.front();
@@ -226,7 +228,7 @@ void Tiers::end_piece() {
   if (is_last) end_job();
 }
 
-// Waits for `work`. While it waits, gives the next pieces to the link.
+// Waits for `work`. If `work` belongs to a piece, gives the next pieces to the link meanwhile.
 void Tiers::await(c10d::Work& work) {
   const auto start = Clock::now();
   while (!work.isCompleted()) {
@@ -236,7 +238,7 @@ void Tiers::await(c10d::Work& work) {
     std::this_thread::sleep_for(
         std::clamp<Clock::duration>(nap, std::chrono::microseconds(10), std::chrono::microseconds(200)));
   }
-  work.wait();  // the work is complete, so wait() only throws its error
+  work.wait();  // returns at once, or throws the error of the work
 }
 
 void Tiers::sum_and_exchange(const ConstSpan& full, float* sums, const std::string& tag) {

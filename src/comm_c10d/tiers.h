@@ -18,8 +18,8 @@
 namespace zeroshard {
 
 // Runs collectives of ranks on several hosts in two levels, so that bytes cross the network once for each host. Each
-// rank talks to the ranks that have its own number on the other hosts (over the link), and to the other ranks of its
-// host (through shared memory). All hosts have equally many ranks, with consecutive numbers.
+// rank talks over the link to the ranks that have its position on the other hosts, and through shared memory to the
+// other ranks of its host. All hosts have equally many ranks, with consecutive numbers.
 //
 // Note [The thread between two levels]
 // A rank must pass what comes over its link on to the other ranks of its host, even while its own thread computes or
@@ -30,10 +30,10 @@ class Tiers {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // `host` has the ranks of this host. `link` has the ranks with this rank's number on all hosts, in the order of the
+  // `host` has the ranks of this host. `link` has the ranks with this rank's position on all hosts, in the order of the
   // hosts.
   Tiers(std::unique_ptr<DirectComm> host, c10::intrusive_ptr<c10d::ProcessGroup> link);
-  // Abandons collectives that are not done.
+  // Makes collectives that are not done fail on all ranks of this host.
   ~Tiers();
   Tiers(const Tiers&) = delete;
   Tiers& operator=(const Tiers&) = delete;
@@ -45,17 +45,17 @@ class Tiers {
   WorkPtr all_gather(Span full, ConstSpan shard, std::string_view tag);
   // `data` must be a tensor of bytes.
   WorkPtr broadcast(const at::Tensor& data, int root, std::string_view tag);
-  // Sums the pieces of each host's ranks, and exchanges the sums. `sums` has room for two fp32 slices for each host.
-  // When the Work is done, shard_sums() points at one fp32 slice for each host, which is the host's sum for this rank's
-  // slice of `full`.
+  // Sums the pieces of each host's ranks, and exchanges the sums. A slice has full.numel / world_size elements. `sums`
+  // has room for two fp32 slices for each host. When the Work is done, shard_sums() points at one fp32 slice for each
+  // host, which is the host's sum for this rank's slice of `full`.
   WorkPtr exchange(ConstSpan full, float* sums, std::string_view tag);
   float* shard_sums(const ConstSpan& full, float* sums) const { return sums + full.numel / ranks_per_host(); }
-  // Allocates memory that the ranks of this host can read directly.
+  // Allocates memory that the ranks of this host can read directly. `*result` has the memory when the Work is done.
   WorkPtr allocate(int64_t bytes, std::string_view tag, const std::shared_ptr<std::unique_ptr<Allocation>>& result);
 
   // Makes all collectives fail on all ranks of this host. Any thread may call it.
   void abort(std::string_view reason) noexcept;
-  // Returns whether a collective has failed. If so, the link might still use the memory of the collective.
+  // Returns whether a collective has failed. If so, the link might still use the memory of that collective.
   bool has_failed();
 
  private:
@@ -63,7 +63,7 @@ class Tiers {
   using JobPtr = c10::intrusive_ptr<Job>;
   struct Piece {
     JobPtr job;
-    int64_t begin, bytes;  // the bytes of the shard that the piece has
+    int64_t begin, bytes;  // the piece's first byte within the shard, and its size
     size_t window;
     WorkPtr link;
   };
@@ -90,8 +90,8 @@ class Tiers {
   std::unique_ptr<DirectComm> host_;
   c10::intrusive_ptr<c10d::ProcessGroup> link_;
   std::vector<Window> windows_;  // allocated with the first gather
-  std::deque<Piece> pieces_;     // under way, oldest first
-  int64_t begun_ = 0;            // number of pieces that have begun since the start
+  std::deque<Piece> pieces_;     // given to the link and not copied yet, oldest first
+  int64_t begun_ = 0;            // number of pieces ever given to the link
 
   std::mutex mutex_;  // protects the members below
   std::condition_variable changed_;
