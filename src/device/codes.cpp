@@ -38,7 +38,7 @@ at::Tensor value_of_codes(bool is_signed) {
 }
 
 // For each code above the code of 0, returns the least magnitude that gets this code, for a block whose scale is 1.
-// Searches for all magnitudes at the same time, bit by bit, because the bits of a float ascend with its magnitude.
+// Finds all of them together by 32 bisections over the bits of floats, which as integers ascend with the magnitude.
 at::Tensor least_magnitudes(bool is_signed) {
   const int first = is_signed ? 127 : 0, count = 255 - first;
   std::vector<uint32_t> below(size_t(count), 0), least(size_t(count), std::bit_cast<uint32_t>(1.0f));
@@ -60,7 +60,8 @@ at::Tensor least_magnitudes(bool is_signed) {
   return at::tensor(magnitudes);
 }
 
-// The tables of the map of codes. They stay on the host, because copies of this size do not wait for a device.
+// The values of all codes, and the magnitudes of least_magnitudes(); see Note [The dynamic map] in codes_impl.h. The
+// tables stay on the host, because the host does not wait when it copies so few bytes to a device.
 struct Map {
   at::Tensor values, least;
 };
@@ -98,7 +99,8 @@ void aten::encode(const at::Tensor& values, const at::Tensor& codes, const at::T
   at::Tensor most = at::maximum(blocks.amax({1}), blocks.amin({1}).neg());
   most = most.abs_().clamp_max(std::numeric_limits<float>::max());  // abs_() makes 0 of -0.0
   scales.copy_(most);
-  // Multiplies by two factors, as the kernels do, because the reciprocal of a subnormal would be infinite.
+  // Multiplies by two factors, as the kernels do (factors_of()), because the reciprocal of a subnormal would be
+  // infinite.
   const at::Tensor one = at::full_like(most, 1);
   const at::Tensor first = at::where(most.lt(0x1p-60), one * 0x1p90, at::where(most.gt(0x1p60), one * 0x1p-40, one));
   const at::Tensor second = at::where(most.gt(0), one.div(most.mul(first)), at::full_like(most, 0));

@@ -24,9 +24,9 @@ namespace zeroshard {
 namespace {
 
 constexpr uintptr_t kAlignment = 64;           // that of torch's own allocator
-constexpr size_t kOwnBlock = size_t{1} << 20;  // larger blocks do not come from the heap
+constexpr size_t kOwnBlock = size_t{1} << 20;  // blocks from this size on do not come from the heap
 
-// Lies in front of a tensor's memory.
+// The header of a tensor's memory. It lies directly in front of this memory.
 struct Header {
   void* start;   // what malloc() returned, or the start of the block
   size_t block;  // the block's bytes; 0: the memory is from malloc()
@@ -113,9 +113,9 @@ bool has_malloc(const char* name, const void* base) {
   return own;
 }
 
-// Returns whether malloc() is that of glibc. Another malloc() has its own size classes and does not need this
-// allocator. The address of malloc() alone does not decide this, because in a program that is not position-independent
-// (Debian's Python) it is the address of a jump within the program.
+// Returns whether malloc() is that of glibc, or false if this cannot be found out. Another malloc() has its own size
+// classes and does not need this allocator. The address of malloc() alone does not decide this, because in a program
+// that is not position-independent (Debian's Python) it is the address of a jump within the program.
 bool malloc_is_glibcs() {
   Dl_info found{}, libc{};
   const ElfW(Sym)* symbol = nullptr;
@@ -145,8 +145,8 @@ void use_compact_cpu_allocator() {
   std::call_once(once, [] {
     if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator() || !malloc_is_glibcs()) return;
     if (c10::utils::check_env("THP_MEM_ALLOC_ENABLE") == true) return;
-    // A forked child of a process with many threads, such as a data loader, frees memory that it has inherited. So the
-    // child must get the lock in a consistent state.
+    // A forked child of a process with many threads, such as a data loader, frees memory that it has inherited. So no
+    // other thread may hold the lock of the cache during the fork.
     ::pthread_atfork([] { block_cache().lock(); }, [] { block_cache().unlock(); }, [] { block_cache().unlock(); });
     auto* const allocator = new CompactAllocator;  // never destroyed, because torch uses it until the process ends
     std::atomic_thread_fence(std::memory_order_release);

@@ -13,15 +13,15 @@ namespace zeroshard {
 // All later tensors of the process use the allocator. c10 has no lock around the choice of the allocator. A thread that
 // makes a tensor during this call uses either the old or the new allocator, and later frees the memory with the same
 // one. The function does nothing if torch's own allocator was already replaced, if THP_MEM_ALLOC_ENABLE requests huge
-// pages from it, or if malloc() is not that of glibc (LD_PRELOAD of jemalloc, a sanitizer). It may be called
-// repeatedly.
+// pages from it, or if malloc() is not known to be that of glibc (LD_PRELOAD of jemalloc, a sanitizer). It may be
+// called repeatedly.
 void use_compact_cpu_allocator();
 
-// Frees kept mappings that the step did not need (BlockCache::end_step()). The engine calls it after a training step,
-// and before the forward of an evaluation.
+// Tells the allocator that a step has ended, so that it frees kept mappings that the step did not need
+// (BlockCache::end_step()). The engine calls it after a training step, and before the forward of an evaluation.
 void end_cpu_memory_step() noexcept;
 
-// Returns the bytes of freed mappings that are kept.
+// Returns the bytes of the mappings that are kept for later tensors.
 int64_t kept_cpu_memory() noexcept;
 
 // Frees all kept mappings. Useful when later tensors will have other sizes.

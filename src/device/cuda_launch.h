@@ -6,8 +6,8 @@
 #include "device/pack_item.h"
 #include "kernels/table.h"
 
-// The interface between kernels.cu, which nvcc compiles without torch, and the other files. DeviceKernels describes the
-// functions.
+// The functions that kernels.cu, which nvcc compiles without torch, and kernels_cuda.cpp call of each other.
+// DeviceKernels describes those of kernels.cu.
 namespace zeroshard::cuda {
 
 const kernels::KernelTable& table();
@@ -20,6 +20,7 @@ void encode(const float* values, int64_t numel, kernels::CodedValues to);
 
 // Returns torch's current stream of the current device.
 cudaStream_t current_stream();
+// Throws Error, which says that a kernel could not be launched because of `what`.
 [[noreturn]] void report(const char* what);
 
 }  // namespace zeroshard::cuda

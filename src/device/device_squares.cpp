@@ -48,7 +48,8 @@ class BlockSums {
     if (filled_ == 0) return;
     const at::Tensor rows = squares_.slice(0, 0, filled_);
     rows.mul_(rows);
-    // Adds halves, because the order in which sum() adds depends on the number of rows.
+    // Adds the second half of each row to the first, until one element is left. sum() is not used, because the order in
+    // which it adds depends on the number of rows.
     for (int64_t half = kBlockNumel / 2; half > 0; half /= 2)
       rows.slice(1, 0, half).add_(rows.slice(1, half, 2 * half));
     sums_.slice(0, done_, done_ + filled_).copy_(rows.select(1, 0));
@@ -56,11 +57,12 @@ class BlockSums {
   }
 
   at::Tensor sums_, squares_;
-  int64_t filled_ = 0, done_ = 0;  // numbers of blocks
+  int64_t filled_ = 0, done_ = 0;  // blocks in squares_, and blocks whose sum is in sums_
 };
 
 // Returns the limbs of an ExactSum to which `values`, none of them negative, were added. A double is mantissa *
-// 2^(exponent - 1075). The mantissa has 53 bits and is shifted left by up to 31, so it lies in three limbs.
+// 2^(exponent - 1075). A limb holds 32 bits. The mantissa has 53 bits, and is shifted left by up to 31 bits to its
+// position within a limb. So it takes up to 84 bits, which lie in three limbs.
 at::Tensor limbs_of(const at::Tensor& values) {
   constexpr int64_t kLow = 0xffffffff, kFraction = (int64_t{1} << 52) - 1;
   const at::Tensor bits = values.view(at::kLong);

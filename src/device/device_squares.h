@@ -7,15 +7,15 @@
 
 namespace zeroshard {
 
-// Returns the sum of the squares of all elements of 1-D tensors of one device. A few operations handle all tensors
-// together, and the host waits once. Each block of kBlockNumel elements, counted from a tensor's first element, is
-// squared and added in fp64 in a fixed order. The sums of the blocks are added exactly, on the device. So the result
-// does not depend on how tensors are cut, provided that they are cut at multiples of kBlockNumel. Needs 32 MiB on the
-// device.
+// Returns the sum of the squares of all elements of 1-D tensors of one device. The host waits once, for all tensors
+// together. Each block of kBlockNumel elements, counted from a tensor's first element, is squared and added in fp64 in
+// a fixed order. The sums of the blocks are added exactly, on the device. So the result does not depend on how tensors
+// are cut, provided that they are cut at multiples of kBlockNumel. Needs up to 32 MiB on the device if this has no
+// add_squares() of its own (DeviceKernels).
 ExactSum sum_of_squares(std::span<const at::Tensor> tensors);
 
-// Computes the sum of the squares of one tensor in the same way, without waiting. Writes the limbs of the sum to
-// `limbs`, an int64 tensor of ExactSum::kNumLimbs elements on the same device.
+// Computes the sum of the squares of one tensor in the same way, but the host does not wait. Writes the limbs of the
+// sum to `limbs`, an int64 tensor of ExactSum::kNumLimbs elements on the same device.
 void squares_into(const at::Tensor& flat, const at::Tensor& limbs);
 
 }  // namespace zeroshard

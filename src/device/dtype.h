@@ -6,7 +6,7 @@
 namespace zeroshard {
 
 // Returns the DType of a torch scalar type. Types other than fp32, fp64, bf16 and fp16 become kOther1 to kOther8, by
-// size.
+// size. Types of more than 8 bytes also become kOther8.
 inline DType to_dtype(at::ScalarType type) {
   switch (type) {
     case at::kFloat:

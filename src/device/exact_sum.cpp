@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kLimbBits = 32;
 constexpr int kLowestExponent = -1074;  // exponent of the smallest denormal
-constexpr int kMaxPending = 1 << 10;    // keeps every limb below 2^43, so 2^20 ranks can be added
+constexpr int kMaxPending = 1 << 10;    // terms until normalize(), so that every limb stays below 2^43
 
 }  // namespace
 
@@ -22,7 +22,7 @@ void ExactSum::add(double value) {
   const double fraction = std::frexp(value, &exponent);               // 0.5 <= |fraction| < 1
   int64_t mantissa = static_cast<int64_t>(std::ldexp(fraction, 53));  // exact
   int shift = exponent - 53 - kLowestExponent;                        // value = mantissa * 2^(shift - 1074)
-  if (shift < 0) {                                                    // a denormal, whose lowest bits are zero here
+  if (shift < 0) {                                                    // a denormal, so `mantissa` ends in zeros
     mantissa >>= -shift;
     shift = 0;
   }
@@ -43,7 +43,7 @@ void ExactSum::add(const ExactSum& other) {
   normalize();
 }
 
-// Moves carries to higher limbs, so that every limb except the last is in [0, 2^32).
+// Moves carries to higher limbs, so that every limb of the number except its highest is in [0, 2^32).
 void ExactSum::normalize() {
   int64_t carry = 0;
   for (size_t i = 0; i < kNonFinite; ++i) {

@@ -21,8 +21,8 @@ namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
 
-// Allocates zeroed memory of `device`. On the CPU, large memory uses 2 MiB pages, because gathers and optimizer passes
-// go through whole buffers, and walks of small pages would cost them 10 %.
+// Allocates zeroed memory of `device`. On the CPU, asks the system for 2 MiB pages if the memory is that large. Gathers
+// and optimizer passes go through whole buffers, and take 10 % longer with small pages.
 at::Tensor allocate_memory(int64_t bytes, at::Device device, Category category) {
   if (!device.is_cpu() || bytes < kHugePage)
     return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
@@ -61,7 +61,7 @@ FlatBuffer FlatBuffer::on_host(int64_t bytes, at::Device device, bool pin, Ledge
   if (bytes > 0 && pin) {
     buffer.host_ = pinned_memory(bytes, device);
     buffer.data_ = reinterpret_cast<char*>(buffer.host_.get());
-    std::memset(buffer.data_, 0, size_t(bytes));  // pinned pages are already there, so this causes no page faults
+    std::memset(buffer.data_, 0, size_t(bytes));  // pinning has made all pages, so this causes no page faults
   } else {
     buffer.owned_ = allocate_memory(bytes, at::kCPU, category);
     buffer.data_ = static_cast<char*>(buffer.owned_.data_ptr());

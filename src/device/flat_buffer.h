@@ -11,13 +11,14 @@
 
 namespace zeroshard {
 
-// Owns zeroed memory of one device, and counts it in a ledger for its lifetime. It can be moved, but not copied. If the
-// memory would exceed a limit of the ledger, the constructor throws OutOfMemory and allocates nothing.
+// Owns zeroed memory of one device or of the host, and counts it in a ledger for its lifetime. It can be moved, but not
+// copied. If the memory would exceed a limit of the ledger, the constructors and on_host() throw OutOfMemory and
+// allocate nothing.
 class FlatBuffer {
  public:
   FlatBuffer() = default;
   // Allocates ordinary memory of `device`. `writer` is the communicator whose collectives write to the buffer
-  // (Comm::still_writes()). The communicator must outlive the buffer.
+  // (Comm::still_writes()), or null if there is none. The communicator must outlive the buffer.
   FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer = nullptr);
   // Allocates memory that peers can read directly. Collective, as Comm::allocate() is.
   FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
@@ -32,13 +33,14 @@ class FlatBuffer {
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   at::Device device() const { return device_; }
-  // Says that `stream` uses the memory. When the buffer is destroyed, other users get the memory only after the work
-  // that is then queued on `stream`. Does nothing unless the memory is ordinary.
+  // Says that `stream` uses the memory. When the buffer is destroyed, other users get the memory only after `stream`
+  // has done the work that is queued on it at that time. Does nothing unless the memory is ordinary.
   void freed_after(c10::Stream stream);
-  // Returns ordinary memory as a tensor of bytes. The tensor owns the memory, and no ledger counts it.
+  // Returns ordinary memory as a tensor of bytes, and leaves the buffer empty. The tensor owns the memory, and no
+  // ledger counts it. Must not be called for other memory.
   at::Tensor take_memory() &&;
-  // Returns the memory as take_memory() does, and gives the buffer new zeroed memory. If there is no memory, throws and
-  // changes nothing.
+  // Returns the memory as take_memory() does, and gives the buffer new zeroed memory. If there is no new memory, throws
+  // and changes nothing.
   at::Tensor replace_memory();
   // Returns a 1-D tensor of `numel` elements from byte `offset` on. The tensor does not own the memory.
   at::Tensor view(at::ScalarType type, int64_t offset, int64_t numel) const;
@@ -51,17 +53,17 @@ class FlatBuffer {
   char* data_ = nullptr;
   int64_t bytes_ = 0;
   at::Device device_ = at::kCPU;
-  at::Tensor owned_;                    // set for ordinary memory
-  std::unique_ptr<Allocation> shared_;  // set for memory of the transport
-  std::shared_ptr<std::byte> host_;     // set for host memory
+  at::Tensor owned_;                    // set for ordinary memory, and for host memory that is not pinned
+  std::unique_ptr<Allocation> shared_;  // set for memory of Comm::allocate()
+  std::shared_ptr<std::byte> host_;     // set for memory of pinned_memory()
   const Comm* writer_ = nullptr;
 };
 
 // Returns a 1-D tensor over memory that the tensor does not own. `device` must have an index, or be the CPU.
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device);
 
-// Cuts 1-D tensors from one allocation. With one allocation, peers map fewer segments, and the system uses larger
-// pages.
+// Cuts 1-D tensors from one allocation. The tensors do not own their memory. With one allocation, peers map fewer
+// segments, and the system uses larger pages.
 class Carver {
  public:
   // Creates a Carver that can cut only empty tensors.

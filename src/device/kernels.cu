@@ -1,6 +1,6 @@
-// The kernels of src/kernels for CUDA. The code is the same, and each kernel is one launch. The file is compiled with
-// -fmad=false, so that additions and products are rounded where the CPU rounds them. fma(), division and square roots
-// follow IEEE on the CPU and on CUDA.
+// Kernels for CUDA. Packing, sums of pieces and optimizers are the code of src/kernels, compiled for the device. The
+// file is compiled with -fmad=false, so that additions and products are rounded where the CPU rounds them. fma(),
+// division and square roots follow IEEE on the CPU and on CUDA.
 #include <algorithm>
 #include <cstdint>
 
@@ -15,7 +15,7 @@ namespace zeroshard::kernels {
 namespace {
 
 constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes, kNumLimbs = int{ExactSum::kNumLimbs};
-constexpr int64_t kMostBlocks = 2048;  // the most blocks of threads of a launch that sums; each warp adds one sum
+constexpr int64_t kMostBlocks = 2048;  // the most blocks of threads of a launch whose threads loop
 
 void check_launch() {
   const cudaError_t error = cudaGetLastError();
@@ -45,7 +45,7 @@ struct CudaVector : FourLanes {
   }
 };
 
-// Holds as many tensors as fit into the parameters of a launch.
+// The tensors of one launch. They are parameters of the launch, which may have 4 KiB.
 struct PackItems {
   static constexpr int kMost = 64;
   const void* src[kMost];
@@ -101,10 +101,11 @@ void pack_all_to(std::span<const PackItem> items, DType dst_dtype, float scale) 
   pack_all<Src, Fp16>(items, scale);
 }
 
-// An ExactSum has its limbs spread over a warp. Lane l has the limbs l, l + 32 and l + 64.
+// A warp holds an ExactSum together. Lane l has the limbs l, l + 32 and l + 64.
 constexpr int kLimbsPerLane = (kNumLimbs + kLanes - 1) / kLanes;
 
-// Adds a double as ExactSum::add() does. All lanes must pass the same `value`, which must not be negative.
+// Adds a double as ExactSum::add() does. All lanes must pass the same `value`, which must not be negative. `own` has
+// the limbs of the lane.
 __device__ void add_to_limbs(double value, int lane, unsigned long long* own) {
   const unsigned long long bits = static_cast<unsigned long long>(__double_as_longlong(value));
   const auto exponent = static_cast<int>((bits >> 52) & 0x7ff);
@@ -123,7 +124,8 @@ __device__ void add_to_limbs(double value, int lane, unsigned long long* own) {
   }
 }
 
-// Adds the first 2 * kHalf of `sums` by halves. sums[0] is the result.
+// Adds the first 2 * kHalf of `sums` by halves: adds the second half to the first, until one element is left. sums[0]
+// is the result.
 template <int kHalf>
 __device__ void add_by_halves(double* sums) {
 #pragma unroll
@@ -131,9 +133,9 @@ __device__ void add_by_halves(double* sums) {
   if constexpr (kHalf > 1) add_by_halves<kHalf / 2>(sums);
 }
 
-// Adds the squares of each block of kBlockNumel elements by halves, and then the sums of the blocks exactly. A warp
-// adds up one block. Lane l adds the elements l + 32 k by halves of k, and then the sums of the lanes are added by
-// halves.
+// Adds the squares of each block of kBlockNumel elements by halves, and then adds the sums of the blocks exactly to
+// `limbs`. A warp sums one block at a time. Lane l adds the squares of the elements l + 32 k by halves of k, and then
+// the sums of the lanes are added by halves.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) run_squares(const T* data, int64_t numel, unsigned long long* limbs) {
   constexpr int kEach = int{kBlockNumel} / kLanes;
@@ -214,7 +216,7 @@ __global__ void __launch_bounds__(kThreads) run_checksum(const void* data, int64
   if (threadIdx.x % kLanes == 0) atomicAdd(sum, own);
 }
 
-// The tables of codes in the device's memory.
+// The tables for unsigned and signed codes, in the constant memory of the device.
 __constant__ DecodeTable device_decode[2] = {make_decode_table(false), make_decode_table(true)};
 __constant__ EncodeTable device_encode[2] = {make_encode_table(false), make_encode_table(true)};
 
@@ -230,13 +232,13 @@ __global__ void __launch_bounds__(kThreads)
     to[i] = map[codes[i]] * scales[i / kThreads];
 }
 
-// Returns to each thread of a block the largest magnitude among the values of all its threads. `parts` is shared
-// memory.
+// Returns to each thread of a block the largest magnitude among the values of all its threads. `parts` is shared memory
+// of kWarps floats.
 __device__ float most_of_block(float value, float* parts) {
   float most = fabsf(value);
 #pragma unroll
   for (int half = kLanes / 2; half > 0; half /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, half));
-  __syncthreads();  // before this, threads can still read the parts of the block before
+  __syncthreads();  // threads may still read `parts` from the call before
   if (threadIdx.x % kLanes == 0) parts[threadIdx.x / kLanes] = most;
   __syncthreads();
 #pragma unroll

@@ -26,7 +26,8 @@ namespace {
 constexpr int64_t kGrain = 1 << 16;  // the fewest elements for which a second thread pays
 // The elements that are summed at a time on devices without kernels. The number limits the temporary memory.
 constexpr int64_t kAtenPiece = 1 << 23;
-// The elements that are summed and then squared before the next ones are read. So many elements stay in the L2 cache.
+// The elements that are summed and then squared before the next ones are read. Their number is so small that they stay
+// in the L2 cache.
 constexpr int64_t kCached = 1 << 15;
 
 int64_t num_pieces(int64_t numel) {
@@ -64,8 +65,8 @@ void add(const std::vector<kernels::TwofoldSum>& pieces, ExactSum& sum) {
   }
 }
 
-// Adds the pieces to `sum` as a tree; see Note [The tree of a sum] in kernels_impl.h. `piece` makes a tensor of a
-// pointer.
+// Overwrites `sum` with the sum of the pieces, added as a tree; see Note [The tree of a sum] in kernels_impl.h. `piece`
+// makes a tensor of a pointer.
 void add_tree(std::span<const void* const> pieces, const std::function<at::Tensor(const void*)>& piece,
               const at::Tensor& sum) {
   sum.copy_(piece(pieces[0]));
@@ -86,13 +87,13 @@ void add_tree(std::span<const void* const> pieces, const std::function<at::Tenso
 }  // namespace
 
 void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
-  const at::NoGradGuard no_grad;  // `in` can have a graph, and `out` is used for the whole run
+  const at::NoGradGuard no_grad;  // `in` can have a graph, which `out` must not keep alive
   const at::Tensor scaled = scale == 1 ? in.reshape({-1}) : in.reshape({-1}).to(at::kFloat).mul(scale);
   add ? out.add_(scaled) : out.copy_(scaled);
 }
 
-// Needs fp32 memory for kAtenPiece elements of the sum, but not if the sum can grow in `out`. Each level of the tree
-// above the second needs as much in addition.
+// Needs temporary fp32 memory of kAtenPiece elements, unless `out` is fp32 and not accumulated to, because the sum then
+// grows in `out`. Each level of the tree above the second needs as much in addition.
 void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                         bool accumulate) {
   const bool same_type = type == out.scalar_type();
@@ -111,7 +112,7 @@ void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type
   }
 }
 
-// Takes the whole `out` and not a slice, because for a small gradient on a device a slice takes the host as long as the
+// Takes the whole `out` and not a slice. For a small gradient on a device, making a slice takes the host as long as the
 // launch.
 void pack(const Packed& packed, const at::Tensor& out, float scale, bool add) {
   const bool on_host = out.is_cpu();

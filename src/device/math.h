@@ -5,12 +5,14 @@
 
 #include "device/exact_sum.h"
 
-// Arithmetic on flat 1-D tensors on any device. The CPU and devices with kernels (device_kernels.h) use zeroshard's
-// one-pass kernels. Other devices use LibTorch's operators. On the CPU, elements are split among at::get_num_threads()
-// threads at fixed boundaries, so the results do not depend on the number of threads.
+// Arithmetic on flat 1-D tensors on any device. The CPU uses zeroshard's one-pass kernels, and so do devices with
+// kernels (device_kernels.h) for the dtypes that the kernels take. In all other cases LibTorch's operators are used. On
+// the CPU, elements are split among at::get_num_threads() threads, but the results do not depend on the number of
+// threads.
 namespace zeroshard::math {
 
-// A dense tensor and its place in a flat tensor. The first element of `in` is at element `begin` of the flat tensor.
+// A tensor of any shape, and the position in a flat tensor to which it is packed. The first element of `in` goes to
+// element `begin`.
 struct Packed {
   at::Tensor in;
   int64_t begin = 0;
@@ -18,31 +20,35 @@ struct Packed {
 // Writes round(in * scale) to `out`, from element packed.begin on. If `add` is true, writes round(out + in * scale).
 void pack(const Packed& packed, const at::Tensor& out, float scale, bool add = false);
 
-// Returns whether pack_all() can pack `in` together with other tensors. It can if the device has kernels of its own for
-// these dtypes, because one launch then packs many gradients.
+// Returns whether pack_all() can pack `in` together with other tensors, so that one launch packs many gradients. It can
+// if the device has kernels of its own for these dtypes, and `in` is a contiguous tensor on the device of `out`.
 bool packs_together(const at::Tensor& in, const at::Tensor& out);
-// Packs all tensors in a few launches. All tensors must be on one device, and all inputs must have one dtype.
+// Packs all tensors in a few launches. packs_together() must be true for each of them, and all inputs must have one
+// dtype.
 void pack_all(std::span<const Packed> all, const at::Tensor& out, float scale);
 
-// Computes out = round((pieces[0] + pieces[1] + ...) * scale), in fp32 and in the fixed order of
-// kernels::sum_in_order(). If `accumulate` is true, adds the result to `out`. Each piece has out.numel() elements of
-// `type`. If `squares` is given (only on the CPU), adds the squares of the result to `squares`, as add_sum_of_squares()
-// does, while the result is in the cache.
+// Computes out = round(sum * scale), or out = round(out + sum * scale) if `accumulate` is true. The sum of the pieces
+// is in fp32, in the fixed order of kernels::sum_in_order(). Each piece has out.numel() elements of `type`. On a device
+// with kernels, more than three pieces must lie at equal distances in memory. If `squares` is given (only on the CPU),
+// adds the squares of the new `out` to `squares`, as add_sum_of_squares() does, while `out` is in the cache.
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares = nullptr);
 
-// Adds the squares of `flat` to `sum`. kernels::sum_of_squares() sums each piece of 2^15 elements to 70 bits or more,
-// and the pieces are added exactly. So the sum, rounded to a double, does not depend on how elements are cut into
-// tensors, except once in millions of times. On a device, calls sum_of_squares() of device/device_squares.h.
+// Adds the squares of `flat` to `sum`. On the CPU, kernels::sum_of_squares() sums each piece of 2^15 elements to 70
+// bits or more, and the pieces are added exactly. So the sum, rounded to a double, does not depend on how elements are
+// cut into tensors, except once in millions of times. On a device, sum_of_squares() of device/device_squares.h computes
+// the sum.
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 
-// decode() and encode() convert moments in blocks of kScaledNumel elements. The last block can be incomplete. `codes`
-// has one byte for each element, and `scales` has one fp32 value for each block. Both functions use the same codes as
-// an update on the CPU.
+// decode() and encode() convert moments from and to 8-bit codes, in blocks of kScaledNumel elements. The last block can
+// be incomplete. `codes` has one byte for each element, and `scales` has one fp32 value for each block. `values` and
+// `to` are fp32. Both functions use the same codes as an update on the CPU. But encode() on the CPU may choose another
+// scale for values that decode() made, so that decoding gives these values again; see kernels::encode().
 void decode(const at::Tensor& codes, const at::Tensor& scales, bool is_signed, const at::Tensor& to);
 void encode(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 
-// The same functions by LibTorch's operators. The functions above call them for devices without kernels.
+// These functions do the same by LibTorch's operators. The functions above call them if a device has no kernels, or
+// none for the dtypes.
 namespace aten {
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add);
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,

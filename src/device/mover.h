@@ -14,15 +14,15 @@
 namespace zeroshard {
 
 // Copies bytes between the host and a device on a stream of its own, while the host and the device's current stream
-// continue. A mover can have buffers (slots) through which pieces pass in turn. It does not know what the bytes mean.
-// It does not work for the CPU.
+// continue. A mover can have buffers (slots), through which the pieces of larger memory pass in turn. It does not know
+// what the bytes mean. It does not work for the CPU.
 class Mover {
  public:
   // The buffers of a Mover. All of them have one size. They are all on the host, or all on the device.
   struct Slots {
-    int64_t bytes = 0;  // size of each
-    int count = 0;      // at least two for lend_on_host() if memory consists of several pieces
-    int64_t piece_numel = 0;
+    int64_t bytes = 0;        // size of each
+    int count = 0;            // at least two for lend_on_host() if memory consists of several pieces
+    int64_t piece_numel = 0;  // the most elements of a piece of lend_on_host()
     bool on_host = true;
     bool pin = true;  // whether buffers on the host are pinned
     Category category = Category::kPinned;
@@ -51,8 +51,9 @@ class Mover {
 
   // Makes later copies wait for the present work of the current stream.
   void follow() const { stream_.follow(); }
-  // to_host() and to_device() start a copy on the mover's stream. Host memory must stay valid until an event of
-  // record() is complete. Device memory must be usable on that stream.
+  // to_host() and to_device() start a copy on the mover's stream. The host memory must stay valid until a later event
+  // of record() is complete. The caller must let the copy wait for earlier work on the device memory (follow()), and
+  // must keep this memory from being freed before the copy has ended (outlive()).
   void to_host(void* to, const void* from, int64_t bytes) const;
   void to_device(void* to, const void* from, int64_t bytes) const;
   // Starts to copy `from` to `to`. One of the tensors must be on the host, the other on the device. Both must be
@@ -65,18 +66,19 @@ class Mover {
   // Blocks the host until all copies that were started are complete.
   void wait() const;
 
-  // Says whether lent memory is copied from its place before `use` (reads), and copied back afterwards (writes).
+  // Says whether lent memory is copied to the other side before `use` (reads), and copied back afterwards (writes).
   struct Ways {
     bool reads = false, writes = false;
   };
   // Lends `far`, 1-D memory of the device, to the host. Calls `use` for one piece after another. A piece is on the
-  // host, and is valid only during the call. The pieces lie in `near` if that is defined, and otherwise in slots. While
-  // one piece is in use, the next one is copied. The function does not wait for copies back. If `use` throws, copies
-  // continue, and the caller must call wait().
+  // host, and is valid only during the call. The pieces lie in `near`, which must be as large as `far`, or in slots if
+  // `near` is undefined. While one piece is in use, the next one is copied. The function does not wait for copies back.
+  // If `use` throws, copies continue, and the caller must call wait().
   using UseOnHost = std::function<void(Range piece, const at::Tensor& near)>;
   void lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways ways, const UseOnHost& use);
-  // Lends `far`, a piece of host memory, to the device's current stream. Calls `use` with a slot. The host waits for
-  // the copy to the device. If `waits` is true, the host also waits for the copy back.
+  // Lends `far`, a piece of host memory that fits a slot, to the device's current stream. Calls `use` with memory of a
+  // slot. The host waits for the copy to the device. If `waits` is true, the host also waits for the copy back. If not,
+  // the mover's stream copies back.
   using UseOnDevice = std::function<void(const at::Tensor& near)>;
   void lend_on_device(const at::Tensor& far, Ways ways, bool waits, const UseOnDevice& use);
 

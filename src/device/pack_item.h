@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// The elements of one tensor, and their place in a bucket.
+// A tensor of `numel` elements at `src`, and the address in a bucket to which it is packed.
 struct PackItem {
   const void* src = nullptr;
   void* dst = nullptr;

@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// A fixed set of persistent buffers, so that a step needs no allocator. Each buffer has one user at a time. All buffers
-// of one size, in bytes, form a size class.
+// A set of persistent buffers, so that a step needs no allocator. Each buffer has one user at a time. All buffers of
+// one size, in bytes, form a size class.
 class SlotRing {
  public:
   class Slot {
@@ -36,7 +36,7 @@ class SlotRing {
   using Allocate = std::function<FlatBuffer(int64_t bytes)>;
 
   // `slots` says for each size in bytes how many slots there are. `allocate` is called once for each slot, smallest
-  // first.
+  // first, and once for each slot that add() or acquire() makes.
   SlotRing(const std::map<int64_t, int>& slots, Allocate allocate);
   // Adds slots. A ring can be created without slots and get them when there is memory for them, for example while the
   // user's model is being freed.
@@ -49,8 +49,8 @@ class SlotRing {
   Slot* acquire(int64_t bytes);
   void release(Slot* slot);
   // Returns the memory of a slot, for tensors that can outlive the ring. The slot gets new memory. But a slot that
-  // acquire() made in addition gets none, and the caller must release it. If there is no memory, throws and leaves the
-  // slot unchanged.
+  // acquire() made in addition gets none, and the caller must release it. If there is no new memory, throws and leaves
+  // the slot unchanged.
   at::Tensor take_memory(Slot* slot);
 
  private:

@@ -12,9 +12,10 @@
 //
 // Note [Streams of an engine]
 // Compute runs on the stream that is current when the engine is called. Autograd runs a backward on the stream of its
-// forward. The engine has one stream for gathers and one for reductions. So a gather or a reduction waits only for the
-// compute that it needs, and compute does not wait for either. Copies of checkpoints also have their own stream. Each
-// buffer has a StreamUses, by which the next user of the buffer waits for its earlier users, and for nothing else.
+// forward. The engine has one stream for gathers and one for reductions. A gather or a reduction waits only for the
+// compute that it needs. Compute waits only for the gathers of the parameters that it uses. Copies of checkpoints also
+// have their own stream. Each buffer has a StreamUses, by which the next user of the buffer waits for its earlier
+// users, and for nothing else.
 namespace zeroshard {
 
 // Records which streams use a buffer.
@@ -24,11 +25,11 @@ class StreamUses {
 
   // Says that the device's current stream starts to use the buffer, without waiting for the other streams that use it.
   void share();
-  // Says that every use so far ends when its stream has done its present work.
+  // Says that every use so far ends when its stream has done the work that is queued on it now.
   void end();
   // Makes later work of the current stream wait for all other uses. The current stream is then the only user.
   void take();
-  // Returns the streams for which take() would wait.
+  // Returns the streams that have used the buffer since the last take(), and the stream of that take().
   std::vector<c10::Stream> streams() const;
 
  private:
@@ -68,7 +69,7 @@ class SideStream {
   SideStream(const SideStream&) = delete;
   SideStream& operator=(const SideStream&) = delete;
 
-  // Makes the stream current for this thread for its lifetime.
+  // Makes the stream current for this thread for the lifetime of the Scope.
   class Scope {
    public:
     explicit Scope(const SideStream& side) : guard_(side.stream_) {}

@@ -29,7 +29,7 @@ template struct PrivateFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 void set_data(c10::StorageImpl& storage, at::DataPtr data, bool throws) {
   throws_when_read(storage) = throws;
-  storage.set_data_ptr_noswap(std::move(data));  // this call also makes the storage look at the flag
+  storage.set_data_ptr_noswap(std::move(data));  // this call also makes the storage evaluate the flag
 }
 
 }  // namespace

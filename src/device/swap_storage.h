@@ -12,7 +12,8 @@
 // parameter. Unsharding puts memory behind the same StorageImpl again. Then every view is valid, without a copy.
 namespace zeroshard {
 
-// Creates a storage of `bytes` bytes that has no memory. Reading a view of it throws an error with `message`.
+// Creates a storage of `bytes` bytes that has no memory yet. Until put_memory(), reading a view of it throws an error
+// with `message`.
 c10::Storage make_swapped_storage(int64_t bytes, at::Device device, const std::string& message);
 
 // Attaches memory, which the caller owns, to the storage. `data` may be null if the views have no elements.
@@ -33,7 +34,7 @@ void abandon(const c10::Storage& storage, const std::string& message);
 // gets memory.
 c10::Storage make_storage_without_memory(int64_t bytes, at::Device device);
 
-// Returns whether an engine manages the memory of `tensor`.
+// Returns whether an engine manages the memory of `tensor`. Returns false after leave_memory() or abandon().
 bool is_swapped(const at::Tensor& tensor);
 
 // Returns a contiguous tensor over the whole storage. The storage need not have memory.
