@@ -3,8 +3,8 @@
 
 #include "kernels/codes_impl.h"
 
-// Decodes and encodes one element in one thread of a device. The results equal the results of codes_impl.h. A device
-// has copies of the host's tables.
+// Decodes and encodes one element in one thread of a device, with the same results as codes_impl.h. A device has copies
+// of the host's tables.
 namespace zeroshard::kernels {
 namespace {
 
@@ -18,7 +18,8 @@ ZS_KERNEL inline float decode_element(const DecodeTable& table, uint32_t code, b
   return float_of(bits_of(value < 1 ? value : 1.0f) | (sign << 31));
 }
 
-// Returns the scale of a block whose largest magnitude is `most`. A moment that overflowed counts as the largest float.
+// Returns the scale of a block whose largest magnitude is `most`. If `most` is infinite, because a moment has
+// overflowed, returns the largest float.
 ZS_KERNEL inline float scale_of(float most) {
   constexpr float kLargest = std::numeric_limits<float>::max();
   return most < kLargest ? most : kLargest;

@@ -25,12 +25,13 @@ struct Code8 {
 
 constexpr int kDecades = 7, kEntries = kDecades + 1;
 
-// For each entry: the line that leads from x to the value. Entries are indexed by the last 3 bits of the exponent of x.
+// Each entry has a line (`slope` and `offset`) that leads from x to the value. The index of the entry is the last 3
+// bits of the exponent field of x.
 struct DecodeTable {
   alignas(64) float slope[kEntries] = {}, offset[kEntries] = {};
 };
 struct EncodeTable {
-  // A magnitude above `above[k]` has at least entry k + 1.
+  // A magnitude above `above[k]` has at least entry k + 1. For k = 7 that is entry 0, which also serves the value 1.
   alignas(64) float above[kEntries] = {};
   // Each entry has a line (`slope` and `offset`) and an upper bound (`most`). The line leads from a magnitude to a
   // number. Limited by `most` and truncated, this number is the distance of the magnitude's code from the code of 0.
@@ -40,7 +41,7 @@ struct EncodeTable {
 constexpr double kDecadeEnds[kDecades] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1};
 
 constexpr DecodeTable make_decode_table(bool is_signed) {
-  constexpr uint32_t kBias = 127;  // of exponents
+  constexpr uint32_t kBias = 127;  // of the exponent field of a float
   DecodeTable table;
   for (uint32_t i = 0; i < kDecades; ++i) {
     const uint32_t entry = (kBias + i + 1) % kEntries;
@@ -48,14 +49,14 @@ constexpr DecodeTable make_decode_table(bool is_signed) {
     table.offset[entry] = static_cast<float>(-0.8 * kDecadeEnds[i]);
   }
   // This entry serves the values 0 and 1. For signed codes, its line maps x = 1 to 0 and x = 257 to 1. For unsigned
-  // codes, its line maps x = 1.5 to 0, and x = 256.5 to more than 1, which decode_vector() lowers to 1.
+  // codes, its line maps x = 1.5 to 0, and x = 256.5 to more than 1, which decoding lowers to 1.
   table.slope[kBias % kEntries] = is_signed ? 0x1p-8f : 1;
   table.offset[kBias % kEntries] = is_signed ? -0x1p-8f : -1.5f;
   return table;
 }
 
-// Makes the table for encoding. Each value of the map stands for the magnitudes that are nearest to it, up to the
-// middle between it and the next value.
+// Makes the table for encoding. A magnitude gets the code of the nearest value of the map, so the borders between codes
+// are the middles between neighbouring values.
 constexpr EncodeTable make_encode_table(bool is_signed) {
   EncodeTable table;
   const double shift = is_signed ? 0 : 1;
@@ -74,8 +75,9 @@ constexpr EncodeTable make_encode_table(bool is_signed) {
 }
 
 // Magnitudes below kLeast get the code of 0. Magnitudes from kLeast to 2 lie in 8 groups of 3.2 octaves each. Group k
-// has the border above[k]. The bits of a float grow by 2^23 an octave, so a product of these bits with kGroupFactor
-// counts groups. The last 3 bits of the result of group_of() are the group.
+// contains above[k] and no other of these borders, so a magnitude in it has entry k or k + 1. The bits of a float grow
+// by 2^23 an octave, so a product of these bits with kGroupFactor counts groups. The last 3 bits of the result of
+// group_of() are the number of the group.
 constexpr float kLeast = 0x1p-24f;
 constexpr uint32_t kGroupFactor = 160;
 ZS_KERNEL constexpr uint32_t group_of(uint32_t bits) {
@@ -139,7 +141,7 @@ ZS_KERNEL inline BlockFactors factors_of(float scale) {
 }
 
 // Multiplies kScaledNumel values by both factors, and encodes the products. The largest magnitude of the products must
-// be 1 or 0.
+// be about 1, or 0. If kHasFirst is false, factors.first must be 1.
 template <class V, bool kSigned, bool kHasFirst>
 void encode_values(const float* values, BlockFactors factors, void* codes) {
   using I = typename V::I;
@@ -165,7 +167,7 @@ void encode_values(const float* values, BlockFactors factors, void* codes) {
   }
 }
 
-// Encodes a block. `scale` is the largest magnitude of its values.
+// Encodes a block. `scale` is the largest magnitude of its values, or at most 1 % more (encode_block() of kernels.cpp).
 template <class V, bool kSigned>
 void encode_block(const float* values, float scale, void* codes) {
   const BlockFactors factors = factors_of(scale);
@@ -190,7 +192,7 @@ class CodedMoment {
   CodedMoment(void* codes, float* scales) : codes_(codes), scales_(scales) {}
   float* values() { return values_; }
 
-  // Decodes a block of `numel` elements. `index` is the first element of the block.
+  // Decodes a block of `numel` elements to values(). `index` is the first element of the block.
   void decode(int64_t index, int64_t numel) {
     if (codes_ == nullptr) return;
     const void* from = at(codes_, index);
@@ -198,7 +200,7 @@ class CodedMoment {
     __builtin_prefetch(at(from, 2 * kScaledNumel));
     decode_block<V, kSigned>(from, scales_[index / kScaledNumel], values_);
   }
-  // Sets the scale of the block for its new values.
+  // Sets the scale of the block to the largest magnitude among its new values.
   void set_scale(int64_t index, int64_t numel) {
     if (codes_ == nullptr) return;
     std::fill(values_ + numel, values_ + kScaledNumel, 0.0f);
@@ -220,8 +222,8 @@ class CodedMoment {
   alignas(64) uint8_t last_[kScaledNumel] = {};
 };
 
-// Runs an optimizer step on moments in codes, block by block. It decodes a block to the memory of values(), calls
-// `step` at every place of the block, and encodes the block again.
+// Runs an optimizer step on moments in codes, block by block. For each block, it decodes both moments to the memory of
+// first() and second(), calls `step` for every vector of the block, and encodes the moments again.
 template <class V, typename Param>
 class CodedBlocks {
  public:
@@ -254,9 +256,9 @@ class CodedBlocks {
       if (streams_) return run_at<Step, StreamingBody<V>>(step, begin, numel);
     run_at<Step, Body<V>>(step, begin, numel);
   }
-  // Runs the step, and sets the scales of the block. The two halves of a step have a loop each, because a processor
-  // overlaps more places if the chain of operations at one place is short. The second half hides the time that the
-  // scales take.
+  // Runs the step, and sets the scales of the block. If the step has two halves, each half has a loop of its own,
+  // because a processor overlaps more iterations if the chain of operations of an iteration is short. The loop of the
+  // second half hides the time that the scales take.
   template <class Step, class Where>
   void run_at(const Step& step, int64_t begin, int64_t numel) {
     const int64_t end = begin + numel, whole_end = end - numel % V::kWidth;

@@ -13,8 +13,9 @@ namespace zeroshard::kernels {
 namespace {
 
 #ifdef __x86_64__
-// Asks the processor itself, because not every compiler's __builtin_cpu_supports knows f16c. The check of avx2 covers
-// the operating system's support.
+// Asks the processor itself, because not every compiler's __builtin_cpu_supports knows f16c. Whether the operating
+// system supports the registers is not asked here, because has_avx2() also asks for avx2, which uses the same
+// registers.
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -44,7 +45,7 @@ std::vector<const KernelTable*> available_tables() {
   };
   add(avx512_table(), has_avx512());
   add(avx2_table(), has_avx2());
-  add(neon_table(), true);  // every AArch64 processor has it
+  add(neon_table(), true);  // every AArch64 processor has it; null on others
   add(scalar_table(), true);
   return tables;
 }

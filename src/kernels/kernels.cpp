@@ -115,10 +115,11 @@ AdagradConstants constants(const StepBuffers& buffers, const AdagradArgs& args) 
   };
 }
 
-// Encodes a block, and returns its scale. The signed map has no value -1. So if the element of the largest magnitude
-// was negative before an earlier encoding, no decoded value is as large as the earlier scale. A scale equal to the
-// largest decoded magnitude would give other codes. So the function searches nearby for a scale whose codes give the
-// same values again.
+// Encodes a block, and returns its scale, which is normally the largest magnitude. But the signed map has no value -1.
+// So if the values were decoded, and the element of the largest magnitude was negative before its encoding, no value is
+// as large as the earlier scale. A scale equal to the largest magnitude would then give other values than these. So the
+// function looks for a scale whose codes give these values again, among seven floats near the earlier scale. If there
+// is none, the largest magnitude is the scale.
 float encode_block(const KernelTable& table, const float* values, bool is_signed, uint8_t* codes) {
   float most = 0, lowest = 0;
   for (int64_t i = 0; i < kScaledNumel; ++i) {
@@ -142,7 +143,7 @@ float encode_block(const KernelTable& table, const float* values, bool is_signed
   return most;
 }
 
-// A bijection of 64 bits that spreads neighbours: the output function of splitmix64.
+// A bijection of 64 bits that maps neighbouring numbers far apart. It is the output function of splitmix64.
 uint64_t mix(uint64_t bits) {
   bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
   bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
@@ -219,7 +220,7 @@ void decode(const KernelTable& table, CodedValues from, int64_t begin, int64_t e
     const int64_t count = std::min(kScaledNumel - first, end - at);
     std::memcpy(codes + first, static_cast<const uint8_t*>(from.codes) + at, size_t(count));
     table.decode(codes, from.scales[block], from.is_signed, values);
-    // The first codes, 0 with a scale of 0, are -0 in the signed map. Adding 0 makes that 0.
+    // Before the first update, codes and scales are 0, which is -0 in the signed map. Adding 0 makes that 0.
     std::transform(values + first, values + first + count, to + (at - begin), [](float value) { return value + 0.0f; });
     at += count;
   }

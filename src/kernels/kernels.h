@@ -5,9 +5,10 @@
 #include "zeroshard/dtype.h"
 
 // Declares CPU kernels that make one pass over flat memory. Each kernel runs on the calling thread over the given
-// range; callers split ranges among threads. Results depend only on the elements, not on the instruction set or on how
-// a range is split. `DType` arguments are fp32, bf16 or fp16; others throw ValueError. Pointers may be unaligned, but
-// aligned pointers make kernels faster. Rounding is to nearest even. 16-bit NaNs are written as 0x7fc0 (bf16) and
+// range; callers split ranges among threads. Results do not depend on the instruction set. They do not depend on how a
+// range is split either, except for those of sum_of_squares(). `DType` arguments are fp32, bf16 or fp16, except for
+// StepBuffers::moment_dtype. Other values throw ValueError. Pointers may be unaligned, but aligned pointers make
+// kernels faster. Rounding is to nearest even, except for moments in bf16. 16-bit NaNs are written as 0x7fc0 (bf16) and
 // 0x7e00 (fp16). The sign and payload of an fp32 NaN depend on the processor.
 namespace zeroshard::kernels {
 
@@ -18,8 +19,8 @@ void pack(const void* src, DType src_dtype, void* dst, DType dst_dtype, float sc
 void pack_add(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
 
 // Computes out[i] = round((pieces[0][i] + pieces[1][i] + ...) * scale). The sum is in fp32, by the tree of Note [The
-// tree of a sum] over `pieces`, and is rounded once. With `accumulate` the result is out[i] = round(float(out[i]) + sum
-// * scale). `out` may be one of the pieces.
+// tree of a sum] over `pieces`, and only the result is rounded to `out_dtype`. With `accumulate` the result is out[i] =
+// round(float(out[i]) + sum * scale). `out` may be one of the pieces.
 void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale, void* out, DType out_dtype,
                   bool accumulate, int64_t numel);
 
@@ -38,7 +39,7 @@ TwofoldSum sum_of_squares(const void* data, DType dtype, int64_t numel);
 // position, so it does not matter which elements are updated together. Elements 2^32 apart get the same number.
 struct RandomBits {
   uint64_t key = 0;           // differs for each parameter and step
-  int64_t first_element = 0;  // number of the first element of the range
+  int64_t first_element = 0;  // number of the first element of the range within the parameter
 };
 // Returns the key for one step of one parameter. `parameter` is the hash of its name.
 uint64_t random_key(uint64_t parameter, int64_t step);
@@ -52,15 +53,16 @@ struct StepBuffers {
   DType param_dtype = DType::kBFloat16;
   float grad_scale = 1;  // factor of the gradients: 1 / loss scale, times the clip factor
   int64_t numel = 0;
-  // fp32; bf16, which is rounded stochastically; or kCodes. With kCodes, the range begins at a block of kScaledNumel
-  // elements, and all its elements belong to one parameter.
+  // fp32; bf16, to which moments are rounded stochastically; or kCodes. With kCodes, the range begins at a block of
+  // kScaledNumel elements, and all its elements belong to one parameter.
   DType moment_dtype = DType::kFloat32;
   RandomBits random = {};      // for bf16
   float* scales[2] = {};       // for codes: by moment, one scale per block
   bool takes_written = false;  // for a device: first replace each master that does not round to `param` by `param`
 };
 
-// The optimizers use the formulas and the order of operations of torch.optim (2.13), per element in fp32.
+// Adam, SGD and Adagrad use the formulas and the order of operations of torch.optim (2.13). All optimizers compute each
+// element in fp32. Moments have dtype `buffers.moment_dtype`.
 struct AdamArgs {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled_weight_decay = true;  // AdamW
@@ -68,20 +70,19 @@ struct AdamArgs {
   bool maximize = false;
   int64_t step = 1;  // 1 for the first update
 };
-// The moments have dtype `buffers.moment_dtype`.
 void adam(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const AdamArgs& args);
 
-// Values as 8-bit codes, with one scale for each kScaledNumel elements; see Note [The dynamic map]. The first moment of
-// an optimizer is signed. The second moment is not.
+// Values as 8-bit codes, with one scale for each kScaledNumel elements; see Note [The dynamic map]. The codes of an
+// optimizer's first or only moment are signed. Those of the second moment are not.
 struct CodedValues {
   void* codes = nullptr;
   float* scales = nullptr;
   bool is_signed = true;
 };
-// Writes the values of elements `begin` to `end` to `to`. Elements are counted from the first code.
+// Writes the values of the elements [begin, end) to `to`. Elements are counted from the first code.
 void decode(CodedValues from, int64_t begin, int64_t end, float* to);
-// Encodes values. If decode() made the values, decoding the new codes gives the same values. The last block may be
-// incomplete.
+// Encodes values. If decode() made all values of a block, decoding its new codes gives the same values. The last block
+// may be incomplete.
 void encode(const float* values, int64_t numel, CodedValues to);
 
 struct SgdArgs {
@@ -103,9 +104,9 @@ struct AdagradArgs {
 };
 void adagrad(const StepBuffers& buffers, void* sum, const AdagradArgs& args);
 
-// Returns the instruction set that was chosen at run time: "avx512", "avx2", "neon" or "scalar". The environment
-// variable ZEROSHARD_ISA overrides the choice if it names an instruction set that the processor has. Tests use it to
-// compare bits.
+// Returns the instruction set of the kernels: "avx512", "avx2", "neon" or "scalar". It is the best one of this
+// processor, unless the environment variable ZEROSHARD_ISA names another one that this processor has. Tests use the
+// variable to compare bits.
 const char* instruction_set();
 
 }  // namespace zeroshard::kernels

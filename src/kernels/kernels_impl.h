@@ -6,9 +6,9 @@
 #include "kernels/half.h"
 #include "kernels/table.h"
 
-// Implements every kernel once, for any vector type; struct Scalar states what a vector type must provide. Each
-// kernels_<isa>.cpp includes this file. Arithmetic is written as calls of add, mul, fma, ..., so that the compiler
-// cannot fuse operations in some builds and not in others.
+// Implements the loops over vectors, packing and sums once, for any vector type; struct Scalar states what a vector
+// type must provide. Each kernels_<isa>.cpp includes this file through optim_impl.h. Arithmetic is written as calls of
+// add, mul, fma, ..., so that the compiler cannot fuse operations in some builds and not in others.
 namespace zeroshard::kernels {
 namespace {
 
@@ -19,7 +19,7 @@ ZS_KERNEL inline void* at(void* base, int64_t bytes) {
   return static_cast<char*>(base) + bytes;
 }
 
-// A whole vector at element `index`.
+// A whole vector, at element `index` of each array.
 template <class V>
 struct Body {
   int64_t index;
@@ -60,7 +60,7 @@ struct StreamingBody : Body<V> {
   }
 };
 
-// The last, incomplete vector.
+// The last, incomplete vector, which has `lanes` elements from `index` on.
 template <class V>
 struct Tail {
   int64_t index;
@@ -97,7 +97,7 @@ inline void for_each_vector(int64_t numel, const Step& step) {
   }
 }
 
-constexpr int64_t kLargeNumel = 1 << 16;  // 1 MiB of fp32 weights, gradients and moments
+constexpr int64_t kLargeNumel = 1 << 16;  // so many weights, gradients and two moments take 1 MiB in fp32
 
 // Returns whether the address is aligned to a vector of T.
 template <class V, typename T>
@@ -105,8 +105,8 @@ inline bool is_aligned_to(const void* address) {
   return reinterpret_cast<uintptr_t>(address) % (sizeof(T) * V::kWidth) == 0;
 }
 
-// Works like for_each_vector, but if the range is larger than a core's caches, store_last to `out` (an array of T)
-// bypasses the caches.
+// Works like for_each_vector. But if the range has kLargeNumel elements or more, and `out` (an array of T) is aligned,
+// store_last to `out` bypasses the caches.
 template <class V, typename T, class Step>
 inline void for_each_vector_streaming(int64_t numel, const void* out, const Step& step) {
   if constexpr (V::kStreams) {
@@ -121,8 +121,8 @@ inline void for_each_vector_streaming(int64_t numel, const void* out, const Step
   for_each_vector<V>(numel, step);
 }
 
-// The structs below are the kernels' work at one place. Each is a type of its own, so that it can be passed to a
-// device; see for_each_vector.
+// Each struct below is the work of a kernel on one vector. It is a type with a name and not a lambda, so that it can be
+// passed to a device; see for_each_vector.
 template <class V, typename Src, typename Dst>
 struct Pack {
   const void* src;
@@ -158,7 +158,7 @@ void pack_add_kernel(const void* src, void* dst, float scale, int64_t numel) {
   for_each_vector<V>(numel, PackAdd<V, Src, Dst>{src, dst, V::set(scale)});
 }
 
-// Adds kCount pieces, or `count` pieces if kCount is 0.
+// The addresses of the pieces of a sum: kCount of them, or `count` of them if kCount is 0.
 template <int kCount>
 struct Pieces {
   static constexpr int kFixed = kCount;
@@ -175,8 +175,9 @@ struct Pieces<0> {
 
 // Note [The tree of a sum]
 // The pieces are added as a binary tree. The left half has the largest power of two of pieces that leaves some for the
-// right half: (p0 + p1) + p2, ((p0 + p1) + (p2 + p3)) + p4. So groups of a power of two of neighbours are subtrees, and
-// code that adds their sums gets the same bits.
+// right half: (p0 + p1) + p2, ((p0 + p1) + (p2 + p3)) + p4. So if the pieces are cut, from the first one on, into
+// groups of 2^k neighbours, each group is a subtree. Code that first adds each group, and then the sums of the groups,
+// gets the same bits.
 
 // Adds the pieces [first, first + kCount).
 template <class V, typename Src, int kCount, class Each, class Where>
@@ -273,7 +274,7 @@ void sum_kernel(const void* const* pieces, int count, float scale, void* out, bo
   }
 }
 
-// Adds the lanes as a binary tree, and overwrites them.
+// Returns the sum of the lanes, added as a binary tree. Overwrites the lanes.
 template <typename T, int kLanes>
 T tree_sum(T (&lanes)[kLanes]) {
   static_assert(kLanes > 0 && (kLanes & (kLanes - 1)) == 0, "a power of two");
@@ -306,7 +307,7 @@ float max_abs(const void* data, int64_t numel) {
   return lanes[0];
 }
 
-// Returns the maximum over a few elements, sampled from the whole range.
+// Returns the largest magnitude among up to 256 elements, sampled from the whole range.
 template <class V, typename T>
 float sampled_max_abs(const void* data, int64_t numel) {
   constexpr int64_t kStretches = 4, kStretch = 64;
@@ -328,9 +329,10 @@ inline double grid_base(float max_abs, uint64_t bits) {
   return std::bit_cast<double>(((square & kExponent) + ((bits + 2) << 52)) | kHalf);
 }
 
-// Adds squares to sums that start at `base`. As long as sums keep the exponent of `base`, they are rounded to one grid,
-// and rounding errors are exact. Returns false if a sum has left the grid. Squares that are not finite either make a
-// sum leave the grid, or make the sum not finite.
+// Adds squares to kSquareLanes sums that start at `base`. Writes the sums without `base` to `lanes`, and the sums of
+// the rounding errors to `rests`. As long as sums keep the exponent of `base`, they are rounded to one grid, and
+// rounding errors are exact. Returns false if a sum has left the grid. Squares that are not finite either make a sum
+// leave the grid, or make the sum not finite.
 template <class V, typename T>
 bool add_squares_on_grid(const void* data, int64_t numel, double base, double (&lanes)[kSquareLanes],
                          double (&rests)[kSquareLanes]) {
@@ -381,7 +383,7 @@ TwofoldSum sum_of_squares_kernel(const void* data, int64_t numel) {
   double lanes[kSquareLanes], rests[kSquareLanes];
   // The squares of a lane total less than 2^bits times the square of the largest magnitude.
   const auto bits = static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(numel) / kSquareLanes + 1));
-  constexpr uint64_t kLargerThanSampled = 6;  // elements may be 8 times as large as the sampled maximum
+  constexpr uint64_t kLargerThanSampled = 6;  // elements may be 8 times the sampled maximum: 2^6 = 8^2
   const double likely = grid_base(sampled_max_abs<V, T>(data, numel), bits + kLargerThanSampled);
   if (!add_squares_on_grid<V, T>(data, numel, likely, lanes, rests))
     add_squares_on_grid<V, T>(data, numel, grid_base(max_abs<V, T>(data, numel), bits), lanes, rests);

@@ -3,13 +3,14 @@
 #include "kernels/kernels_impl.h"
 #include "kernels/rows_impl.h"
 
-// Implements the optimizers once, for any vector type. The order of operations, and the choice of products that are
-// fused into sums, are the same as in torch's CPU kernels. tests/kernels/optim_test.cpp has the formulas for one
-// element.
+// Implements the optimizers once, for any vector type. For Adam, SGD and Adagrad, the order of operations, and the
+// choice of products that are fused into sums, are the same as in torch's CPU kernels. tests/kernels/optim_reference.h
+// has the formulas for one element.
 namespace zeroshard::kernels {
 namespace {
 
-// Loads the fp32 weights at a place. Param is the dtype of the 16-bit copy of the weights; void if there is no copy.
+// Loads one vector of the fp32 weights. Param is the dtype of the weights' copy `param`, or void if there is no copy.
+// On a device, weights to whose copy the user has written are replaced by the copy if buffers.takes_written.
 template <typename Param, class V, class Where>
 ZS_KERNEL inline typename V::F load_weights(const Where& where, const StepBuffers& buffers) {
   auto weights = where.template load<float>(buffers.master);
@@ -33,7 +34,8 @@ inline void for_each_weight(const StepBuffers& buffers, const Step& step) {
   }
 }
 
-// Updates all elements. `make_step(first, second)` makes the step for accessors of the two moments.
+// Updates all elements. `make_step(first, second)` makes the step for the addresses of the two moments. For codes,
+// these are the addresses of one decoded block.
 template <class V, typename Param, typename Moment, class MakeStep>
 inline void update_all(const StepBuffers& buffers, void* first, void* second, const MakeStep& make_step) {
   if constexpr (std::is_same_v<Moment, Code8>) {
@@ -44,12 +46,12 @@ inline void update_all(const StepBuffers& buffers, void* first, void* second, co
   }
 }
 
-// Divides by a fixed divisor, using only multiplications, because a processor multiplies many times faster than it
-// divides. The result has the same bits as that of a division. The product with the reciprocal is off by at most 1.5
+// Divides by a fixed divisor, using only multiplications and fma, because a processor multiplies many times faster than
+// it divides. The result has the same bits as that of a division. The product with the reciprocal is off by at most 1.5
 // units of the last place. A correction by the remainder, which fma computes without rounding, leaves less than one
 // unit. A second correction, whose remainder is exact, gives the rounded quotient. The magnitudes of the reciprocal and
-// the dividend must not lie below 2^-100, because the remainder would lose bits there. A dividend of 0 is allowed.
-// Quotients that are infinite or NaN are kept.
+// the dividend must not lie below 2^-100, because the remainder would lose bits there. A dividend of 0 is allowed. If
+// the corrected quotient is infinite or NaN, the first product is the result.
 // Source: P. Markstein, "IA-64 and Elementary Functions" (2000), chapter 8.
 template <class V>
 class Divisor {
@@ -70,8 +72,8 @@ class Divisor {
   typename V::F negative_, reciprocal_;
 };
 
-// Reads and writes an optimizer's moments. draw() returns the random bits with which the moments of one place are
-// rounded when they are written. It is empty if moments are not rounded at random.
+// Reads and writes an optimizer's moments. draw() returns the random bits with which the moments of one vector are
+// rounded when they are written. It returns an empty struct if moments are not rounded stochastically.
 template <class V, typename Moment>
 struct Moments {
   explicit Moments(const StepBuffers& /*buffers*/) {}
@@ -96,10 +98,10 @@ struct Moments {
 };
 
 // Moments in bf16, which are rounded stochastically. With rounding to nearest, a second moment that decays by less than
-// half a unit of the last place would never shrink. An element's 32 random bits are a mixture of its number and the
-// key. Each of two moments uses 16 of these bits. The mixing function is lowbias32 (C. Wellons, "Prospecting for Hash
-// Functions", 2018). The low half of the key is added to the number before. The high half is mixed in between the two
-// multiplications of lowbias32.
+// half a unit of the last place would never shrink. An element's 32 random bits are a mixture of the key and the
+// element's number within the parameter. Each of two moments uses 16 of these bits. The mixing function is lowbias32
+// (C. Wellons, "Prospecting for Hash Functions", 2018). The low half of the key is added to the number before the
+// mixing. The high half is mixed in between the two multiplications of lowbias32.
 template <class V>
 struct Moments<V, Bf16> {
   using Draw = typename V::I;
@@ -138,7 +140,8 @@ struct Moments<V, Bf16> {
   uint32_t high_;
 };
 
-// Moments in 8-bit codes. CodedBlocks has decoded the block around the place.
+// Moments in 8-bit codes. CodedBlocks has decoded the block of the vector to fp32. `from` and `to` are addresses of
+// such a block.
 template <class V>
 struct Moments<V, Code8> {
   explicit Moments(const StepBuffers& /*buffers*/) {}
@@ -201,7 +204,8 @@ class AdamStep {
     update_weights(where, weights, mean, root);
   }
 
-  // The update in two halves. The first half updates the moments, and returns the root of the second moment.
+  // The update in two halves. The first half updates the moments, and returns the root of the second moment, with which
+  // the second half updates the weights.
   static constexpr bool kHalves = true;
   template <class Where>
   typename V::F first_half(Where where) const {

@@ -17,7 +17,8 @@ struct RmsNorm {
 // Computes y = x * inverse_rms * (offset + weight) with inverse_rms = 1 / sqrt(mean(x^2) + eps), one per row (Zhang and
 // Sennrich 2019).
 void rms_norm(const RmsNorm& norm, const float* x, int64_t rows, float* y, float* inverse_rms);
-// Computes gradients from `dy`, the gradient of y. Overwrites `dx`. Adds to `dweight` ([features]), unless it is null.
+// Computes gradients from `dy`, the gradient of y. Overwrites `dx`, and adds to `dweight` ([features]). Either of the
+// two may be null, and is then not computed.
 void rms_norm_backward(const RmsNorm& norm, const float* dy, const float* x, const float* inverse_rms, int64_t rows,
                        float* dx, float* dweight);
 

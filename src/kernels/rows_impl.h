@@ -6,7 +6,7 @@
 namespace zeroshard::kernels {
 namespace {
 
-// The number of lanes of a sum. Element i is added to lane i % kDotLanes, and then tree_sum() adds the lanes.
+// The number of lanes of a sum in fp32. Element i is added to lane i % kDotLanes, and then tree_sum() adds the lanes.
 constexpr int kDotLanes = 32;
 
 // Returns the sum of a[i] * (offset + b[i]) * c[i].
@@ -40,8 +40,8 @@ float sum_of_products(const float* a, float offset, const float* b, const float*
   return tree_sum(lanes);
 }
 
-// The number of lanes of a sum in fp64 of one block. Element i of the block is added to lane i % kMeanLanes. Then
-// tree_sum() adds the lanes, and the sums of the blocks are added in order.
+// The squares of a row are summed in fp64, in blocks of kMeanBlock elements. Element i of a block is added to lane i %
+// kMeanLanes. Then tree_sum() adds the lanes, and the sums of the blocks are added in order.
 constexpr int kMeanLanes = 32;
 constexpr int64_t kMeanBlock = 1024;
 

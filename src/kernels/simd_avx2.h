@@ -8,7 +8,7 @@
 namespace zeroshard::kernels {
 namespace {
 
-// 8 lanes. struct Scalar has the contract of each member.
+// A vector type of 8 lanes. struct Scalar (simd_scalar.h) has the contract of each member.
 struct Avx2 {
   static constexpr int kWidth = 8, kParts = 2;
   static constexpr bool kOnDevice = false;

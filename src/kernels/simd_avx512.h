@@ -18,7 +18,8 @@
 namespace zeroshard::kernels {
 namespace {
 
-// 16 lanes. struct Scalar has the contract of each member. vcvtneps2bf16 is not used, because it flushes subnormals.
+// A vector type of 16 lanes. struct Scalar (simd_scalar.h) has the contract of each member. vcvtneps2bf16 is not used,
+// because it flushes subnormals.
 struct Avx512 {
   static constexpr int kWidth = 16, kParts = 2;
   static constexpr bool kOnDevice = false;

@@ -9,9 +9,9 @@
 namespace zeroshard::kernels {
 namespace {
 
-// Four neighbouring elements, for one thread of a device. The type reads and writes 8 or 16 bytes at a time if the
-// address allows it. Addresses are aligned to an element. The type has only the members that packing, sums and the
-// optimizers need.
+// A vector type of four neighbouring elements, for one thread of a device. It reads and writes 8 or 16 bytes at a time
+// if the address allows it. Addresses must be aligned to an element. The type has only the members that packing, sums
+// of pieces and the optimizers need.
 struct FourLanes {
   static constexpr int kWidth = 4;
   static constexpr bool kOnDevice = false, kStreams = false;
@@ -124,8 +124,8 @@ struct FourLanes {
   }
 };
 
-// Pieces at equal distances in memory, as an all-to-all leaves them. They may be more than a kernel takes as separate
-// arguments.
+// The addresses of pieces at equal distances in memory, as an all-to-all leaves them. So a launch gets any number of
+// pieces by three parameters.
 struct EvenPieces {
   static constexpr int kFixed = 0;
   const char* first;
@@ -142,7 +142,7 @@ inline EvenPieces even(const void* const* pieces, int count) {
   return all;
 }
 
-// Sums at most three pieces, or any number of pieces at equal distances.
+// Sums up to three pieces at any addresses, or any number of pieces at equal distances.
 template <class V, typename Src, typename Dst>
 void sum_even_kernel(const void* const* pieces, int count, float scale, void* out, bool accumulate, int64_t numel) {
   switch (count) {
@@ -177,7 +177,7 @@ void sum_even_kernel(const void* const* pieces, int count, float scale, void* ou
   ZS_STEP(entry, kernel, 1, Bf16);  \
   ZS_STEP(entry, kernel, 2, Fp16)
 
-// Makes the table of a device's kernels. The other entries are null.
+// Makes the table of a device's kernels. The entries that are not set here are null.
 template <class V>
 KernelTable make_device_table(const char* name) {
   KernelTable table{};

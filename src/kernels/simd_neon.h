@@ -8,7 +8,7 @@
 namespace zeroshard::kernels {
 namespace {
 
-// 4 lanes of AArch64. struct Scalar has the contract of each member.
+// A vector type of 4 lanes, for AArch64. struct Scalar (simd_scalar.h) has the contract of each member.
 struct Neon {
   static constexpr int kWidth = 4, kParts = 2;
   static constexpr bool kOnDevice = false;

@@ -6,8 +6,8 @@
 namespace zeroshard::kernels {
 namespace {
 
-// Handles tails for instruction sets without masks. A tail is a zero-filled vector on the stack, so that it uses the
-// body's arithmetic. Derived is the vector type.
+// Handles tails for instruction sets without masks. A tail is copied from or to a whole vector on the stack, whose
+// other lanes are loaded as 0, so that it uses the arithmetic of whole vectors. Derived is the vector type.
 template <typename Derived, int kLanes>
 struct PaddedTails {
   template <typename T>

@@ -6,14 +6,14 @@
 namespace zeroshard::kernels {
 namespace {
 
-// A vector type with one element. It is the reference that the other vector types must match bit for bit. A vector type
-// has kWidth lanes of float (F), kWidth lanes of 32 bits with the operators of uint32_t (I), and kWidth lanes of double
-// in kParts pieces (D). It loads and stores any element type at any address.
+// A vector type with one element. It is the reference that the other vector types must match bit for bit. A vector of
+// type F has kWidth floats. A vector of type I has kWidth numbers of 32 bits, with the operators of uint32_t. A vector
+// of type D has kWidth / kParts doubles. The vector type loads and stores any element type at any address.
 struct Scalar {
   static constexpr int kWidth = 1, kParts = 1;
   static constexpr bool kOnDevice = false;
-  // Whether the type has end_streams() and stream<T>(to, value), a store that bypasses the caches. The address must be
-  // aligned to the vector.
+  // Whether the type has end_streams() and stream<T>(to, value), a store that bypasses the caches. `to` must be aligned
+  // to the vector.
   static constexpr bool kStreams = false;
   using F = float;
   using D = double;
@@ -80,7 +80,7 @@ struct Scalar {
   static F lookup(Table table, I number) { return table[number % 8]; }
 
   static D zero() { return 0; }
-  // Converts value to fp64, in kParts vectors.
+  // Converts `value` to fp64, in kParts vectors D.
   static void widen(F value, D* parts) { parts[0] = value; }
   // Returns a * a + b. a * a must be exact, as it is for widened values.
   static D square_plus(D a, D b) { return a * a + b; }

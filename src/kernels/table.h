@@ -6,9 +6,9 @@
 #include "kernels/kernels.h"
 #include "kernels/rows.h"
 
-// The kernels of one instruction set. There is one function for each kernel and pair of dtypes, except for the kernels
-// of rows, which take only fp32. This file also has the constants that kernels need. They are computed once per call in
-// fp64, by the same code for all instruction sets.
+// The kernels of one instruction set, or of a device. There is one function for each kernel and combination of dtypes.
+// The kernels of rows take only fp32. This file also has the constants that optimizers need. They are computed once per
+// call in fp64, by the same code for all instruction sets, and then rounded to fp32.
 namespace zeroshard::kernels {
 
 struct AdamConstants {
@@ -32,11 +32,11 @@ struct AdagradConstants {
   bool decay;
 };
 
-// dtype_index gives the index of a dtype: fp32, bf16, fp16.
+// The number of dtypes fp32, bf16 and fp16, whose indices in a table follow this order.
 constexpr int kDtypes = 3;
-// The index for a StepBuffers without `param`.
+// The index of `param` for a StepBuffers without it.
 constexpr int kNoParam = kDtypes;
-// Moments are fp32, bf16 or 8-bit codes.
+// The number of dtypes of moments: fp32, bf16 and 8-bit codes, whose indices follow this order.
 constexpr int kMomentDtypes = 3;
 
 struct KernelTable {
@@ -53,11 +53,11 @@ struct KernelTable {
   Pack pack_add[kDtypes][kDtypes];     // [src][dst]
   Sum sum_in_order[kDtypes][kDtypes];  // [piece][out]
   SumOfSquares sum_of_squares[kDtypes];
-  Adam adam[kMomentDtypes][kDtypes][kDtypes + 1];  // [moment][grad][param]; a device has only fp32 moments
+  Adam adam[kMomentDtypes][kDtypes][kDtypes + 1];  // [moment][grad][param]; only fp32 moments on a device
   Sgd sgd[kMomentDtypes][kDtypes][kDtypes + 1];
   Lion lion[kMomentDtypes][kDtypes][kDtypes + 1];
   Adagrad adagrad[kMomentDtypes][kDtypes][kDtypes + 1];
-  // Work on a block of kScaledNumel elements.
+  // These two functions work on a block of kScaledNumel elements.
   void (*decode)(const void* codes, float scale, bool is_signed, float* values);
   void (*encode)(const float* values, float scale, bool is_signed, void* codes);
   decltype(&kernels::rms_norm) rms_norm;
@@ -65,8 +65,8 @@ struct KernelTable {
   decltype(&kernels::rotate) rotate;
 };
 
-// Return the table of an instruction set; null if it was not compiled for this architecture. The functions do not check
-// the processor.
+// Each function returns the table of an instruction set, or null if it was not compiled for this architecture. The
+// functions do not check the processor.
 const KernelTable* avx512_table();
 const KernelTable* avx2_table();
 const KernelTable* neon_table();
@@ -80,7 +80,8 @@ const KernelTable& choose_table(const char* wanted);
 // Returns the table that the functions of kernels.h use.
 const KernelTable& active_table();
 
-// The functions of kernels.h, run with a given table. Tests use them to compare instruction sets.
+// The functions of kernels.h, run with a given table. The table is that of a device, or that of an instruction set in
+// tests.
 void pack(const KernelTable&, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
 void pack_add(const KernelTable&, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale,
               int64_t numel);
