@@ -105,9 +105,10 @@ BackwardHooks::Entry& BackwardHooks::entry_of(const at::Tensor& tensor) {
 
 void BackwardHooks::add(const at::Tensor& output, Callback callback) {
   Entry& entry = entry_of(output);
-  // A linear layer returns a view. If the view is then written in place, autograd makes a new node from the view's
-  // base, and the node that is hooked below is not used. Therefore the base is hooked, too. A base that other tensors
-  // share is not hooked, because it might belong to another unit.
+  // The output of a linear layer can be a view. If the view is then written in place, autograd makes a new node from
+  // the view's base, and the node that is hooked below is not used. Therefore the base is hooked, too. If both hooks
+  // run, `passed` keeps the hook of the base, which runs later, from calling `callback` again. A base that other
+  // tensors share is not hooked, because it might belong to another unit.
   if (output.is_view() && output._base().grad_fn() && output._base().use_count() == 1) {
     const auto passed = std::make_shared<bool>(false);
     add(at::Tensor(output._base()), [passed, callback, number = entry.number](int64_t) {
@@ -132,8 +133,7 @@ void BackwardHooks::add(const at::Tensor& output, Callback callback) {
   entry.callbacks = callbacks;
 }
 
-// Removes the entries of freed tensors. Otherwise a program that calls modules but never the engine would keep all
-// entries.
+// Removes the entries of freed tensors. Nothing else removes them, and each forward can add new ones.
 void BackwardHooks::sweep() {
   std::erase_if(entries_, [](const auto& entry) { return entry.second.tensor.expired(); });
   sweep_at_ = std::max(kFewEntries, 2 * entries_.size());

@@ -11,16 +11,16 @@
 #include <utility>
 #include <vector>
 
-// The only module of the library that uses torch/csrc/autograd.
+// Hooks into autograd. With `sequence`, this is the only module of the library that uses torch/csrc/autograd.
 namespace zeroshard {
 
-// Takes the gradients that autograd accumulates into a leaf. The class hooks the leaf's AccumulateGrad node, as
-// DistributedDataParallel does, so the user can still set hooks on the tensor itself. The destructor removes the hook.
+// Takes the gradients that autograd accumulates into a leaf. The class adds hooks to the leaf's AccumulateGrad node, as
+// DistributedDataParallel does, so the user can still set hooks on the tensor itself. The destructor removes the hooks.
 // `leaf` must require a gradient.
 class GradHook {
  public:
   // `before` is called before a gradient is accumulated. `take` is called with each gradient, which has been removed
-  // from the leaf.
+  // from the leaf. There is no call of `take` if there is no gradient, or if the leaf has been freed.
   struct Calls {
     std::function<void()> before;
     std::function<void(const at::Tensor& grad)> take;
@@ -30,12 +30,14 @@ class GradHook {
   GradHook& operator=(GradHook&&) noexcept = default;
   ~GradHook();
 
-  // Gives the hooked node back to the leaf, because a leaf that was cast to another dtype and back has got another
-  // node.
+  // Makes the hooked node the AccumulateGrad node of the leaf again. The leaf may have got another node, for example
+  // because it was cast to another dtype and back. If the leaf still has the hooked node, or has been freed, does
+  // nothing.
   void renew() const;
 
  private:
-  // A shared_ptr up to LibTorch 2.12, an intrusive_ptr from 2.13 on. Autograd itself holds the node only weakly.
+  // A shared_ptr up to LibTorch 2.12, an intrusive_ptr from 2.13 on. The leaf itself holds the node only weakly, so
+  // this class keeps the node alive.
   using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
   NodePtr node_;
@@ -45,13 +47,13 @@ class GradHook {
   const void* pre_hook_ = nullptr;
 };
 
-// Registers `callback` within a backward pass. The callback runs at the end of the pass, but not if the pass fails. If
-// the callback throws, the pass fails with that error.
+// Must be called within a backward pass. `callback` runs at the end of the pass, but not if the pass fails. If
+// `callback` throws, the pass fails with that error.
 void call_at_end_of_backward(std::function<void()> callback);
 
-// After this call, is_of_scaled_loss() returns true on this thread during a backward pass of `loss`, also during a
-// backward pass that a function runs within that pass. The gradient of `loss` first goes through `scale`. Does nothing
-// for a loss that requires no gradient.
+// Lets the gradient of `loss` go through `scale` first in each backward pass. From then until the end of that pass,
+// is_of_scaled_loss() returns true on the thread that has called `scale`, also in a backward pass that a function runs
+// within that pass. Does nothing for a loss that requires no gradient.
 void mark_scaled_loss(const at::Tensor& loss, std::function<at::Tensor(const at::Tensor& grad)> scale);
 bool is_of_scaled_loss();
 
@@ -59,27 +61,29 @@ bool is_of_scaled_loss();
 // computed the tensor.
 class BackwardHooks {
  public:
-  // A function that gets the number of the tensor. Numbers are used instead of addresses, because they are never
-  // reused. If a tensor is freed, another tensor can get its address while code still remembers that the first one had
-  // a gradient.
+  // A function that gets the number of the tensor. BackwardHooks numbers the tensors, and never uses a number twice. An
+  // address would not do, because another tensor can get the address of a freed one while code still remembers that the
+  // freed tensor had a gradient.
   using Callback = std::function<void(int64_t tensor)>;
 
-  // `output` must require a gradient. A module can return a tensor that it was given, or that an inner module returned.
-  // Hooks of one tensor are therefore called in reverse order of addition, as backward passes go through the modules.
+  // `output` must require a gradient. A module can return a tensor that it was given, or that an inner module returned,
+  // so this function can be called several times for one tensor. The callbacks of a tensor are called in reverse order
+  // of addition, as backward passes go through the modules.
   void add(const at::Tensor& output, Callback callback);
 
-  // Returns the number of tensors that have entries. Entries of freed tensors are removed so often that they never
-  // outnumber the entries of living tensors by much.
+  // Returns the number of tensors that have entries. Entries of freed tensors are removed whenever there are twice as
+  // many entries as after the last removal, and at least kFewEntries.
   size_t size() const { return entries_.size(); }
 
  private:
   static constexpr size_t kFewEntries = 64;
   using Callbacks = std::vector<Callback>;
   struct Entry {
-    // A weak pointer, so that the entry keeps no graph alive. The address is not reused while the entry exists.
+    // A weak pointer, so that the entry keeps no graph alive. The tensor's address is not reused while the entry
+    // exists, because the weak pointer keeps the memory of the TensorImpl.
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     int64_t number;
-    // The tensor's node when the tensor was hooked. An in-place operation gives it another node.
+    // The grad_fn of the tensor when the tensor was hooked. An in-place operation gives the tensor another grad_fn.
     const torch::autograd::Node* node = nullptr;
     std::weak_ptr<Callbacks> callbacks;
   };
@@ -99,8 +103,8 @@ class WithoutTransforms {
                                                                 c10::DispatchKey::FuncTorchDynamicLayerBackMode}};
 };
 
-// Returns whether a backward pass is running on this thread. If so, a forward is a recomputation (activation
-// checkpointing).
+// Returns whether a backward pass is running on this thread. A forward that runs meanwhile is a recomputation
+// (activation checkpointing).
 bool in_backward();
 
 }  // namespace zeroshard

@@ -32,7 +32,7 @@ using Tensors = TiledCall::Tensors;
 using Join = TiledCall::Join;
 using torch::autograd::Node;
 
-// The autocast state of a thread, for the CPU and for one other type of device.
+// The autocast state that the current thread has when an object is made, for the CPU and for one other type of device.
 class Autocast {
  public:
   explicit Autocast(at::DeviceType device) : states_{read(at::kCPU), read(device)} {}
@@ -82,7 +82,8 @@ class WithAutocast {
   Autocast before_;
 };
 
-// The states of the random generators of the CPU and, if `device` is a GPU, of `device`.
+// The states that the random generators of the CPU and, if `device` is a CUDA device, of `device` have when an object
+// is made.
 class RandomStates {
  public:
   explicit RandomStates(at::Device device) {
@@ -127,8 +128,9 @@ class WithRandomStates {
   RandomStates before_;
 };
 
-// While an object lives, graphs save tensors without the hooks of torch.autograd.graph.saved_tensors_hooks. The class
-// is for a graph that is destroyed before the forward ends.
+// While an object lives, graphs of this thread save tensors without the hooks of
+// torch.autograd.graph.saved_tensors_hooks. The class is for a graph that is destroyed before the forward ends, so that
+// no hook needs to move the tensors elsewhere.
 class WithoutSavedTensorHooks {
  public:
   WithoutSavedTensorHooks() : before_(at::SavedTensorDefaultHooks::get_tls_state()) {
@@ -145,7 +147,7 @@ class WithoutSavedTensorHooks {
 };
 
 // While an object lives, the tensors have no hooks of their own (Tensor.register_hook), because such hooks expect the
-// gradient of all tiles together.
+// sum of the gradients of all tiles.
 class WithoutTensorHooks {
  public:
   explicit WithoutTensorHooks(const Tensors& tensors) : tensors_(tensors) {
@@ -195,10 +197,11 @@ std::vector<Tile> tiles_of(int64_t length, int64_t tiles) {
   return result;
 }
 
-// The sums of the gradients of all tiles so far: first those of the inputs, then those of the parameters.
+// The gradients of all tiles so far: first those of the inputs, then those of the parameters. The gradients of an input
+// that is cut lie side by side. All others are added up.
 class Gradients {
  public:
-  // Must be called when parameters were added.
+  // Makes room for at least `size` gradients. Must be called when parameters were added.
   void grow(size_t size) { sums_.resize(std::max(sums_.size(), size)); }
 
   void add_piece(size_t index, const at::Tensor& input, int64_t dim, const Tile& tile, const at::Tensor& grad) {
@@ -229,7 +232,7 @@ class Gradients {
       if (sum.defined()) sum.mul_(factor);
   }
 
-  // Returns the sums, in the dtypes of the gradients. There are at least `size` of them.
+  // Returns the sums, in the dtypes of the gradients, and leaves none. There are at least `size` of them.
   Tensors take(size_t size) {
     grow(size);
     for (const auto& [index, dtype] : narrow_) sums_[index] = sums_[index].to(dtype);
@@ -249,7 +252,7 @@ struct Tiling : torch::CustomClassHolder {
     Tensors result;
     for (size_t i = 0; i < inputs.size(); ++i) {
       const at::Tensor all = inputs[i].detach();
-      // A tile is contiguous, because functions take views of their inputs.
+      // A tile is contiguous, because functions may call view() on their inputs.
       result.push_back(i < call.num_cut ? all.narrow(call.dim, tile.begin, tile.length).contiguous() : all);
       if (with_grad && inputs[i].requires_grad()) result.back().requires_grad_();
     }
@@ -287,11 +290,11 @@ struct Tiling : torch::CustomClassHolder {
   TiledCall call;
   std::vector<Tile> tiles;
   Tensors params;
-  size_t num_all = 0;              // number of inputs and parameters
+  size_t num_all = 0;              // number of inputs and parameters of the node
   std::vector<uint32_t> versions;  // version counters of the parameters in the forward pass
   Autocast autocast;
   std::optional<RandomStates> random;  // set if the function has used random numbers
-  // The gradients, if the forward pass computes them. Set until the backward pass takes them.
+  // The gradients, if the forward pass computes them. They are set until the backward pass takes them.
   std::optional<Gradients> at_once;
   at::Tensor result;
 };
@@ -403,7 +406,7 @@ class TileFunction : public torch::autograd::Function<TileFunction> {
     sums.scale(grad);
   }
 
-  // Appends `rest` undefined gradients, for arguments that have none.
+  // Appends `rest` undefined gradients, for the arguments of forward() that have none.
   static Tensors with_rest(Tensors grads, size_t rest) {
     grads.resize(grads.size() + rest);
     return grads;
@@ -489,7 +492,8 @@ at::Tensor compute_tiled(TiledCall call, const Tensors& inputs, const Tensors& p
   tiling->num_all = all.size();
   if (!random.are_current()) tiling->random = random;
   for (const at::Tensor& param : tiling->params) tiling->versions.push_back(uint32_t(param._version()));
-  // Drops the function, because nobody calls it any more, and it can keep the graph of the inputs alive.
+  // The backward pass does not call the function if gradients were computed at once. So the function is dropped,
+  // because it can keep the graph of the inputs alive.
   if (own.at_once) tiling->call.function = nullptr;
   return TileFunction::apply(at::TensorList(all), tiling);
 }
