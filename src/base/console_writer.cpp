@@ -15,7 +15,7 @@ namespace zeroshard {
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kCapacityBytes = size_t{4} << 20;
-constexpr size_t kPieceBytes = size_t{64} << 10;  // bytes of one write(2), few enough that progress is visible
+constexpr size_t kPieceBytes = size_t{64} << 10;  // most bytes of one write(2), so few that progress is noticed
 }  // namespace
 
 struct ConsoleWriter::State {
@@ -24,7 +24,7 @@ struct ConsoleWriter::State {
   bool stuck_for(Seconds time) const { return queued_bytes > 0 && Clock::now() - last_progress > time; }
   bool stuck() const { return stuck_for(patience); }
 
-  // Writes `text` piece by piece. Drops it if nobody can ever read it (closed pipe, full disk).
+  // Writes `text` piece by piece. If a write fails for good (closed pipe, full disk), drops the rest of `text`.
   void write_out(std::string_view text) {
     while (!text.empty()) {
       const ssize_t written = ::write(fd, text.data(), std::min(text.size(), kPieceBytes));

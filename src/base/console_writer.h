@@ -6,30 +6,33 @@
 
 namespace zeroshard {
 
-// Writes to a terminal, pipe or file from a thread of its own, so that a stopped reader never stops the caller. Only
-// one thread may use a writer. A writer must be created after the last fork.
+// Writes to a terminal, pipe or file from a thread of its own, so that a reader that stops reading never makes the
+// caller wait in write(). Only one thread may use a writer. A writer must be created after the last fork.
 //
-// Note [Slow consoles]: while the reader makes progress, however slowly, no line is lost. full() asks the caller to
-// stop reading from the ranks. The ranks then wait in their own writes, as they would without a launcher. But a reader
-// that takes nothing for `patience` (a terminal halted with Ctrl-S, a pager left open) must not halt a training run.
-// After that time, the writer drops and counts lines until the reader reads again.
+// Note [Slow consoles]: as long as the reader takes something from time to time, however slowly, no line is lost.
+// full() returns true if 4 MiB or more are queued, and the launcher then stops reading from the ranks. The ranks wait
+// in their own writes, as they would without a launcher. But a reader that takes nothing for longer than `patience` (a
+// terminal halted with Ctrl-S, a pager left open) must not halt a training run. From then on full() returns false, and
+// write() drops and counts the lines for which the queue has no room, until the reader reads again. Lines are dropped
+// without being counted if the system cannot write them, for example because the pipe is closed or the disk is full.
 class ConsoleWriter {
  public:
   using Seconds = std::chrono::duration<double>;
 
   ConsoleWriter(int fd, Seconds patience);
-  ~ConsoleWriter();  // does not wait; loses queued lines unless drain() was called before
+  ~ConsoleWriter();  // does not wait; lines that are still queued can be lost
   ConsoleWriter(const ConsoleWriter&) = delete;
 
-  void write(std::string_view lines);
-  bool full() const;
-  bool idle() const;  // whether everything is written
-  // Waits until everything is written, or until the reader has taken nothing for `patience`.
+  void write(std::string_view lines);  // queues `lines`, or drops them as Note [Slow consoles] says
+  bool full() const;                   // whether the caller should wait before it writes more
+  bool idle() const;                   // whether everything is written
+  // Waits until everything is written, or until the reader has taken nothing for `patience`. This value replaces the
+  // constructor's `patience` in this call only.
   void drain(Seconds patience);
 
  private:
   struct State;
-  // The thread shares the state, because it might hang inside write(2) and outlive this object.
+  // The thread shares the state, because the thread might hang inside write(2) and outlive this object.
   std::shared_ptr<State> state_;
 };
 

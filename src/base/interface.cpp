@@ -37,7 +37,8 @@ size_t size_of(const sockaddr_storage& address) {
   return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
 }
 
-// Converts ::ffff:a.b.c.d, the form of an IPv4 address in an IPv6 socket, to plain IPv4.
+// Converts ::ffff:a.b.c.d, the form of an IPv4 address in an IPv6 socket, to plain IPv4. Returns other addresses
+// unchanged.
 sockaddr_storage plain(const sockaddr_storage& address) {
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
   if (address.ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) return address;
@@ -48,7 +49,8 @@ sockaddr_storage plain(const sockaddr_storage& address) {
   return stored(reinterpret_cast<const sockaddr*>(&v4), sizeof v4);
 }
 
-// Returns the address from which this host would send to `to`. If no route leads there, returns nothing and sets errno.
+// Returns the address from which this host would send to `to`. If this fails, for example because no route leads there,
+// returns nothing and sets errno.
 std::optional<sockaddr_storage> source_towards(const sockaddr_storage& to) {
   const UniqueFd fd(::socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage own{};
@@ -65,7 +67,7 @@ struct Interface {
   sockaddr_storage address;
 };
 
-// Lists the interfaces that are up and have an address, once for each address.
+// Lists the interfaces that are up. An interface is in the list once for each of its IPv4 and IPv6 addresses.
 std::vector<Interface> interfaces() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) throw_errno("cannot list the network interfaces");
@@ -124,8 +126,8 @@ sockaddr_storage elsewhere() {
   return stored(reinterpret_cast<const sockaddr*>(&address), sizeof address);
 }
 
-// Returns the interface by which other hosts reach this host. `host` is a name of this host, and resolves to `address`
-// on this host.
+// Returns the interface by which other hosts reach this host, as interface_towards() says. `host` is a name of this
+// host, and resolves to `address` on this host.
 std::string interface_to_others(const std::string& host, const sockaddr_storage& address) {
   const std::vector<Interface> all = interfaces();
   if (const auto source = source_towards(elsewhere())) {

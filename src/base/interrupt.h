@@ -3,20 +3,21 @@
 namespace zeroshard {
 
 // A function by which the program interrupts a wait inside the library. A long wait calls it about ten times a second,
-// on the thread that waits, and an exception from it ends the wait. Python needs such calls, because it runs signal
-// handlers only when it is asked to. A process has one check, as it has one set of signal handlers.
+// on the thread that waits. An exception from the function ends the wait. Python needs such calls, because it runs
+// signal handlers only when it is asked to. A process has one such function for all its threads, because the process
+// has one set of signal handlers, too.
 using InterruptCheck = void (*)();
 
-void set_interrupt_check(InterruptCheck check) noexcept;
-void check_interrupt();
-// Returns whether check_interrupt() does nothing on this thread, because the check runs or an UninterruptedThread
-// lives.
+void set_interrupt_check(InterruptCheck check) noexcept;  // null: there is none any more
+void check_interrupt();                                   // calls the function that was set, if there is one
+// Returns whether an UninterruptedThread of this thread lives, so that check_interrupt() does nothing on this thread.
+// This is also true while the InterruptCheck runs.
 bool in_interrupt_check() noexcept;
 
-// While an UninterruptedThread lives, check_interrupt() does nothing on the thread that made it. The thread of Tiers
-// makes one, because the program's own thread waits for that thread and calls the check meanwhile. check_interrupt()
-// makes one while the check runs, so that a wait inside the check does not call the check again. A thread must not have
-// two of these objects at a time.
+// While an UninterruptedThread lives, check_interrupt() does nothing on the thread that made the object. The thread of
+// a Tiers (comm_c10d/tiers.h) makes one, because the program's own thread waits for that thread and calls
+// check_interrupt() meanwhile. check_interrupt() makes one while the InterruptCheck runs, so that a wait inside it does
+// not call it again. A thread must not have two of these objects at a time.
 class UninterruptedThread {
  public:
   UninterruptedThread() noexcept;

@@ -5,7 +5,8 @@
 
 namespace zeroshard {
 
-// Thrown if an allocation fails. The message says what the memory was for. Python gets a MemoryError.
+// Thrown if there is no memory, because an allocation failed or would have passed a limit of the ledger. The message
+// says what the memory was for. Python gets a MemoryError.
 class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(const std::string& message) : message_(message) {}

@@ -16,7 +16,8 @@ std::string process_name();
 bool ends_as_process_name(std::string_view text);
 
 // Returns whether `name`, from process_name(), names a process of this host that has ended. Returns false for processes
-// of other hosts, and of another boot or namespace, because this process cannot see them.
+// of other hosts, and of another boot or namespace, because this process cannot see them. Returns false, too, if a
+// later process has the same number, except if that process is this one.
 bool has_ended(std::string_view name);
 // Returns whether `name`, from process_name(), has this host's name as HOST.
 bool is_of_this_host(std::string_view name);

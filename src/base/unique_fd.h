@@ -35,7 +35,7 @@ struct Pipe {
   UniqueFd read_end, write_end;  // both are closed by exec()
 };
 
-// Creates a pipe. Throws Error if the process has no descriptors left.
+// Creates a pipe. Throws Error if that fails, for example because the process has no descriptors left.
 Pipe make_pipe();
 
 // Makes read() and write() return EAGAIN when they would otherwise wait.

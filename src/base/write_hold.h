@@ -7,8 +7,8 @@
 
 namespace zeroshard {
 
-// Makes writers wait while other threads read. It is not a lock, because nothing makes readers wait. A reader must
-// begin only while no writer is active.
+// Makes writers wait while other threads read. It is not a lock, because nothing makes readers wait. The program must
+// make sure that a reader begins only while no writer is active.
 class WriteHold {
  public:
   struct End {
@@ -23,7 +23,7 @@ class WriteHold {
   WriteHold(const WriteHold&) = delete;
   WriteHold& operator=(const WriteHold&) = delete;
 
-  Reading read();
+  Reading read();  // must be called before the thread reads
   // Must be called by a writer before it writes. Returns when nobody reads. Throws the exceptions of WhileWaiting.
   void await_readers();
 
