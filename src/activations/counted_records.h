@@ -7,8 +7,9 @@
 
 namespace zeroshard {
 
-// Owns a RecordStore and counts its buffers in the ledger. Kept tensors may keep the store alive after this object.
-// `io` and `ledger` must outlive both.
+// Owns a RecordStore, and counts the memory of the store's write buffers in the ledger. Kept tensors share the store,
+// so the store can outlive this object. `io` must outlive the store, and `ledger` this object. After this object's end
+// the store does not call `on_failure` any more.
 class CountedRecords {
  public:
   CountedRecords(RecordStore::Options options, Io& io, Ledger& ledger, Tier tier, RecordStore::OnFailure on_failure)
@@ -21,7 +22,7 @@ class CountedRecords {
   const std::shared_ptr<RecordStore>& store() const { return store_; }
 
  private:
-  Reservation reserved_;  // declared before the store, so that the reservation is released after the store
+  Reservation reserved_;  // declared before store_, so that it is released after store_
   std::shared_ptr<RecordStore> store_;
 };
 

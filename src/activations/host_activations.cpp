@@ -29,9 +29,10 @@ struct Block {
 
 }  // namespace
 
-// Orders the copies. The stream of copies waits for the work of the current stream. If a tensor comes back, the current
-// stream waits for its copy. One stream makes all copies, so another copy can use a block again at once. The host waits
-// for the last copy of a block before it reads or fills the block itself.
+// Makes the copies between device and host, and keeps their order. One stream, the mover's, makes all copies. Before
+// each copy it waits for the work of the current stream. When a tensor comes back, the current stream waits for the
+// tensor's copy. Two copies on one stream cannot overlap, so a block may get its next copy at once. Only before the
+// host itself reads or fills a block, the host waits for the block's last copy.
 class HostActivations::Copies {
  public:
   using Id = uint64_t;
@@ -62,7 +63,7 @@ class HostActivations::Copies {
     Ahead copy = ahead_ && ahead_->id == id ? std::move(*ahead_) : begin_copy(id);
     if (ahead_ && ahead_->id == id) ahead_.reset();
     current_stream_waits(copy.done, device());
-    outlive_current_stream(copy.tensor);  // another stream may have been current when it was made
+    outlive_current_stream(copy.tensor);  // when the tensor was made, another stream may have been current
     begin_next(id);
     return copy.tensor;
   }
@@ -70,7 +71,7 @@ class HostActivations::Copies {
   void begin_newest() {
     check_process();
     const std::lock_guard lock(mutex_);
-    if (files_) files_->will_get_newest();  // only for records that are in files
+    if (files_) files_->will_get_newest();  // tells the store to read its newest record ahead
     begin_next(last_ + 1);
   }
 
@@ -105,9 +106,10 @@ class HostActivations::Copies {
           "(zeroshard.offload.activations). Use the engine only in the process that made it");
   }
 
-  // Returns the index of a free block that is long enough. Prefers a shortest one and, among
-  // equals, the one that has been free for the longest time. If there is none, replaces the free block with the most
-  // bytes by a new one.
+  // Returns the index of a free block that is long enough. Prefers a shortest one and, among equals, the one that has
+  // been free for the longest time. If there is none because all kHostBlocks blocks are in use, moves the oldest record
+  // to the files, which frees the record's block. If still no free block is long enough, replaces the longest free
+  // block by a new one, or adds a new one if no block is free.
   size_t free_block(int64_t bytes) {
     if (const std::optional<size_t> found = find_free(bytes)) return *found;
     if (files_ && free_.empty() && num_blocks_ >= kHostBlocks) {
@@ -134,7 +136,8 @@ class HostActivations::Copies {
 
   static bool is_shorter(const Block& a, const Block& b) { return a.bytes < b.bytes; }
 
-  // Must be called only if no block is free, because some record then has a block.
+  // Moves the oldest record that has a block to the files, and frees the block. There must be such a record. The caller
+  // makes sure of that, because it calls this function only if blocks exist and none is free.
   void move_oldest_to_files() {
     const auto oldest =
         std::find_if(records_.begin(), records_.end(), [](const auto& each) { return each.second.block.has_value(); });
@@ -156,7 +159,8 @@ class HostActivations::Copies {
     return {id, std::move(tensor), mover_.record()};
   }
 
-  // Reads the record into a block that stays free, because the same stream makes the next copy to that block.
+  // Reads a record from the files into a block, and returns the block. The block stays in free_, and the caller copies
+  // from it to the device. This is safe, because the next copy to the block follows on the same stream.
   Block& read(const Record& record) {
     const DirectBuffer memory = files_->get(record.in_file);
     const auto free = free_.begin() + std::ptrdiff_t(free_block(record.lay.bytes));
@@ -167,8 +171,9 @@ class HostActivations::Copies {
     return block;
   }
 
-  // Starts to copy the next older record than `id`. If there is no memory for it, the copy is tried again when the
-  // record is requested, and then the error is thrown.
+  // Starts to copy the newest record that is older than `id` back to the device, if there is one. Drops a copy of
+  // another record that was begun before. If the copy fails, for example because there is no memory on the device, it
+  // is tried again when the record is requested, and then the error is thrown. Only an IoError is thrown at once.
   void begin_next(Id id) {
     const auto next = records_.lower_bound(id);
     if (next == records_.begin()) return;
@@ -207,8 +212,8 @@ class HostActivations::Kept final : public KeptTensor {
   Kept& operator=(const Kept&) = delete;
 
   at::Tensor bring_back() override {
-    // If later computation changed the tensor in place, the copy to the host may have the old or the new values,
-    // because it ran at the same time.
+    // Checks that later computation has not changed the tensor in place. If it has, the copy on the host may have the
+    // old or the new values, because the copy ran at the same time as the change.
     if (version_.current_version() != kept_version_)
       throw StateError(
           "the input of a checkpointed layer was changed in place after the layer had begun: its copy on the host "

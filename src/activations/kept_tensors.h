@@ -29,8 +29,8 @@ struct Lay {
   }
 };
 
-// Finds the kept copy of a tensor, so that a tensor that several modules get is kept once. `Kept` has lies_like(),
-// which compares layouts. Thread-safe.
+// Finds the kept copy of a tensor, so that a tensor that several torch modules give to keep() is kept once. `Kept` must
+// have lies_like(tensor), which returns whether the copy has the tensor's layout. Thread-safe.
 template <typename Kept>
 class KeptTensors {
  public:
@@ -53,8 +53,8 @@ class KeptTensors {
     std::weak_ptr<Kept> kept;
   };
 
-  // Checks storage, address and version, because a freed tensor's address may be used again and a changed tensor has
-  // another value.
+  // Returns null if the tensor has no kept copy. Compares the storage as well as the address, because the address of a
+  // freed tensor can be used again, and the version, because a tensor that was changed in place has another value.
   std::shared_ptr<Kept> find(const at::Tensor& tensor) {
     std::erase_if(known_, [](const Known& known) { return known.storage.expired() || known.kept.expired(); });
     for (const Known& known : known_) {
