@@ -4,7 +4,8 @@
 #include "base/check.h"
 #include "zeroshard/nn.h"
 
-// Saves the state around an engine for a torch::nn model, with the names that Python's engine uses.
+// Saves and loads a ModuleEngine: the state of the Engine, and beside it buffers, learning rate schedule, counts,
+// random numbers and the caller's text. Their names are those that Python's engine uses.
 namespace zeroshard {
 namespace {
 
@@ -12,8 +13,8 @@ using Json = nlohmann::json;
 
 constexpr char kBuffer[] = "buffer";
 
-// Returns the kind with which a rank's values of a buffer are saved. Rank 0 saves its values always, and another rank
-// saves its own only if they differ from rank 0's.
+// Returns the kind under which a checkpoint has a rank's values of a buffer. Rank 0 saves its values of every buffer.
+// The other ranks save their values only of buffers whose values differ between any two ranks.
 std::string buffer_kind(int rank) {
   return rank == 0 ? kBuffer : concat(kBuffer, "@", rank);
 }
@@ -59,7 +60,7 @@ std::optional<std::string> ModuleEngine::load(const std::string& root, const Loa
     if (load.finish) load.finish(loaded);
   };
   const auto loaded = load_checkpoint(root, options, [&](const std::vector<TensorInfo>& infos) {
-    copies.clear();  // drops the copies for a damaged checkpoint that was tried before
+    copies.clear();  // drops copies that were made for a damaged checkpoint, before load_checkpoint() tried this one
     std::set<std::pair<std::string, std::string>> there;
     for (const TensorInfo& info : infos) there.emplace(info.name, info.kind);
     std::vector<TensorState> wanted;

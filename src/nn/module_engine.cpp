@@ -30,7 +30,8 @@ EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig&
   return options;
 }
 
-// Throws ConfigError for keys that change the results of training and that only engines in Python support.
+// Throws ConfigError if a key that only engines in Python support is set to anything but false or null. The keys are
+// those that would change the results of training.
 void refuse_keys_of_python(const ParsedConfig& parsed) {
   for (const auto& [path, value, origin] : parsed.values) {
     const bool is_one = path == "torch_autocast.enabled" || path == "data_types.buffer_dtype" ||
@@ -84,7 +85,8 @@ ModuleEngine::ModuleEngine(const torch::nn::Module& model, ModuleUnits units, co
       rank_(world.rank()) {
   for (const auto& item : model.named_buffers())
     if (item.value().defined()) buffers_.emplace_back(item.key(), item.value());
-  // Drops the references of the definitions to the model's tensors, because the engine owns the tensors now.
+  // Drops the functions through which the definitions hold the model's tensors, because the engine owns the tensors
+  // now.
   for (UnitDefinition& unit : units_.definitions()) unit.tensors = nullptr;
   if (parsed.config.scheduler) {
     schedule_ = std::make_unique<LRSchedule>(*parsed.config.scheduler, std::vector<double>{group_.lr});
@@ -109,8 +111,9 @@ StepResult ModuleEngine::step() {
     ++iteration_;
     apply_schedule();
   }
-  // The step is counted, so the caller may continue after this error. A run that is about to stop does not get the
-  // error, because it still has a last checkpoint to save.
+  // Reports an earlier checkpoint that could not be saved. The step is counted before, so the caller may continue after
+  // this error. A run that is about to stop does not get the error here, because it still has a last checkpoint to
+  // save.
   if (result.save_failed && !result.stop) report_failed_save();
   return result;
 }

@@ -33,7 +33,8 @@ std::string join(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-// A key that is equal for two tensors that are the same parameter: the same object, or the same elements of one memory.
+// A key by which tied parameters are found. It is equal for two tensors if they are the same object, or the same
+// elements of one memory. A tensor without elements or memory equals only itself.
 using MemoryKey = std::tuple<const void*, std::vector<int64_t>, std::vector<int64_t>, int, std::string>;
 
 MemoryKey memory_key(const at::Tensor& tensor) {
@@ -45,7 +46,7 @@ MemoryKey memory_key(const at::Tensor& tensor) {
 
 }  // namespace
 
-// Finds the units of a ModuleUnits.
+// Finds the units of a model and fills in a ModuleUnits. ModuleUnits (nn.h) says what forms a unit.
 class UnitFinder {
  public:
   UnitFinder(ModuleUnits& units, std::vector<std::string> classes)
@@ -68,11 +69,11 @@ class UnitFinder {
   }
 
  private:
-  // The module that must be called before the parameters within it are used.
+  // The module whose call makes the engine gather the parameters of a unit. The unit has the module's own parameters.
   struct Place {
     const Module* module;
     std::string name;
-    bool whole;  // all parameters in it belong to its unit
+    bool whole;  // true: the unit also has the parameters of modules in it, except those of blocks (see is_block())
   };
   struct Param {
     std::vector<std::string> names;
@@ -97,7 +98,7 @@ class UnitFinder {
   }
 
   Place place_of(const Module& parent, const Module& child, const std::string& path, const Place& around) const {
-    const bool nested = around.whole && classes_.empty();  // elements of containers within a unit stay in that unit
+    const bool nested = around.whole && classes_.empty();  // without unit_classes, a unit has no units inside
     if (!nested && is_block(parent, child)) return {&child, path, true};
     if (around.whole) return around;
     return {&child, path, !child.named_parameters(/*recurse=*/false).is_empty() && !has_blocks(child)};
@@ -165,7 +166,7 @@ class UnitFinder {
   std::set<std::string> classes_, missing_, seen_;
   std::map<MemoryKey, size_t> index_;
   std::vector<Param> params_;            // in the order of the model's modules
-  std::map<const Module*, int> owners_;  // by module: the unit whose first module it is
+  std::map<const Module*, int> owners_;  // the index of each unit by its module
 };
 
 ModuleUnits::ModuleUnits(const Module& model, std::vector<std::string> unit_classes) {
