@@ -26,7 +26,7 @@ int count_of(c10::DeviceType type) {
   return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::VirtualGuardImpl(type).deviceCount() : 0;
 }
 
-// Returns the variable that hides GPUs, if it is set.
+// Returns the value of CUDA_VISIBLE_DEVICES, which hides GPUs, as a part of a message. Returns "" if it is not set.
 std::string shown_devices() {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   return visible != nullptr ? concat(" (CUDA_VISIBLE_DEVICES='", visible, "')") : "";

@@ -15,8 +15,8 @@ namespace {
 
 using Clock = Meeting::State::Clock;
 constexpr std::chrono::milliseconds kLookEvery(300), kFarewell(3000);
-// The number of cards that a waiting rank requests at a time. More would burden the store in worlds of thousands of
-// ranks.
+// The number of cards (see own_card()) for which a waiting rank asks the board at a time. More would burden the store
+// behind the board in worlds of thousands of ranks.
 constexpr int kCardsPerLook = 64;
 constexpr size_t kNamedRanks = 16;
 constexpr const char* kUnknownHost = "?";
@@ -26,7 +26,8 @@ int64_t ms_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
 }
 
-// torchrun keeps one store over restarts, so the notes of earlier attempts must have other keys.
+// Returns how often torchrun has restarted the ranks, as a part of the notes' keys. torchrun keeps one store over
+// restarts, so the notes of earlier attempts must have other keys.
 std::string attempt() {
   const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return count != nullptr ? count : "0";
@@ -42,16 +43,17 @@ std::string names_of(const std::vector<int>& ranks) {
   return ranks.size() > kNamedRanks ? concat(text, " and ", ranks.size() - kNamedRanks, " more") : text;
 }
 
-// Returns the card that a rank writes when it arrives: its host, process, the start time of the process, and its
-// purpose.
+// Returns this rank's card, the note that a rank writes when it arrives. The card has the rank's host, process, the
+// start time of the process, and purpose.
 std::string own_card(const std::string& purpose) {
   const ProcessId own = this_process();
   const std::string host = this_host();
   return concat(host.empty() ? kUnknownHost : host, "\n", own.pid, "\n", own.start_time, "\n", purpose);
 }
 
-// Reads the card of a rank, and returns the rank's host. Keeps the process only if it runs on this host, because
-// processes of other hosts cannot be watched.
+// Reads the card of `rank` at `key` and returns the rank's host. Sets the rank's purpose. Sets the rank's process only
+// if it runs on this host, because processes of other hosts cannot be watched. Throws CommError if another version of
+// zeroshard wrote the card.
 std::string read_process(Meeting::State& state, size_t rank, const std::string& key) {
   std::istringstream card(state.board.read(key));
   std::string host;
@@ -68,7 +70,8 @@ void read_card(Meeting::State& state, size_t rank) {
   state.hosts[rank] = read_process(state, rank, key(state, concat("card/", rank)));
 }
 
-// Reads the card of the previous meeting, because a rank that came to that meeting may die before it comes to this one.
+// Reads the card of `rank` from the previous meeting, because a rank that came to that meeting may die before it comes
+// to this one. Returns false if the rank's process is known already or if there is no such card.
 bool read_previous_card(Meeting::State& state, size_t rank) {
   const std::string previous = concat(state.previous, "card/", rank);
   if (state.previous.empty() || state.processes[rank].pid != 0 || !state.board.has(previous)) return false;
@@ -76,8 +79,8 @@ bool read_previous_card(Meeting::State& state, size_t rank) {
   return true;
 }
 
-// Reads cards of ranks that have arrived. Looks for rank 0's card first, because all others need rank 0, which serves
-// the store.
+// Reads the cards of ranks that have arrived since the last look, and watches their processes. Looks for rank 0's card
+// first, because all others need rank 0, which serves the store.
 void look_for_cards(Meeting::State& state) {
   const size_t count = state.hosts.size();
   int asked = 0;
@@ -95,13 +98,14 @@ void look_for_cards(Meeting::State& state) {
   if (found) state.watch = PeerWatch(state.processes, state.timeout_ms);
 }
 
-// Writes the note of a rank that leaves.
+// Writes that this meeting is over, with the rank and the reason, and that some meeting has failed (see retried()).
 void mark_over(const Meeting::State& state, std::string_view reason) {
   state.board.write(concat(state.meetings, "retried"), "");
   state.board.write(key(state, kOver), concat(state.rank, "\n", reason));
 }
 
-// Returns why the meeting is over according to another rank; "" if it is not.
+// Returns why the meeting is over if another rank has written that it is. Returns "" if it is not over, or if the note
+// is this rank's own.
 std::string note_of_over(const Meeting::State& state) {
   if (!state.board.has(key(state, kOver))) return {};
   std::istringstream note(state.board.read(key(state, kOver)));
@@ -112,6 +116,8 @@ std::string note_of_over(const Meeting::State& state) {
   return concat("rank ", who, " left before all ranks were connected (", reason, ")");
 }
 
+// Returns what note_of_over() returns, and adds what to do. If this is not "", also records in `state` that the meeting
+// is over.
 std::string why_over(Meeting::State& state) {
   const std::string note = note_of_over(state);
   if (note.empty()) return {};
@@ -125,13 +131,14 @@ std::string with_earlier(const Meeting::State& state, std::string_view text) {
   return state.earlier.empty() ? std::string(text) : concat(text, "; before this rank came, ", state.earlier);
 }
 
-// Records that this rank knows why the meeting is over.
+// Writes that this rank knows that the meeting is over.
 void mark_left(const Meeting::State& state) {
   state.board.write(key(state, concat("left/", state.rank)), "");
 }
 
-// Rank 0 waits until all ranks that came to this meeting, or to the previous one, know why it was over, because the
-// store might end with rank 0.
+// Is called by rank 0. Waits until all ranks that came to this meeting, or to the previous one, have written that they
+// know that this meeting is over, because the store can end with rank 0. Does not wait for a rank that has died, nor
+// for a rank in rank 0's own process. Waits at most kFarewell in all.
 void await_others(Meeting::State& state) {
   const Clock::time_point end = Clock::now() + kFarewell;
   const int32_t own = this_process().pid;
@@ -151,17 +158,20 @@ void await_others(Meeting::State& state) {
   }
 }
 
+// Throws CommError if another rank has written that the meeting is over.
 void check_over(Meeting::State& state) {
   if (const std::string why = why_over(state); !why.empty()) throw CommError(concat("rank ", state.rank, ": ", why));
 }
 
-// Returns whether the store's process runs. A process that is stopped (by SIGSTOP) does not answer. The watch notices
-// one that stays stopped for too long.
+// Returns false if the process of rank 0, which serves the store, is stopped (by SIGSTOP). A request to the store would
+// then get no answer, so the caller makes none. Returns true if that process has died, because a request then fails at
+// once, and if the process is unknown. The watch notices a process that stays stopped for too long.
 bool store_runs(const Meeting::State& state) {
   return state_of(state.processes[0]) != ProcessState::kStopped;
 }
 
-// Throws for a rank that has died. If the meeting was over before, throws the reason of that, which is more useful.
+// Throws CommError for a rank that has died. If another rank has written that the meeting is over, throws that rank's
+// reason instead of `text`, because the reason is more useful.
 [[noreturn]] void throw_death(Meeting::State& state, const std::string& text) {
   try {
     if (store_runs(state)) check_over(state);
@@ -172,8 +182,8 @@ bool store_runs(const Meeting::State& state) {
   throw CommError(with_earlier(state, text));
 }
 
-// Throws if ranks are missing. When one rank has waited long enough, it makes all ranks throw. Returns if the last rank
-// has arrived after all.
+// Throws CommError if ranks are missing, and then also writes the notes that make all other ranks throw. So all ranks
+// throw when the first of them has waited long enough. Returns if the last rank has arrived after all.
 void throw_missing(Meeting::State& state) {
   std::vector<int> came, missing;
   for (int rank = 0; rank < state.world_size; ++rank)
@@ -190,8 +200,8 @@ void throw_missing(Meeting::State& state) {
   throw CommError(concat("rank ", state.rank, ": ", with_earlier(state, text)));
 }
 
-// Throws if ranks came for different purposes. If a try failed on one rank alone, that rank starts over while the
-// others go on to the next purpose.
+// Throws CommError if ranks came for different purposes. This happens if their configurations differ, or after a try
+// that failed on some ranks alone, because these ranks start over while the others go on to the next purpose.
 void check_purposes(Meeting::State& state) {
   for (size_t rank = 0; rank < state.purposes.size(); ++rank) {
     if (state.purposes[rank] == state.purpose) continue;
@@ -257,7 +267,7 @@ bool Meeting::all_here() {
     check_purposes(state);
     check_over(state);
     state.watch = PeerWatch(state.processes, state.timeout_ms);
-    state.start = Clock::now();  // the ranks have the same time again to connect
+    state.start = Clock::now();  // ranks have as much time to connect as they had to arrive
     state.retried = state.board.has(concat(state.meetings, "retried"));
     state.complete = true;
     return true;

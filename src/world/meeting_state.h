@@ -37,16 +37,16 @@ struct Meeting::State {
   std::string prefix;    // prefix of the keys of this meeting
   int64_t number = 0;    // counts from 1
   Clock::time_point start, last_look;
-  std::vector<std::string> hosts;     // by rank: host of a rank that has arrived, else ""
-  std::vector<ProcessId> processes;   // processes of the ranks that have arrived and run on this host
-  std::vector<std::string> purposes;  // by rank: purpose of a rank that has arrived
+  std::vector<std::string> hosts;     // by rank: host if the rank has arrived, else ""
+  std::vector<ProcessId> processes;   // by rank: process if the rank's card was read and it runs on this host
+  std::vector<std::string> purposes;  // by rank: purpose if the rank's card was read
   PeerWatch watch;
   bool complete = false;
   bool retried = false;  // valid if complete
   bool out_of_step = false;
-  bool connected = false;  // all ranks are connected
-  bool over = false;       // the board says that the meeting is over
-  bool left = false;
+  bool connected = false;    // all ranks are connected
+  bool over = false;         // a rank, possibly this one, has written that the meeting is over
+  bool left = false;         // leave() was called before the ranks were connected
   std::string earlier = {};  // if this rank arrived too late for a meeting: why the latest such meeting ended
   std::optional<ObservedMeeting> sign;
 };

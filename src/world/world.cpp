@@ -64,9 +64,10 @@ NoteBoard note_board(const c10::intrusive_ptr<c10d::Store>& store) {
           .read = [store](const std::string& key) { return store->get_to_str(key); }};
 }
 
-// Runs `connect` on its own thread, because c10d cannot be interrupted while it connects ranks. The thread is abandoned
-// if a rank dies or the time-out is over. If `connect` throws an error of another library, the error is thrown together
-// with the death of a rank, if one has died.
+// Returns the result of `connect`. Runs `connect` on a thread of its own, because c10d cannot be interrupted while it
+// connects ranks. Throws CommError and abandons the thread if a rank dies or leaves the meeting, or if the time-out is
+// over. If `connect` throws an error of zeroshard, that error passes through. An error of another library becomes a
+// CommError that also names a rank that died or left, if there is one.
 template <typename Connect>
 auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   std::packaged_task<decltype(connect())()> task(std::move(connect));
@@ -89,7 +90,8 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   }
 }
 
-// The meeting uses its own connection, because a waiting call would block other calls on the same connection.
+// Waits until all ranks have arrived, and returns the meeting. The meeting has a connection to the store of its own,
+// because a waiting call would block other calls on the same connection.
 std::unique_ptr<Meeting> meet(const c10::intrusive_ptr<c10d::Store>& store, const RankEnvironment& env,
                               int64_t timeout_ms, const std::string& purpose,
                               const std::shared_ptr<RankObserver>& observer) {
@@ -115,9 +117,9 @@ struct KeptStore {
   c10::intrusive_ptr<c10d::Store> store;
 };
 
-// The store that this process serves for a World that could not be made. A retry finds the store where the other ranks
-// look. The object is never destroyed, because in a forked child the store's destructor would wait for threads of the
-// parent.
+// The store of a World that could not be made, if this process is rank 0 and serves it. When all ranks try again, they
+// look for a store at the same address, so rank 0 uses this store again. The object is never destroyed, because in a
+// forked child the store's destructor would wait for threads of the parent.
 KeptStore& kept_store() {
   static auto& kept = *new KeptStore();
   return kept;
@@ -132,7 +134,8 @@ std::string store_address() {
   return text;
 }
 
-// torchrun keeps one store over restarts, so the keys of earlier attempts must differ.
+// Returns the prefix of this attempt's keys. It has the number of restarts by torchrun, because torchrun keeps one
+// store over restarts.
 std::string attempt_prefix() {
   const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return concat("zeroshard/", count ? count : "0", "/");
@@ -225,8 +228,8 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   use_compact_cpu_allocator();
   CommOptions options = comm_options(config, observer_);
   if (meeting != nullptr) options.processes = meeting->state().processes;
-  // The thread that calls gathers and reductions has these objects. The communicator of checkpoints does not get them,
-  // because a background thread uses it, too.
+  // These objects are shared by communicators whose collectives the same thread calls. The communicator of checkpoints
+  // does not get them, because a background thread uses it, too.
   options.wait_graph = std::make_shared<WaitGraph>();
   options.failure = std::make_shared<SharedFailure>();
   if (!device_.is_cpu()) options.device_watch = std::make_shared<DeviceWatch>();
@@ -239,8 +242,8 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
     if (!has_one_queue(*gather_, device_)) reduce_ = make_comm(reduce, device_, options, divergence);
   }
   if (sequence) {
-    // This communicator fails together with the others. It has no part in their wait graph, because it numbers the
-    // ranks of its group alone.
+    // The sequence communicator fails together with the others, because they share SharedFailure. It has no part in
+    // their wait graph, because it numbers the ranks of its own group from 0.
     CommOptions own = options;
     own.wait_graph.reset();
     own.numbers.first = rank() - sequence->getRank();
@@ -261,7 +264,8 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
 
 namespace {
 
-// Returns what groups of ranks hold, and how exact the numbers are that they send each other.
+// Returns a text for the log that says what each replica holds, and how exact the numbers are that replicas send each
+// other.
 std::string describe_replicas(const Config& config) {
   const int size = config.shard_ranks();
   std::string text =
@@ -285,7 +289,8 @@ std::string describe_replicas(const Config& config) {
 
 }  // namespace
 
-// Connects the ranks of this replica, and the ranks that hold the same shard.
+// Connects all ranks (all_), the ranks of this replica (gather_ and reduce_), and the ranks that hold the same shard in
+// all replicas (replicas_).
 void World::connect_replicas(const Config& config, const Groups& groups, Meeting* meeting, const CommOptions& options) {
   const Group& whole = groups.reduce;
   const int rank = whole->getRank(), size = config.shard_ranks(), replicas = whole->getSize() / size;
@@ -299,8 +304,8 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
     throw ConfigError(
         "groups that shard among themselves (zeroshard.mesh.shard) need process groups that have a "
         "store, such as those of Gloo or NCCL");
-  // Gathers and reductions share a wait graph and a Divergence, which find that ranks have called different
-  // collectives.
+  // The gathers and reductions of a replica share a wait graph and a Divergence, by which ranks notice that they have
+  // called different collectives.
   const auto graph = std::make_shared<WaitGraph>();
   std::shared_ptr<Divergence> divergence;
   const auto connected = [&](const std::string& name, int first, int stride, int count) {
@@ -314,8 +319,9 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
     };
     const Group group =
         meeting != nullptr ? while_all_live(*meeting, "process groups of replicas", connect) : connect();
-    // This communicator fails together with the others. It cannot be in the wait graph of all ranks, because it numbers
-    // its ranks from 0. The two communicators within a replica (stride 1) share another wait graph.
+    // The communicator fails together with all others, because they share SharedFailure. It cannot be in the wait graph
+    // of all ranks, because it numbers its ranks from 0. The two communicators within a replica (stride 1) share
+    // another wait graph.
     CommOptions own = options;
     own.wait_graph = stride == 1 ? graph : nullptr;
     own.processes.clear();
