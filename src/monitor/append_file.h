@@ -15,11 +15,11 @@ class AppendFile {
   // change is durable only after the caller has called directory.sync(). If that call fails, the new file is already in
   // place.
   static AppendFile replace(Directory& directory, const std::string& name, std::string_view contents);
-  // Creates a file that does not exist yet.
+  // Creates a file that does not exist yet, with `contents`. If that fails, there is no such file afterwards.
   static AppendFile create(Directory& directory, const std::string& name, std::string_view contents);
 
-  // Appends a record. If only a part of the record can be written, for example because the disk is full, cuts that part
-  // off and throws. If the cut fails, too, the next append() first tries to cut again.
+  // Appends a record. If an error leaves only a part of the record in the file, for example because the disk is full,
+  // cuts that part off and throws the error. If the cut fails, too, the next append() first tries to cut again.
   void append(std::string_view record);
   void sync();
 

@@ -61,7 +61,7 @@ class CsvSink final : public MetricsSink {
       return LineVerdict::kCut;
     });
     file_ = AppendFile::replace(*directory_, name_, text);
-    columns_ = std::move(columns);  // changed last, so that an error leaves both columns_ and the file unchanged
+    columns_ = std::move(columns);  // changed last, so that columns_ stays as it was if replace() throws
     return true;
   }
 
@@ -95,7 +95,7 @@ class CsvSink final : public MetricsSink {
 
   const std::string name_ = "metrics.csv";
   Directory* directory_;
-  std::vector<std::string> columns_;  // the columns in the header of the file; none before the first record
+  std::vector<std::string> columns_;  // the columns in the header of the file; empty if the file has none yet
   AppendFile file_;
 };
 

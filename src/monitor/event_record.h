@@ -14,8 +14,8 @@ std::string tfrecord(std::string_view data);
 
 // Returns the message with which every file must begin.
 std::string version_event(double time);
-// Returns a message that makes TensorBoard drop `step` and later steps of earlier files. TensorBoard takes the first
-// such message of a run only as the beginning of the run.
+// Returns a message that makes TensorBoard drop what it has read of `step` and of later steps. At the first such
+// message in a directory TensorBoard's server drops nothing, because it takes that message as the beginning of the run.
 std::string session_start_event(double time, int64_t step);
 // Returns a message that has the values as scalars, in single precision.
 std::string scalars_event(double time, int64_t step, const MetricValues& values);

@@ -14,7 +14,8 @@ namespace {
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 
 // Returns a name for a new file. TensorBoard reads the files of a directory in the order of their names, which begin
-// with a time in seconds. So the name gets a later time than all other files have.
+// with a time in seconds. So the new name has `time`, or the second after the latest time among the other names if that
+// is later.
 std::string new_name(const Directory& directory, double time) {
   auto seconds = int64_t(time);
   for (const std::string& name : directory.list()) {

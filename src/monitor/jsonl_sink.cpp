@@ -29,7 +29,7 @@ class JsonlSink final : public MetricsSink {
 
   void record(const MetricsRecord& record) override {
     std::string line = "{\"step\": " + std::to_string(record.step) + ", \"time\": " + fixed_text(record.time, 3);
-    // Names have no characters that JSON would have to escape.
+    // Names are not escaped, because RunMetrics allows only characters that JSON does not escape.
     for (const auto& [name, value] : record.values) line += ", \"" + name + "\": " + json_number(value);
     file_.append(line + "}\n");
   }

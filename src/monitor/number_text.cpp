@@ -24,7 +24,8 @@ std::string text_of(double value, Format... format) {
   return {buffer.data(), result.ptr};
 }
 
-// Returns `value` with one of `letters` for its power of a thousand, and with three or four digits.
+// Returns `value` with one of `letters`, which stand for the powers of 1000, and with `decimals` decimals. A value that
+// is 1000 or more even with the last letter has no decimals.
 std::string scaled(double value, std::string_view letters, int decimals) {
   size_t power = 0;
   // A value that would round to 1000 gets the next letter.

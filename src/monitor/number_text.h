@@ -19,6 +19,6 @@ std::string scientific_text(double value, int decimals);
 std::string value_text(double value, int decimals = 4);  // 3.2101; very small and large values: 1.2e-07, 3.4e+09
 std::string rate_text(double value);                     // 12.3k
 std::string bytes_text(double bytes);                    // 3.21 GB; a GB is 10^9 bytes
-std::string duration_text(double seconds);               // 45s, 1m20s, 2h05m, 3d04h; "?" for what is no duration
+std::string duration_text(double seconds);               // 45s, 1m20s, 2h05m, 3d04h; "?" for NaN, < 0 and >= 1e9
 
 }  // namespace zeroshard

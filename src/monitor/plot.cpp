@@ -12,7 +12,7 @@ namespace {
 constexpr double kWidth = 800, kLeft = 72, kRight = 24, kTop = 40, kLossHeight = 280, kRateHeight = 110, kGap = 34;
 constexpr double kBottom = 48;
 constexpr double kMaxValue = 1e300;  // keeps differences finite
-constexpr size_t kMaxDots = 60;      // a series with more records has no dots
+constexpr size_t kMaxDots = 60;      // a line with more groups of records has dots only at isolated points
 
 constexpr const char* kStyle =
     "<style>"
@@ -83,7 +83,8 @@ std::string line_at(const std::string& css_class, double x1, double y1, double x
          quoted("y2", y2) + "/>\n";
 }
 
-// Returns the label of a tick. All labels of an axis have the same unit and the same number of decimals.
+// Returns the label of a tick. All labels of an axis have the same unit and the same number of decimals, except that
+// zero among labels like 1.0e+09 is "0".
 std::string tick_text(double value, const Ticks& ticks) {
   double largest = 0;
   for (const double tick : ticks.values) largest = std::max(largest, std::abs(tick));
@@ -114,7 +115,8 @@ std::string axes(const Panel& panel, const char* title, bool step_labels) {
   return svg;
 }
 
-// Draws a piece of a line that has no gaps. A single point becomes a dot.
+// Draws a piece of a line that has no gaps. The points of a line with few groups get dots, and so does a single point,
+// because it would be invisible otherwise.
 std::string piece(const Panel& panel, const Line& line, const std::vector<Series::Point>& points) {
   if (points.empty()) return {};
   const std::string css = std::string(" class=\"") + line.css_class + "\"";

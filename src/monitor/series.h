@@ -7,9 +7,9 @@ namespace zeroshard {
 
 // One metric over a run of any length, in bounded memory, for a plot.
 //
-// Up to kMaxPoints records are kept as they are. After that, neighbours are merged in pairs, again and again. Each
-// group keeps its lowest and its highest value, so a spike of one step is never lost. There are never more than
-// kMaxPoints points.
+// A series is a list of groups of consecutive records. At first each record is a group. When there would be more than
+// kMaxPoints points, neighbouring groups are merged in pairs, again and again. Each group keeps its lowest and its
+// highest value, so a spike of one step is never lost. There are never more than kMaxPoints points.
 class Series {
  public:
   static constexpr size_t kMaxPoints = 2000;

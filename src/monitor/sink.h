@@ -17,7 +17,8 @@ struct MetricsRecord {
   const MetricValues& values;
 };
 
-// Writes one file of metrics. All functions throw IoError. If record() throws, the file is unchanged.
+// Writes one file of metrics. record() and sync() throw IoError. After an error in record(), the file is still valid,
+// and can have the record or lack it.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
@@ -34,7 +35,7 @@ struct MetricsStart {
   Directory& directory;
   std::optional<int64_t> resume_step;
   double time = 0;                                  // seconds since 1970
-  SeriesByName* series = nullptr;                   // gets the earlier records that a file keeps; null is allowed
+  SeriesByName* series = nullptr;                   // gets the earlier records that a file keeps; can be null
   std::function<void(const std::string&)> warning;  // called if a file is damaged
 };
 
@@ -42,8 +43,8 @@ std::unique_ptr<MetricsSink> make_jsonl_sink(const MetricsStart& start);
 std::unique_ptr<MetricsSink> make_csv_sink(const MetricsStart& start);
 std::unique_ptr<MetricsSink> make_event_sink(const MetricsStart& start);
 
-// Renames the files of `names` that are not empty. NAME.ext becomes NAME.1.ext, or gets the next number that is free
-// for all of them. Returns the number.
+// Renames those files of `names` that exist and are not empty. NAME.ext becomes NAME.1.ext, or gets the next number
+// that is free for all of them. Returns the number, or 0 if there is nothing to rename.
 int set_aside(Directory& directory, const std::vector<std::string>& names);
 
 // The lines of a text file that a run keeps when it resumes.
@@ -51,14 +52,16 @@ struct KeptLines {
   std::string text;
   int64_t damaged = 0;  // how many invalid lines were left out; an unfinished last line does not count
 };
+// kCut: the line is valid, but is not kept, for example because its step is after the one from which the run resumes.
 enum class LineVerdict { kKeep, kCut, kDamaged };
+// Asks `judge` about each line of `text`, and collects the lines to keep. Leaves out a last line without a newline.
 KeptLines keep_lines(std::string_view text, const std::function<LineVerdict(std::string_view)>& judge);
 
 // Returns the contents of a file that a run continues, or "" if the file is missing.
 std::string read_metrics_file(const Directory& directory, const std::string& name);
 
-// Opens a text file of metrics with the contents of `kept`. If the old file was damaged, first renames that file,
-// unchanged, and gives a warning.
+// Replaces the text file `name` by one with the contents of `kept`, and opens it. If the old file had damaged lines,
+// keeps it under another name (see set_aside()) and gives a warning.
 class AppendFile;
 AppendFile go_on_with(const MetricsStart& start, const std::string& name, const KeptLines& kept);
 
