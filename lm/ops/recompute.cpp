@@ -16,7 +16,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Saves the state of the random generator from which the first call of `forward` draws its numbers.
+// Saves the state of a device's default random generator, from which the first call of `forward` draws its numbers.
 class RandomState {
  public:
   explicit RandomState(at::Device device)
