@@ -39,6 +39,7 @@ class JsonStrings : public JsonCells {
   const Array& array_;
 };
 
+// The cells of a column of strings that the file stores once each, in a dictionary. A row has the index of its string.
 class JsonDictionary : public JsonCells {
  public:
   explicit JsonDictionary(std::shared_ptr<arrow::Array> array)

@@ -11,8 +11,8 @@ namespace zeroshard {
 // Appends `text`, which is UTF-8, as a JSON string.
 void append_json_string(std::string& json, std::string_view text);
 
-// holds_strings() returns whether JsonStrings accepts the type, and holds_lists() whether JsonLists does. Both accept
-// the null type, because a column of only nulls has that type.
+// holds_strings() returns whether a column of the type can be read as strings, and holds_lists() whether it can be read
+// as lists of structs. Both accept the null type, because a column of only nulls has that type.
 bool holds_strings(const arrow::DataType& type);
 bool holds_lists(const arrow::DataType& type);
 
@@ -20,12 +20,14 @@ bool holds_lists(const arrow::DataType& type);
 class JsonCells {
  public:
   virtual ~JsonCells() = default;
-  // Appends the value of a row to `json`. Throws std::runtime_error.
+  // Appends the value of a row to `json`, as a string, a list of objects, or null. Throws std::runtime_error for
+  // damaged data, such as a string that is not UTF-8.
   virtual void append(std::string& json, int64_t row) const = 0;
 };
 
-// Makes the cells of an array. For an array of lists of structs, the JSON has only `fields` of each struct. For an
-// array of strings, `fields` must be empty.
+// Makes the cells of an array. With `fields`, holds_lists() must be true of its type, and the JSON has only these
+// fields of each struct. Without `fields`, holds_strings() must be true of its type. Throws std::runtime_error for any
+// other array, and for null.
 std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array, const std::vector<std::string>& fields);
 
 }  // namespace zeroshard

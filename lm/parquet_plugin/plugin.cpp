@@ -18,7 +18,7 @@ struct ParquetRows {
 
 namespace {
 
-// Returns call(). If it throws anything, keeps the error for error() and returns -1.
+// Returns call(). If the call throws anything, keeps the error for error_of() and returns -1.
 template <typename Call>
 int guarded(ParquetRows& rows, const Call& call) noexcept {
   try {
@@ -27,7 +27,7 @@ int guarded(ParquetRows& rows, const Call& call) noexcept {
     rows.failed = true;
     try {
       rows.error = error.what();
-    } catch (...) {  // no memory for the text of error()
+    } catch (...) {  // no memory for the text, so error_of() says "out of memory"
     }
   } catch (...) {
     rows.failed = true;

@@ -16,8 +16,8 @@ namespace {
 
 using parquet::arrow::SchemaField;
 
-constexpr int64_t kBatchBytes = 8 << 20;  // most decoded bytes of a batch, if its rows have the mean length
-constexpr int64_t kBatchRows = 4096;
+constexpr int64_t kBatchBytes = 8 << 20;  // bytes of a batch whose rows have the mean length of their row group
+constexpr int64_t kBatchRows = 4096;      // most rows of a batch
 
 template <typename Value>
 Value take(arrow::Result<Value> result) {
@@ -52,7 +52,7 @@ RowReader::RowReader(int fd) {
   auto parquet = parquet::ParquetFileReader::Open(std::move(file), properties);
   metadata_ = parquet->metadata();
   parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
-  arrow_properties.set_pre_buffer(false);  // with this, whole columns would be read at once, too
+  arrow_properties.set_pre_buffer(false);  // with pre-buffering, whole columns would be read at once, too
   reader_ = take(parquet::arrow::FileReader::Make(arrow::default_memory_pool(), std::move(parquet), arrow_properties));
   int64_t rows = 0;
   for (int i = 0; i < metadata_->num_row_groups(); ++i) {

@@ -21,6 +21,7 @@ class RowReader {
   explicit RowReader(int fd);
 
   const std::vector<std::string>& columns() const { return columns_; }
+  // Selects the columns that next() returns. Must be called once, before next().
   void select(const ParquetColumn* columns, size_t count);
   // Sets `json` to the next row as a JSON object. The text is valid until the next call. Returns false at the end.
   bool next(std::string_view& json);
@@ -42,8 +43,8 @@ class RowReader {
   std::vector<Wanted> wanted_;
   std::vector<int> leaves_;                            // indices of the leaf columns to read
   int row_group_ = 0;                                  // index of the next row group
-  std::unique_ptr<arrow::RecordBatchReader> batches_;  // batches of a row group
-  int64_t left_ = 0;                                   // rows left in batches_
+  std::unique_ptr<arrow::RecordBatchReader> batches_;  // batches of row group row_group_ - 1
+  int64_t left_ = 0;                                   // rows of that group that are not read into a batch yet
   std::shared_ptr<arrow::RecordBatch> batch_;
   int64_t row_ = 0;  // index of the next row of batch_
   std::string json_;
