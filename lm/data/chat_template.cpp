@@ -207,10 +207,10 @@ std::vector<Message> ChatTemplate::instruction(std::string_view instruction, std
 
 namespace {
 
-// Encodes pieces [begin, end) together and appends the result to `document`. To find the end of a piece among the ids,
-// the function also encodes only the text up to the end of the piece, and compares the ids with those of the whole
-// text. The piece ends at the first id that differs. So a token that crosses the end of a piece belongs to the next
-// piece, and an answer's first token is learned.
+// Encodes pieces [begin, end) together and appends the result to `document`. The end of a piece among the ids is needed
+// only if the next piece has another `learn`. To find it, the function also encodes only the text up to the end of the
+// piece, and compares the ids with those of the whole text. The piece ends at the first id that differs. So a token
+// that crosses the end of a piece belongs to the next piece, and an answer's first token is learned.
 void encode_stretch(const std::vector<TextPiece>& pieces, size_t begin, size_t end, const Tokenizer& tokenizer,
                     EncodedDocument& document) {
   std::string text;
@@ -224,7 +224,7 @@ void encode_stretch(const std::vector<TextPiece>& pieces, size_t begin, size_t e
       const std::vector<int32_t> before = tokenizer.encode(std::string_view(text).substr(0, text_end), false, true);
       ids_end = size_t(std::mismatch(ids.begin(), ids.end(), before.begin(), before.end()).first - ids.begin());
     } else if (i + 1 < end) {
-      continue;  // the end is not needed, because the next piece has the same `learn`
+      continue;  // the next piece has the same `learn`
     }
     const size_t until = std::max(at, ids_end);
     document.learn.insert(document.learn.end(), until - at, pieces[i].learn);

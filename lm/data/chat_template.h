@@ -16,12 +16,12 @@ struct Message {
   std::string content;
 };
 
-// A text. The model learns either all tokens of the text as targets or none of them. If `starts` is true, this piece
-// and the pieces after it are encoded separately from the pieces before it. Such a piece either begins with a special
-// token, where tokenizers cut the text anyway, or follows BOS.
+// A part of a conversation's text. The model learns all tokens of the part as targets, or none of them. If `starts` is
+// true, this piece and the pieces after it are encoded separately from the pieces before it. Such a piece either begins
+// with a special token, where tokenizers cut the text anyway, or follows BOS.
 struct TextPiece {
   std::string text;
-  bool learn = false;
+  bool learn = false;  // true: the tokens are targets
   bool starts = false;
 };
 
@@ -31,11 +31,12 @@ class ChatTemplate {
   // name, or if the tokenizer lacks a special token of the template.
   ChatTemplate(const std::string& name, const Tokenizer& tokenizer);
 
-  // Returns the text of a conversation in pieces. The answers are learned, and so is the token that ends each answer.
-  // Throws ValueError if `messages` do not fit the template.
+  // Returns the text of a conversation in pieces. The messages of the assistant are learned, and so is the token that
+  // ends each of them. Throws ValueError if `messages` do not fit the template or if none is of the assistant.
   std::vector<TextPiece> render(const std::vector<Message>& messages) const;
-  // Returns the messages for an instruction, its input and its output. "alpaca" puts the input under a heading of its
-  // own.
+  // Returns a message of the user with the instruction and its input, and a message of the assistant with the output.
+  // "alpaca" puts the input under a heading of its own, and the other templates put it after an empty line. An empty
+  // input is left out.
   std::vector<Message> instruction(std::string_view instruction, std::string_view input, std::string_view output) const;
 
  private:

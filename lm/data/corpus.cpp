@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kScanBytes = int64_t{64} << 20;  // the constructor reads smaller files of other programs completely
+constexpr int64_t kScanBytes = int64_t{64} << 20;  // the constructor checks all ids of smaller files of other programs
 constexpr int64_t kAllIds = INT64_C(1) << 31;      // limit if there is no vocabulary size
 
 // Returns the limit below which all ids of the file must be.

@@ -9,14 +9,15 @@
 
 namespace zeroshard {
 
-// The documents of token files that belong to one part of the data: the training part or the validation part.
-// Immutable.
+// The documents of token files that belong to one part of the data: the training part or the validation part. If the
+// validation part would be less than one document, each document is divided between the two parts. Immutable.
 class Corpus {
  public:
   // Throws the same errors as the constructor of Dataset.
   Corpus(const std::vector<std::string>& files, const DatasetOptions& options);
 
-  // Members are the documents of this part, in the order of the files. No member is empty.
+  // Members are the documents of this part, or this part's pieces of divided documents, in the order of the files. No
+  // member is empty.
   int64_t members() const { return int64_t(members_.size()); }
   int64_t tokens() const { return tokens_; }
   int64_t length(uint32_t member) const { return place(member).length; }
@@ -27,18 +28,18 @@ class Corpus {
   void read(uint32_t member, int64_t begin, int64_t count, std::vector<int32_t>& ids,
             std::vector<int32_t>& targets) const;
 
-  // Throw IoError if a file has been truncated since it was opened (see TokenFile). The second function checks only the
-  // file of a member. A caller calls the first before it reads the lengths of many members, and the second before it
-  // reads one length.
+  // Throw IoError if a file has been truncated since it was opened (see TokenFile). The first function checks all
+  // files, and a caller calls it before it reads the lengths of many members. The second function checks only the file
+  // of one member, and a caller calls it before it reads the member's length.
   void check_whole() const;
   void check_whole(uint32_t member) const;
 
-  uint64_t identity() const { return identity_; }  // identifies the files' contents
+  uint64_t identity() const { return identity_; }  // depends on the files' contents (see TokenFile::identity())
 
  private:
   struct Place {
     const TokenFile* file;
-    int64_t begin, length;  // position in the file
+    int64_t begin, length;  // in tokens of the file
   };
   size_t file_of(int64_t document) const;
   Place place(uint32_t member) const;
@@ -50,8 +51,8 @@ class Corpus {
   DatasetOptions options_;
   std::vector<TokenFile> files_;
   std::vector<int64_t> first_document_;  // by file: number of its first document; last: number of all documents
-  bool divided_ = false;  // true: every document is divided between the parts; false: whole documents belong to a part
-  std::vector<uint32_t> members_;  // indices of documents
+  bool divided_ = false;  // true: a document of two or more tokens is divided; false: a document belongs to one part
+  std::vector<uint32_t> members_;  // by member: index of its document
   int64_t tokens_ = 0;
   uint64_t identity_ = 0;
 };

@@ -144,7 +144,8 @@ bool DocumentReader::ends_document(std::string_view line) const {
              : options_.split == Split::kLine && without_end(line) == options_.separator;
 }
 
-// Reads the next document of kText. The newline before a separator does not belong to the document.
+// Reads the next document of a text file. Returns false if there is none. The newline before a separator does not
+// belong to the document, nor does the newline at the end of the file, unless the whole file is one document.
 bool DocumentReader::next_text(RawDocument& document) {
   if (!more_of_file_) return false;
   std::string_view line;

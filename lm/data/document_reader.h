@@ -19,12 +19,13 @@ class LineSource {
  public:
   virtual ~LineSource() = default;
 
-  // Sets `line` to the next line with its newline. The last line of an input can lack a newline. `line` is valid until
-  // the next call. Returns false at the end of the input. Throws ValueError for a line of more than `max_bytes`.
+  // Sets `line` to the next line. The line has its newline, except that the last line of an input and the rows of a
+  // ParquetReader can lack one. `line` is valid until the next call. Returns false at the end of the input. Throws
+  // ValueError for a line of more than `max_bytes`, and IoError.
   virtual bool next(std::string_view& line, int64_t max_bytes) = 0;
   const std::string& path() const { return path_; }
-  int64_t line() const { return line_; }  // number of the last line, counted from 1
-  int64_t bytes() const { return bytes_; }
+  int64_t line() const { return line_; }    // number of the last line, counted from 1; 0: no line was read yet
+  int64_t bytes() const { return bytes_; }  // bytes of the input that were read
 
  protected:
   explicit LineSource(std::string path) : path_(std::move(path)) {}
@@ -53,10 +54,11 @@ class LineReader : public LineSource {
   bool ended_ = false;
 };
 
-// Opens an input for reading. Throws IoError if that fails or if the input is a directory.
+// Opens an input for reading. `flags` are added to the flags of open(2). Throws IoError if that fails or if the input
+// is a directory, ValueError for an empty path or one with a zero byte, and Error if `stop` is set.
 OpenFd open_input(const std::string& path, int flags, const std::atomic<bool>* stop);
 
-// Throws Error if `stop` is set.
+// Throws Error if `stop` is set. `stop` can be null.
 void check_stop(const std::atomic<bool>* stop);
 
 // A document as it was read: either a text or a line of JSON.
@@ -64,7 +66,7 @@ struct RawDocument {
   std::string text;
   bool json = false;
   uint32_t file = 0;  // index of the input
-  int64_t line = 0;   // line where the document begins
+  int64_t line = 0;   // line where the document begins; in Parquet, its row
 };
 
 // Reads the documents of all inputs, one after another.
@@ -89,8 +91,8 @@ class DocumentReader {
   const ParquetPlugin* parquet_ = nullptr;  // set if an input is a Parquet file
   std::unique_ptr<LineSource> reader_;
   size_t file_ = 0;
-  bool more_of_file_ = true;
-  int64_t bytes_ = 0;  // bytes of earlier files
+  bool more_of_file_ = true;  // false: all documents of a text file were returned
+  int64_t bytes_ = 0;         // bytes of earlier files
 };
 
 }  // namespace zeroshard

@@ -56,7 +56,7 @@ PieceEpoch::PieceEpoch(const Corpus& corpus, const DatasetOptions& options, int6
     : corpus_(corpus), length_(options.length) {
   int64_t count = 0;
   for (uint32_t member = 0; member < corpus.members(); ++member) count += ceil_div(corpus.length(member), length_);
-  check_rows(count, length_);  // checked for `count` rows, because there are at most as many rows as pieces
+  check_rows(count, length_);  // `count` is the number of pieces, and there are at most as many rows
   parts_.reserve(size_t(count));
   for (uint32_t member = 0; member < corpus.members(); ++member)
     for (int64_t number = ceil_div(corpus.length(member), length_), i = 0; i < number; ++i)
@@ -75,8 +75,8 @@ int64_t PieceEpoch::length_of(const Part& part) const {
 
 // Returns the row of each part, chosen by best-fit decreasing over the whole epoch. This method places parts from the
 // longest to the shortest, each into the fullest row that has enough room. The number of rows depends only on the
-// lengths, so it is the same in every epoch. Parts of equal length keep the order that they have in parts_. So that
-// order decides which parts share a row.
+// lengths, so it is the same in every epoch. Parts of equal length are placed in the order that they have in parts_. If
+// that order is shuffled, different parts share a row in each epoch.
 std::vector<uint32_t> PieceEpoch::pack() const {
   std::vector<uint32_t> by_length(parts_.size()), lengths;
   std::iota(by_length.begin(), by_length.end(), 0U);

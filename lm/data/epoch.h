@@ -20,7 +20,7 @@ class Epoch {
   virtual std::vector<Piece> row(int64_t index) const = 0;
 };
 
-// The rows of an epoch with Packing::kStream. Needs 12 bytes per document and 4 bytes per row.
+// The rows of an epoch with Packing::kStream. Needs 12 bytes per document and, if rows are shuffled, 4 bytes per row.
 class StreamEpoch final : public Epoch {
  public:
   StreamEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);
@@ -29,7 +29,7 @@ class StreamEpoch final : public Epoch {
 
  private:
   int64_t length_, rows_;
-  std::vector<uint32_t> order_;      // order of the members
+  std::vector<uint32_t> order_;      // the members in the order of the stream
   std::vector<int64_t> ends_;        // by index in order_: end of the member in the stream
   std::vector<uint32_t> row_order_;  // empty if rows are not shuffled
 };

@@ -17,7 +17,8 @@ constexpr int64_t kLlmcHeadBytes = 1024;
 constexpr int32_t kLlmcMagic16 = 20240520, kLlmcMagic32 = 20240801;
 
 void check_size(const ForeignTokens& found, std::string_view file, const std::string& path) {
-  // Divides instead of multiplying, because a product with any number from a file could overflow.
+  // Divides `bytes` instead of multiplying `found.tokens`, because the header can have any number of tokens, and the
+  // product could overflow.
   const int64_t bytes = int64_t(file.size()) - found.begin, width = bytes_of(found.type);
   ZS_CHECK(found.tokens >= 0 && bytes % width == 0 && bytes / width == found.tokens, path, ": its header tells of ",
            found.tokens, " tokens of ", width, " bytes, but ", bytes, " bytes follow: it is cut off or damaged");

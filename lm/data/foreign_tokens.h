@@ -11,15 +11,15 @@ constexpr int bytes_of(IdType type) {
   return type == IdType::kUint16 ? 2 : type == IdType::kInt64 ? 8 : 4;
 }
 
-// The place and type of the ids in a file of another program.
+// The type of the ids in a file of another program, and where they are.
 struct ForeignTokens {
   std::string format;
   IdType type = IdType::kUint16;
-  int64_t begin = 0, tokens = 0;  // offset of the first id, which can be unaligned; number of ids
+  int64_t begin = 0, tokens = 0;  // offset of the first id in bytes, which can be unaligned; number of ids
 };
 
-// Finds the ids in the contents `file` of the file `path`. Recognises the format by the first bytes, or by the suffix
-// ".u16" (plain uint16). Throws a ValueError that names `path` and the field.
+// Finds the ids in the contents `file` of the file `path`. Recognises the format by the suffix ".u16" (plain uint16),
+// or else by the first bytes. Throws a ValueError that names `path` and what is wrong.
 ForeignTokens parse_foreign_tokens(std::string_view file, const std::string& path);
 
 }  // namespace zeroshard

@@ -26,10 +26,11 @@ struct ParquetColumn {
 
 struct ParquetPlugin {
   uint32_t version;  // must stay the first member, so that any version can read it
-  // Opens a file and takes ownership of `fd`. Returns null if there is not enough memory. For other failures, error()
-  // of the result has the reason.
+  // Opens the file `fd` and takes ownership of `fd` in every case. Returns null if there is not enough memory. For
+  // other failures, error() of the result has the reason.
   ParquetRows* (*open)(int fd);
-  // Returns why a call failed, or null if none did. After a failed call, only error() and close() may be called.
+  // Returns why open(), select() or next() failed, or null if none did. After a failed call, only error() and close()
+  // may be called.
   const char* (*error)(const ParquetRows* rows);
   // Returns the name of column `index` of the file, or null after the last column.
   const char* (*column)(const ParquetRows* rows, size_t index);

@@ -38,7 +38,8 @@ std::vector<std::string> columns_of(const ParquetPlugin& plugin, const ParquetRo
   return names;
 }
 
-// Returns the columns that DocumentEncoder expects in a record, given the columns that are `there`.
+// Returns the columns that DocumentEncoder expects in a record, if the file has the columns `there`. The file can lack
+// the result's columns.
 std::vector<std::string> wanted_columns(const TokenizeOptions& options, const std::vector<std::string>& there) {
   const auto has = [&](const char* name) { return std::find(there.begin(), there.end(), name) != there.end(); };
   if (options.format == Format::kInstruct) {
@@ -57,7 +58,8 @@ bool is_parquet(const std::string& path) {
 }
 
 void refuse_parquet(std::string_view beginning, const std::string& path) {
-  // The magic of Parquet and the first field of a page header. No text begins with these bytes.
+  // A Parquet file begins with its magic "PAR1" and a page header, whose first byte is 0x15. No text begins with these
+  // bytes, because 0x15 is a control character.
   if (!beginning.starts_with("PAR1\x15")) return;
   throw ValueError(concat(path, " is Parquet, which is read from files alone whose names end in .parquet"));
 }

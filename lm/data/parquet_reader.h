@@ -15,15 +15,17 @@ bool is_parquet(const std::string& path);
 // Parquet file.
 void refuse_parquet(std::string_view beginning, const std::string& path);
 
-// Loads the library that reads Parquet files from the directory of the program, or from where the dynamic linker
-// searches. The library stays loaded. Throws a ValueError that names `path`, the file to read, if the library is
-// missing.
+// Loads the library that reads Parquet files. Looks for it in the directory of the program, or else where the dynamic
+// linker searches. The library stays loaded. Throws a ValueError that names `path`, the file to read, if the library is
+// missing, cannot be loaded, or belongs to another version of zeroshard.
 const ParquetPlugin& load_parquet_plugin(const std::string& path);
 
-// Reads the rows of a Parquet file as lines of JSON. The lines have the columns that TokenizeOptions::format needs.
+// Reads the rows of a Parquet file as lines of JSON, without a newline. The lines have only the columns that the
+// options ask for with `format` and `field`. bytes() is the size of the whole file from the beginning.
 class ParquetReader : public LineSource {
  public:
-  // Throws IoError for a file that cannot be read, and ValueError for a file that lacks a column.
+  // Throws IoError for a file that cannot be read, and ValueError for a pipe or device, and for a file that lacks a
+  // column or has another type in it.
   ParquetReader(const ParquetPlugin& plugin, const std::string& path, const TokenizeOptions& options);
 
   bool next(std::string_view& line, int64_t max_bytes) override;

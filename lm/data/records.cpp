@@ -56,7 +56,8 @@ std::vector<Message> messages_of(const Json& record, const std::string& field) {
   return messages;
 }
 
-// Returns the messages of a record, which has {prompt, completion} or {instruction, input, output}.
+// Returns the messages of a record, which has {prompt, completion} or {instruction, input, output}. `input` can be
+// missing or null.
 std::vector<Message> instruction_of(const Json& record, const ChatTemplate& form) {
   if (!record.contains("instruction"))
     return {{Role::kUser, text_of(record, "prompt", "")}, {Role::kAssistant, text_of(record, "completion", "")}};

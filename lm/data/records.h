@@ -14,10 +14,10 @@ class DocumentEncoder {
  public:
   DocumentEncoder(const Tokenizer& tokenizer, const std::vector<std::string>& inputs, const TokenizeOptions& options);
 
-  // Returns whether documents have tokens that are not learned.
+  // Returns whether documents can have tokens that are not learned. Only those of the formats chat and instruct can.
   bool masked() const { return template_.has_value(); }
   // Returns the ids of a document. A document without text has none. Sets `learn` only if masked(). Throws a ValueError
-  // that names the file, the line and the field.
+  // that names the file, the line and what is wrong.
   EncodedDocument encode(const RawDocument& document) const;
 
  private:

@@ -14,13 +14,13 @@ namespace {
 
 constexpr int64_t kIds = INT64_C(1) << 31;  // ids below this fit into an int32
 
-// Returns an id as int64, so that no stored id can wrap around to a valid one.
+// Returns the id at `index` as int64, so that no stored id can wrap around to a valid one.
 template <typename Stored>
 int64_t load_id(const char* data, int64_t index) {
   return int64_t(load<Stored>(data + index * int64_t(sizeof(Stored))));
 }
 
-// Calls `call(load)`, where load(i) is the i-th id at `data`.
+// Returns call(id), where id(i) is the i-th id at `data`, which has ids of `type`.
 template <typename Call>
 auto with_ids(IdType type, const char* data, const Call& call) {
   switch (type) {
@@ -73,7 +73,8 @@ struct TokenFile::Impl {
     check_ends();
   }
 
-  // Checks the ends of the documents. A correct checksum is not enough, because anybody can have made the file.
+  // Checks that the ends of the documents ascend and that the last is the end of the tokens. A correct checksum does
+  // not prove that, because anybody can have made the file.
   void check_ends() const {
     int64_t before = 0;
     for (int64_t document = 0; document < info_.documents; ++document) {

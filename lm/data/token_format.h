@@ -36,7 +36,8 @@ struct TokenSections {
   int64_t mask = 0, ends = 0, body_end = 0, table = 0, pieces = 0, foot = 0, file_bytes = 0;
 };
 
-// Returns the offsets of the sections. The offsets must not overflow. parse_token_foot() makes sure of that.
+// Returns the offsets of the sections. The caller must make sure that no offset overflows. parse_token_foot() does so
+// for the footer that it returns.
 inline TokenSections token_sections(const TokenFoot& foot) {
   TokenSections at;
   at.mask = align_up(kTokenHeadBytes + foot.tokens * foot.id_bytes, kTokenAlignment);
@@ -52,9 +53,9 @@ inline TokenSections token_sections(const TokenFoot& foot) {
 std::array<std::byte, kTokenHeadBytes> make_token_head();
 std::array<std::byte, kTokenFootBytes> make_token_foot(const TokenFoot& foot);
 
-// Parses the footer of a whole file. Throws a ValueError that names `source` and the field if the footer or its
-// checksums are wrong, if the counts are impossible, or if the file does not have exactly the size that follows from
-// the counts.
+// Parses the footer of the whole file in `file`. Also checks the file's head and its table of checksums, but not the
+// sections before the table. Throws a ValueError that names `source` and what is wrong: the head, the footer or one of
+// the checksums, a count that is impossible, or a size of the file that does not follow from the counts.
 TokenFoot parse_token_foot(std::string_view file, const std::string& source);
 
 template <typename Number>

@@ -11,10 +11,11 @@
 namespace zeroshard {
 namespace {
 
-// Bytes that a file reserves at first, and that are cut off at the end. A FileWriter also needs twice this much memory.
+// The size that a file gets at first. The unused end is cut off when the file is finished. A FileWriter also needs
+// memory of twice this size.
 constexpr int64_t kReservedBytes = 1 << 20;
 
-// Collects bytes in a temporary file. They can be read when the file is finished.
+// Collects a section of the token file in a temporary file. It can be read after finish().
 class Spill {
  public:
   Spill(Directory& directory, std::string name) : name_(std::move(name)), writer_(directory, name_, kReservedBytes) {}
@@ -185,7 +186,7 @@ struct TokenFileWriter::Impl {
     state_ = State::kFinished;
   }
 
-  // Appends to the body of the file. Each piece of the body gets a checksum.
+  // Appends to the body of the file, which is written in pieces of kPieceBytes. Each piece gets a checksum.
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const size_t size = std::min(bytes.size(), size_t(kPieceBytes) - piece_.size());

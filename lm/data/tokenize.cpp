@@ -17,7 +17,8 @@
 namespace zeroshard {
 namespace {
 
-// Bytes of text that a thread takes at a time. A longer document is a batch of its own.
+// A batch, which one thread encodes, ends with the document that reaches this number of bytes. The last document can
+// make the batch longer.
 constexpr size_t kBatchBytes = 1 << 18;
 
 struct Batch {
@@ -27,13 +28,15 @@ struct Batch {
   bool done = false;
 };
 
-// Has threads that encode batches. Any number of batches can wait or run at a time.
+// Encodes batches on threads. Any number of batches can wait or run at a time. Without threads, start() itself encodes
+// the batch.
 class Encoders {
  public:
   Encoders(const DocumentEncoder& encoder, int threads) : encoder_(encoder) {
     try {
       for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
-      // If the system allows no more threads, the existing ones do the work, or the caller if there are none.
+      // If the system allows no more threads, the existing ones do the work, or the caller of start() if there are
+      // none.
     } catch (const std::system_error&) {
     } catch (...) {
       end();
@@ -100,7 +103,7 @@ class Encoders {
   }
 
   const DocumentEncoder& encoder_;
-  std::mutex mutex_;  // protects all members below except threads_, and Batch::done
+  std::mutex mutex_;  // protects waiting_, ending_ and Batch::done
   std::condition_variable more_, done_;
   std::deque<Batch*> waiting_;
   bool ending_ = false;
@@ -144,7 +147,7 @@ class Job {
     return threads > 1 ? threads : 0;
   }
 
-  // Reads the next batch and gives it to the encoders. Returns false if there was no document left.
+  // Reads the next batch and gives it to the encoders. Returns false if no document was left.
   bool read_batch() {
     auto batch = std::make_unique<Batch>();
     for (size_t bytes = 0; bytes < kBatchBytes;) {
@@ -182,7 +185,7 @@ class Job {
 // replace the text.
 void check_output_is_no_input(const std::string& output, const std::vector<std::string>& inputs) {
   for (const std::string& input : inputs) {
-    std::error_code missing;  // set if a file is missing; then the files are different
+    std::error_code missing;  // set if a file is missing, and then `same` is false
     const bool same = std::filesystem::equivalent(input == "-" ? "/dev/stdin" : input, output, missing);
     ZS_CHECK(!same, "the output '", output, "' is the same file as the input ",
              input == "-" ? "standard input" : concat("'", input, "'"),
