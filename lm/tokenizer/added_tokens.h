@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// Finds a tokenizer's added tokens in text, before any other processing.
+// Finds a tokenizer's added tokens in a text. The tokenizer then processes only the parts between them.
 class AddedTokens {
  public:
   struct Token {
@@ -25,8 +25,8 @@ class AddedTokens {
   bool empty() const { return tokens_.empty(); }
 
   // Cuts `text` at the tokens. Calls part(begin, end) for the text between tokens and token(id) for each token, from
-  // left to right. If several tokens match at a place, the longest one wins. If the longest one must not be taken
-  // there, for example because it is inside a word, no other token is searched at that place.
+  // left to right. If several tokens match at a position, the longest one wins. If that token must not be taken there,
+  // for example because it is inside a word, no other token that begins within its text is found.
   template <typename Part, typename Found>
   void cut(std::string_view text, bool parse_special, const Part& part, const Found& token) const {
     size_t done = 0;
@@ -41,7 +41,7 @@ class AddedTokens {
       const Token& candidate = tokens_[static_cast<size_t>(found->value)];
       if (!is_taken(candidate, text, begin, end, parse_special)) continue;
       widen(candidate, text, done, begin, end);
-      if (candidate.lstrip && begin >= end) continue;  // an earlier token has taken all of it
+      if (candidate.lstrip && begin >= end) continue;  // an earlier token took this white space, too
       if (done < begin) part(done, begin);
       token(candidate.id);
       done = end;

@@ -58,7 +58,7 @@ void Bpe::encode_part(std::string_view part, Scratch& scratch, std::vector<int32
 
 void Bpe::cut_into_units(std::string_view part, std::vector<int32_t>& symbols) const {
   const Unknown& unknown = parts_.unknown;
-  bool pending = false;  // true: the id of unknown characters must be added before the next known unit
+  bool pending = false;  // true: the id of an unknown character is still to be added
   for (size_t at = 0; at < part.size();) {
     const size_t bytes = parts_.byte_units ? 1 : std::min(utf8_length(part[at]), part.size() - at);
     const std::string_view unit = part.substr(at, bytes);
@@ -114,7 +114,7 @@ void Bpe::merge_short(Scratch& scratch) const {
 
 void Bpe::merge_long(Scratch& scratch) const {
   std::vector<int32_t>& symbols = scratch.symbols;
-  std::vector<Merge>& pairs = scratch.pairs;  // merged symbols have kNoRank, so that their heap entries are ignored
+  std::vector<Merge>& pairs = scratch.pairs;  // kNoRank for a symbol that was merged into another one
   std::vector<uint64_t>& heap = scratch.heap;
   const size_t count = symbols.size();
   ZS_CHECK(count < kNoNeighbour, "a text of ", count, " characters without a place to cut it is too long");
@@ -141,7 +141,7 @@ void Bpe::merge_long(Scratch& scratch) const {
     const auto at = static_cast<uint32_t>(heap.back());
     const auto rank = static_cast<int32_t>(heap.back() >> 32);
     heap.pop_back();
-    if (pairs[at].rank != rank) continue;  // one of the two symbols was merged in the meantime
+    if (pairs[at].rank != rank) continue;  // an old entry: one of its two symbols was merged since
     const uint32_t right = scratch.next[at], after = scratch.next[right];
     symbols[at] = pairs[at].id;
     symbols[right] = -1;

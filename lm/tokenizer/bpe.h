@@ -20,13 +20,13 @@ class Bpe {
     std::vector<int32_t> symbols;
     std::vector<Merge> pairs;              // merges of each symbol with its right neighbour
     std::vector<uint32_t> previous, next;  // only for long words
-    std::vector<uint64_t> heap;            // rank << 32 | place
+    std::vector<uint64_t> heap;            // rank << 32 | index of the left symbol
   };
   // Says how a character that is not a token is encoded.
   struct Unknown {
     int32_t id = -1;             // id of such a character; -1: it is left out
     bool fuse = false;           // true: a run of such characters gives one id
-    bool after_merging = false;  // true: decided after merging, as in SentencePiece; false: before, as in Hugging Face
+    bool after_merging = false;  // true: chosen after merging, as in SentencePiece; false: before, as in Hugging Face
     ByteIds bytes = no_byte_ids();  // if all bytes of the character have tokens, these are used instead
   };
   struct Parts {

@@ -5,8 +5,9 @@
 
 namespace zeroshard {
 
-// Returns the ids of those tokens <0x00> to <0xFF> that exist. If a model in tokenizer.json has `byte_fallback`, it
-// encodes the bytes of unknown text with these tokens. `ids` has the model's tokens as tokenizer.json spells them.
+// Reads how a model in tokenizer.json encodes unknown text as bytes. If the model has `byte_fallback`, returns the ids
+// of those tokens <0x00> to <0xFF> that exist, and otherwise no ids. `ids` has the model's tokens as tokenizer.json
+// spells them. Throws ValueError for `byte_fallback` with `byte_level`.
 inline ByteIds read_byte_fallback(const JsonField& model, const StringTable& ids, bool byte_level) {
   ByteIds bytes = no_byte_ids();
   if (!model.boolean_or("byte_fallback", false)) return bytes;

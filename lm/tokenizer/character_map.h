@@ -8,10 +8,10 @@ namespace zeroshard {
 enum class CharacterMap {
   kLowercase,     // does not depend on neighbouring characters
   kStripAccents,  // drops combining marks
-  kNmt,           // drops control characters; other spaces become U+0020
+  kNmt,           // drops control characters; spaces, U+2581, U+FEFF and U+FFFD become U+0020
 };
 
-// Returns `text` with all its characters changed. `text` must be well formed.
+// Returns `text` with the change made to each character. `text` must be well formed.
 std::string mapped(std::string_view text, CharacterMap map);
 
 }  // namespace zeroshard

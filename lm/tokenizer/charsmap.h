@@ -21,7 +21,7 @@ class Charsmap {
   Rule longest(std::string_view text) const { return find(text, Which::kLongest); }
   // Returns all of `text` normalized as Hugging Face's `tokenizers` does it. If a grapheme has less than 6 bytes and a
   // prefix of it has a rule, the rule of the shortest such prefix replaces the whole grapheme. Otherwise each character
-  // of the grapheme is replaced by its own rule.
+  // of the grapheme is replaced by its own rule, or stays if it has none.
   std::string apply_to_graphemes(std::string_view text) const;
 
  private:

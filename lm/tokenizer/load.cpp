@@ -41,8 +41,8 @@ fs::path file_of(const fs::path& path) {
                        "of its file"));
 }
 
-// The settings that Hugging Face keeps for a tokenizer in another file of the same directory. Null if there is no such
-// file.
+// The settings that Hugging Face keeps for a tokenizer in another file of the same directory: tokenizer_config.json or,
+// if there is none, special_tokens_map.json. `json` is null if there is neither.
 struct Settings {
   explicit Settings(const fs::path& file) {
     std::error_code error;

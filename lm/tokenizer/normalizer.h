@@ -13,7 +13,8 @@
 
 namespace zeroshard {
 
-// Returns a pattern, which is {"String": ...} or {"Regex": ...}, as a regular expression.
+// Returns a pattern, which is {"String": ...} or {"Regex": ...}, as a regular expression. Throws ValueError if it is
+// something else or an empty string.
 Regex regex_of(const JsonField& pattern);
 
 // Changes text before the pre-tokenizer cuts it into words, by the rules in the field "normalizer" of tokenizer.json.
@@ -22,8 +23,8 @@ class Normalizer {
   // If `field` is null, text stays unchanged. Throws ValueError for unsupported normalizers.
   explicit Normalizer(const JsonField& field);
 
-  // Returns the changed text, which is in the workspace, and is valid until the next call with that workspace. If
-  // nothing changes, returns `text` itself.
+  // Returns the changed text. It is in the workspace, and is valid until the next call with that workspace. If no step
+  // of the normalizer makes a copy, the result is `text` itself.
   std::string_view apply(std::string_view text, Workspace& workspace) const;
   bool empty() const { return steps_.empty(); }
 
@@ -45,8 +46,8 @@ class Normalizer {
   void add(const JsonField& field, int depth);
   bool add_by_name(const JsonField& field, const std::string& type);
   void add_replace(const JsonField& field);
-  // Each function returns false if `text` does not change. Otherwise it writes the changed text to `result` and returns
-  // true.
+  // Each function runs a step. It returns false if it knows at once that `text` does not change. Otherwise it writes
+  // the result to `result` and returns true.
   static bool run(const UnicodeForm& form, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const CharacterMap& map, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const Charsmap& charsmap, std::string_view text, std::string& result, Workspace& workspace);

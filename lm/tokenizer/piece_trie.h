@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// Holds a set of byte strings and finds those that are prefixes of a text. The constructor builds the whole trie, in
-// time linear in the bytes of the strings. The children of a node are adjacent.
+// Maps byte strings to values, and finds the strings that are prefixes of a text. The constructor sorts the strings,
+// and then builds the whole trie in time linear in their bytes. The children of a node have consecutive numbers.
 class PieceTrie {
  public:
   using Entry = std::pair<std::string_view, int32_t>;  // a string and its value, which is not negative

@@ -14,7 +14,8 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kMaxJitStackBytes = size_t{16} << 20;
-// A match may take kMatchSteps steps, plus kMatchStepsPerByte steps for each byte of the text. After that it throws.
+// A search for a match may take kMatchSteps steps, plus kMatchStepsPerByte steps for each byte of the text. After that
+// it throws.
 constexpr uint32_t kMatchSteps = 1'000'000, kMatchStepsPerByte = 20;
 
 std::string message_of(int error) {

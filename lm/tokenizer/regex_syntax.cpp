@@ -87,7 +87,8 @@ class Translator {
     refuse(at_, std::min(at_ + 4, in_.size()), "is not supported: of groups, (?: (?= (?! (?<= (?<! (?> and (?i: are");
   }
 
-  // Translates {n}, {n,}, {n,m} or {,m}. A brace that begins none of these stands for itself.
+  // Translates {n}, {n,}, {n,m} or {,m}. A brace that begins none of these stands for itself. Throws ValueError if a +
+  // or ? follows to which the two libraries give different meanings.
   void brace() {
     size_t end = at_ + 1;
     const auto number = [&] {

@@ -7,12 +7,13 @@
 
 namespace zeroshard {
 
-// Returns whether a piece stands for text, as control tokens for example do not.
+// Returns whether a piece stands for text. Only normal and user-defined pieces do. Control tokens, for example, do not.
 inline bool is_ordinary(const SentencePieceModel::Piece& piece) {
   return piece.type == SentencePieceModel::Type::kNormal || piece.type == SentencePieceModel::Type::kUserDefined;
 }
 
-// Checks the settings that models of all types have. Throws a ValueError that names `name` for an unsupported setting.
+// Checks what models of all types have in common. Throws a ValueError that names `name` for an unsupported setting, and
+// for a piece of more than Unigram::kMaxPieceBytes.
 void check_supported(const SentencePieceModel& model, const std::string& name);
 
 // The ids of pieces that are not text.

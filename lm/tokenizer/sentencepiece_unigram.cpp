@@ -12,8 +12,8 @@ namespace {
 
 using Type = SentencePieceModel::Type;
 
-// Returns the score that SentencePiece 0.2.3 gives a user-defined piece of `bytes` bytes. The score is not negative,
-// and the scores of other pieces normally are. So user-defined pieces win.
+// Returns the score that SentencePiece 0.2.3 gives a user-defined piece of `bytes` bytes. The score is at least 0, and
+// the scores of other pieces are normally negative. So user-defined pieces win.
 float user_defined_score(size_t bytes) {
   return static_cast<float>(0.1 * static_cast<double>(bytes - 1));
 }

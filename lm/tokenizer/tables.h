@@ -7,6 +7,7 @@
 
 namespace zeroshard {
 
+// Returns the 64-bit XXH3 hash of `text`.
 uint64_t hash_text(std::string_view text);
 
 // Maps byte strings to ids, with open addressing.
@@ -22,7 +23,7 @@ class StringTable {
   struct Slot {
     uint32_t hash = 0;
     int32_t id = -1;
-    size_t begin = 0, bytes = 0;  // place in text_
+    size_t begin = 0, bytes = 0;  // where the string is in text_
   };
   size_t slot_of(std::string_view text, uint32_t hash) const;
   void grow();
@@ -93,7 +94,7 @@ class PrefixTrie {
   uint32_t child(uint32_t node, char byte) const;  // 0: none
 
   std::vector<Node> nodes_;
-  std::vector<uint32_t> first_ = std::vector<uint32_t>(256, 0);  // node + 1, by first byte
+  std::vector<uint32_t> first_ = std::vector<uint32_t>(256, 0);  // by first byte of a string: its node; 0: none
 };
 
 }  // namespace zeroshard

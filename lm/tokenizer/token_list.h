@@ -44,7 +44,8 @@ class TokenList {
   StringTable ids_;
 };
 
-// Computes a digest of everything on which the results of encode() depend.
+// Computes a digest of the values that are added to it. A tokenizer adds everything on which the results of its
+// encode() depend.
 class TokenizerDigest {
  public:
   void add(std::string_view text) {

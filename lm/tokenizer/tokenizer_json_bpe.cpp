@@ -53,7 +53,8 @@ bool has_every_byte(const StringTable& tokens) {
   return true;
 }
 
-// Reads how unknown characters are encoded. `complete` says that there are no unknown characters.
+// Reads how unknown characters are encoded. `complete` says that no character can be unknown, because every byte has a
+// token.
 void read_unknown(const JsonField& model, const StringTable& ids, bool complete, bool byte_level,
                   Bpe::Unknown& unknown) {
   if (complete) return;

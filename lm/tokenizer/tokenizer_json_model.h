@@ -5,7 +5,8 @@
 
 namespace zeroshard {
 
-// Reads the tokens of the model in tokenizer.json, and the added tokens.
+// Reads the tokens of the model in tokenizer.json. The list has room for the ids of the added tokens, too, but the
+// caller must set the added tokens.
 TokenList read_tokens(const JsonField& root);
 // Reads the model. `byte_level` says that its tokens are written in GPT-2's alphabet (see byte_level.h).
 SubwordModel read_model(const JsonField& model, bool byte_level);

@@ -44,9 +44,9 @@ Unigram::Unigram(Parts parts)
       flavor_(parts.flavor),
       trie_(entries_of(parts.pieces)) {}
 
-// Encodes a text from left to right. At a position that no piece spans, all paths meet. So the ids before that position
-// are final. These ids are appended, and the nodes before that position are freed. So ordinary text needs nodes for
-// only a few words at a time.
+// Encodes a text from left to right. At a position that no piece spans, all paths meet, so the ids before that position
+// are final. These ids are then appended, and the nodes before that position are freed. So ordinary text needs nodes
+// for only a few words at a time.
 class Unigram::Run {
  public:
   Run(const Unigram& model, std::string_view text, Scratch& scratch, std::vector<int32_t>& out)
@@ -133,7 +133,7 @@ class Unigram::Run {
   std::vector<Step>& path_;
   std::vector<int32_t>& out_;
   size_t begin_ = 0;
-  size_t unknown_ = kNoUnknown;  // start of a run of unknown characters whose ids are not appended yet, or kNoUnknown
+  size_t unknown_ = kNoUnknown;  // start of a run of unknown characters whose ids are not appended yet
 };
 
 void Unigram::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {

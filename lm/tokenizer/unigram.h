@@ -17,8 +17,8 @@ class Unigram {
   // The library whose results encode() reproduces. SentencePiece and Hugging Face differ in their rounding, which
   // decides between nearly equal sums, and in how they encode unknown characters.
   enum class Flavor {
-    kSentencePiece,  // sums are floats; each unknown character becomes bytes, or a run of them one unknown id
-    kHuggingFace,    // sums are doubles; a run of unknown characters becomes a token or, as a whole, bytes
+    kSentencePiece,  // sums are floats; a run of unknown characters becomes bytes, or one unknown id
+    kHuggingFace,    // sums are doubles; such a run becomes one token if it is one, else bytes, else one unknown id
   };
   struct Piece {
     std::string text;  // at most kMaxPieceBytes long
@@ -27,8 +27,8 @@ class Unigram {
   struct Parts {
     std::vector<Piece> pieces;      // by id; pieces that are not text have an empty text
     double unknown_score = 0;       // score of a character that is not a piece
-    int32_t unknown_id = -1;        // id of such a character; -1: it is an error
-    ByteIds bytes = no_byte_ids();  // tokens of bytes; used instead of unknown_id if they exist
+    int32_t unknown_id = -1;        // id of such a character; -1: encode() throws for it
+    ByteIds bytes = no_byte_ids();  // tokens of bytes; used instead of unknown_id for a run whose bytes all have one
     bool byte_units = false;        // true: characters are bytes; false: characters of well-formed UTF-8
     Flavor flavor = Flavor::kHuggingFace;
   };

@@ -7,8 +7,8 @@
 
 namespace zeroshard {
 
-// Caches the ids of short words. The cache is direct-mapped, so each word has one place, where a new word replaces an
-// older one. The first word allocates 2 MiB, and the cache never grows.
+// Caches the ids of short words. The cache is direct-mapped: a word can be in only one entry, where a new word replaces
+// an older one. The first word allocates 2 MiB, and the cache never grows.
 class WordCache {
  public:
   static constexpr size_t kMaxBytes = 30, kMaxIds = 8;

@@ -51,7 +51,7 @@ class WorkspacePool {
     if (free_.size() < kMost) free_.push_back(std::move(workspace));
   }
 
-  static constexpr size_t kMost = 64;
+  static constexpr size_t kMost = 64;  // most free workspaces that the pool keeps
   std::mutex mutex_;
   std::vector<std::unique_ptr<Workspace>> free_ = reserved();
   static std::vector<std::unique_ptr<Workspace>> reserved() {
