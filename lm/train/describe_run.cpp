@@ -88,7 +88,8 @@ MemoryLimits limits_of(const Config& config, bool on_device, int ranks_of_host) 
   return limits;
 }
 
-// Returns `config` with the engine's choice instead of "auto" as the device of an offload. Writes the choice to `out`.
+// Returns `config` with the engine's choice instead of "auto" as the device of an offload, and writes the choice to
+// `out`. Without "auto", returns `config` unchanged and writes nothing.
 Config with_offload_chosen(std::ostream& out, const CausalLM& model, const Config& config, bool on_device,
                            const MemoryLimits& limits) {
   if (!has_auto_offload(config)) return config;

@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// Returns aligned lines about a run of `steps` steps: model, data, steps, engine, memory of a rank, and the place of
-// the results. `validation` may be null.
+// Returns aligned lines about a run of `steps` steps: model, data, steps, engine, memory of a rank, and the paths of
+// the results and checkpoints. `validation` may be null. `on_device` says that the engine's device is not the CPU.
 std::string describe_plan(const TrainConfig& config, const CausalLM& model, Dataset& training, Dataset* validation,
                           int64_t steps, bool on_device);
 

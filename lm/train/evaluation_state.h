@@ -23,15 +23,16 @@ struct EvaluationState {
 EvaluationState evaluation_state_of(const nlohmann::json& saved, int64_t step);
 
 // Note [Evaluations after a save] A checkpoint is saved before the evaluation of its step, so that an error or a kill
-// during the evaluation does not lose the steps. After the evaluation, rank 0 writes its result to a file next to the
-// checkpoints. A run that continues from the checkpoint reads the file, and does not repeat the evaluation.
+// during the evaluation does not lose the steps. After the evaluation, rank 0 writes the EvaluationState to a file next
+// to the checkpoints. A run that continues from the checkpoint reads the file, and does not repeat the evaluation.
 
 // Writes the file of Note [Evaluations after a save]. Only rank 0 calls it. If the write fails, only logs the failure,
 // because a later run can repeat the evaluation.
 void write_evaluation(const std::string& checkpoints, const EvaluationState& state);
 
-// Returns the state from the file if the state belongs to `step`, else `saved`. Collective. Deletes a file of another
-// step, because either this run will repeat that step, or an earlier run wrote the file.
+// Returns the state from the file if the state belongs to `step`, else `saved`. Collective. Deletes a damaged file, and
+// a file of another step, because either this run will repeat that step, or an earlier run wrote the file. If rank 0
+// cannot read the file, it logs that and returns `saved`.
 EvaluationState read_evaluation(const std::string& checkpoints, int64_t step, const EvaluationState& saved,
                                 World& world);
 

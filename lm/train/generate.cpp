@@ -22,8 +22,8 @@ namespace zeroshard {
 namespace {
 
 // Runs a model whose blocks are distributed over ranks in consecutive ranges of nearly equal size. The first rank has
-// everything before the blocks, and the last rank everything after them. A rank broadcasts the result of the last block
-// of its range.
+// everything before the blocks, and the last rank everything after them. The result of each part outside the blocks,
+// and of the last block of each rank's range, is broadcast to all ranks.
 class PipelineRunner final : public PartRunner {
  public:
   PipelineRunner(Comm& comm, at::Device device, int64_t num_blocks)
@@ -32,7 +32,7 @@ class PipelineRunner final : public PartRunner {
   int owner(int64_t block) const { return static_cast<int>(block * comm_.world_size() / num_blocks_); }
 
   at::Tensor run(const torch::nn::Module&, const at::Tensor& input, const Forward& forward) const override {
-    // The first rank computes parts whose input is ids or positions.
+    // The parts before the blocks have ids or positions as their input, which are integers.
     const int rank = input.is_floating_point() ? comm_.world_size() - 1 : 0;
     return run_on(rank, /*share=*/true, input, forward);
   }
@@ -44,7 +44,7 @@ class PipelineRunner final : public PartRunner {
 
  private:
   // Calls `forward` on rank `rank` alone. With `share`, returns the result of `forward` on all ranks. Without `share`,
-  // returns the input unchanged on the other ranks.
+  // returns the result on that rank, and the input unchanged on the other ranks.
   at::Tensor run_on(int rank, bool share, const at::Tensor& input, const Forward& forward) const {
     at::Tensor output = comm_.rank() == rank ? forward(input).contiguous() : input;
     return share && comm_.world_size() > 1 ? shared(output, rank) : output;
@@ -86,7 +86,8 @@ class PartFinder final : public PartRunner {
   mutable std::vector<const torch::nn::Module*> before, blocks, after;
 };
 
-// Returns the logits of the tokens that the options allow. Overwrites `logits`.
+// Returns the first `options.vocab_size` of the logits, or all if that is 0. Sets the logits of tokens that must never
+// be chosen to -infinity, in `logits` itself.
 at::Tensor choices_of(const at::Tensor& logits, const GenerateOptions& options) {
   const int64_t all = logits.numel(), ids = options.vocab_size > 0 ? std::min(options.vocab_size, all) : all;
   float* const values = logits.data_ptr<float>();
@@ -143,7 +144,8 @@ struct Generator::Impl {
     }
   }
 
-  // Reads the values of parameter `name` to `to`. Reads them in pieces if they cannot be read directly to their place.
+  // Reads the values of parameter `name` to `to`. If `to` is not fp32 on the CPU, reads them to fp32 memory of the
+  // host, piece by piece, and copies each piece.
   static void read(const ParameterValues& values, const std::string& name, const at::Tensor& to) {
     constexpr int64_t kPieceNumel = int64_t{1} << 20;
     if (to.is_cpu() && to.scalar_type() == at::kFloat) return values.read(name, 0, to.numel(), to.data_ptr<float>());
@@ -155,8 +157,8 @@ struct Generator::Impl {
     }
   }
 
-  // Throws Error if a logit is not finite. One NaN or infinity in a weight makes every logit NaN, so no token could be
-  // chosen by its logit.
+  // Throws Error if the greatest logit is not finite. A NaN counts as the greatest. A NaN or an infinity in a weight
+  // normally makes every logit NaN, so no token could be chosen by its logit.
   void check_finite(const at::Tensor& logits, size_t position) const {
     if (std::isfinite(logits.max().item<float>())) return;
     std::string found = "look for inf or NaN in its weights";

@@ -7,12 +7,12 @@
 
 namespace zeroshard {
 
-// Adds up losses in fp64, in the order of add(). The device copies its losses to the host while it continues to
-// compute. So the host waits only once, for the last loss.
+// Adds up losses in fp64, in the order of add(). On a device, add() only starts to copy a loss to the host, and the
+// device continues to compute. So the host waits only once, in total(), for the last loss.
 class LossSum {
  public:
-  // Prepares for at most `most` losses on `device`. The current stream of `device` must compute one loss after the
-  // other.
+  // Prepares for at most `most` losses on `device`, which can be the CPU. The current stream of `device` must compute
+  // one loss after the other.
   LossSum(int64_t most, at::Device device);
   void add(const at::Tensor& loss);  // a scalar, fp32
   double total();

@@ -98,7 +98,7 @@ std::string file_of_model(const std::string& output, const Files& copied) {
 }  // namespace
 
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints) {
-  std::error_code none;  // on an error, the folders are different ones
+  std::error_code none;  // the functions that get it return false on an error
   ZS_CHECK(!fs::equivalent(model, output, none), "train.output is '", output,
            "', the directory of train.model: its weights would be overwritten. Name another folder");
   // Reads the files before the training, so that their errors are reported before it.

@@ -28,8 +28,9 @@ std::string links_out_of(const std::string& model);
 // half-written file under its final name.
 void write_model_directory(const ModelExport& what, ExportOptions weights = {});
 
-// Does the same for a directory with adapters in PEFT's format instead of a model. `weights` chooses the tensors.
-// `config` is the text of adapter_config.json, which is written last.
+// Does the same for a directory with adapters in PEFT's format instead of a model, but makes no generation config.
+// `weights` chooses the tensors. `config` is the text of adapter_config.json, which is written last instead of
+// config.json.
 void write_adapter_directory(const ModelExport& what, ExportOptions weights, const std::string& config);
 
 }  // namespace zeroshard

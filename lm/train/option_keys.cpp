@@ -47,7 +47,8 @@ std::string allowed_in(const Block& block) {
   return text;
 }
 
-// Returns the JSON object at `path`, which begins with "train", or null if there is none.
+// Returns the JSON object at `path`, which begins with "train". Returns null if nothing is there, or something that is
+// no object.
 const Json* object_at(const Json& train, const std::string& path) {
   const Json* object = &train;
   for (size_t dot = path.find('.'); dot != path.npos && object->is_object(); dot = path.find('.', dot + 1)) {

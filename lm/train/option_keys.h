@@ -4,8 +4,7 @@
 namespace zeroshard {
 
 // Throws a ConfigError if the configuration's object "train" has unknown keys. The error names all unknown keys, each
-// with the nearest known key. The function does not check values, because options.cpp checks each value when it reads
-// it.
+// with the nearest known key. The function does not check values, because parse_train_config() checks them.
 void refuse_unknown_options(const Json& train);
 
 }  // namespace zeroshard

@@ -196,8 +196,9 @@ void tell_keys_of_python(ParsedConfig& parsed) {
   }
 }
 
-// Replaces the "auto" of a schedule's total_num_steps by the number of steps of the run. Returns true if that number
-// depends on the data, so that train() must set it after reading the data.
+// Replaces the "auto" of a schedule's total_num_steps by the number of steps of the run. Returns true if the data and
+// train.epochs determine that number. Then the value is a placeholder, and train() must set it when it has read the
+// data.
 bool fill_total_steps(Json& config, const TrainOptions& options) {
   const Json::json_pointer where("/scheduler/params/total_num_steps");
   if (!config.contains(where) || config[where] != "auto") return false;

@@ -12,7 +12,7 @@ std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world
   std::exception_ptr error;
   if (world.rank() == 0) {
     try {
-      Directory::create(shared_posix_io(), options.output);  // other users may read the result, but not the checkpoints
+      Directory::create(shared_posix_io(), options.output);  // other users may read it, unlike options.checkpoints
       locks.emplace_back(posix_io(), options.output,
                          "Name another folder in train.output, or wait for that run to end");
       locks.emplace_back(posix_io(), options.checkpoints,

@@ -6,8 +6,9 @@
 
 namespace zeroshard {
 
-// Reserves train.output and train.checkpoints.folder for this job. Collective. Returns the locks on rank 0, and nothing
-// on the other ranks. Throws IoError on every rank if another job has reserved one of the folders.
+// Reserves train.output and train.checkpoints.folder for this job, and creates them if they are missing. Collective.
+// Returns the locks on rank 0, and an empty list on the other ranks. Throws IoError on every rank if another job has
+// reserved one of the folders, or if a folder cannot be used.
 std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world);
 
 }  // namespace zeroshard

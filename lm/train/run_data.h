@@ -9,7 +9,8 @@
 
 namespace zeroshard {
 
-// Return the rows for training, and the rows for evaluation or null if there are none.
+// training_data() returns the rows for training. validation_data() returns the rows for evaluation, or null if there
+// are none.
 std::unique_ptr<Dataset> training_data(const TrainOptions& options, const CausalLM& model);
 std::unique_ptr<Dataset> validation_data(const TrainOptions& options, const CausalLM& model);
 
@@ -18,12 +19,14 @@ struct RowsDone {
   int64_t steps = 0, rows = 0;
 };
 
-// Returns the number of steps of a run: the steps in `done`, plus as many steps of `batch_size` rows as remain. Throws
-// ValueError if there would be too many rows to count.
+// Returns the number of steps of a run. If train.steps is given, this is train.steps, and `done` counts among these
+// steps. With train.epochs it is the steps in `done`, plus as many steps of `batch_size` rows as remain, but at least
+// 1. Throws ValueError if there would be too many rows to count.
 int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size, const RowsDone& done = {});
 
 // Checks that a run of `steps` steps can learn and be evaluated. Throws ValueError if no row for training has a target,
-// or if early stopping has no loss to compare. Returns a warning if evaluations would have no targets, else "".
+// if evaluations are wanted but there are no rows for them, or if early stopping has no loss to compare. Returns a
+// warning if evaluations would have no targets, else "".
 std::string check_targets(const TrainOptions& options, int64_t batch_size, int64_t steps, Dataset& training,
                           Dataset* validation);
 

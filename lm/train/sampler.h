@@ -12,7 +12,8 @@ class Sampler {
  public:
   // Throws ValueError for an option outside of its range.
   explicit Sampler(const SamplingOptions& options);
-  // Returns the next token. `logits`: fp32, on the host, [vocabulary].
+  // Returns the next token: with temperature 0 the most likely one, else a random one. `logits`: fp32, on the host,
+  // [vocabulary].
   int32_t choose(const at::Tensor& logits);
 
  private:

@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns the name of the token file for a text. The name depends on everything that determines the tokens, so a
-// changed text gets another token file.
+// Returns the name of the token file for a text. The name depends on the text's path, size and time of the last change,
+// on the tokenizer, and on the options of tokenizing. So a changed text gets another token file.
 std::string name_of_tokens(const std::string& text, const Tokenizer& tokenizer, const TokenizeOptions& options) {
   const fs::path path(text);
   const auto written = fs::last_write_time(path).time_since_epoch().count();
@@ -28,7 +28,7 @@ std::string name_of_tokens(const std::string& text, const Tokenizer& tokenizer, 
   return concat(path.stem().string(), "-", hash_bytes(key.data(), static_cast<int64_t>(key.size())), ".tokens");
 }
 
-// Makes the token files of texts. Loads the tokenizer at the first text.
+// Makes the token files of texts that have none yet. Loads the tokenizer at the first text.
 class Tokens {
  public:
   explicit Tokens(const TrainOptions& options) : options_(options) {}

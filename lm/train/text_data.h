@@ -9,8 +9,9 @@ namespace zeroshard {
 // Returns whether the ending of a file's name says that the file is text: .txt, .jsonl, .ndjson, .json or .parquet.
 bool is_text(const std::string& path);
 
-// Makes token files of the text files in `options` with the tokenizer of the model's directory, and replaces the text
-// files in `options` by these token files. The token files stay in output/tokens for the next run.
+// Makes a token file of each text file in `options` with the tokenizer of the model's directory, and replaces the text
+// file in `options` by it. The token files stay in output/tokens. A later run takes such a file instead of making it
+// again.
 void tokenize_texts(TrainOptions& options);
 // Does the same on all ranks, and rank 0 makes the files for all. Collective. Returns false on all ranks if `stop` has
 // become true on any of them.

@@ -36,7 +36,8 @@
 namespace zeroshard {
 namespace {
 
-// Runs the parts of a model as units of an engine. Every `recompute_every`-th block runs with activation checkpointing.
+// Runs the parts of a model as units of an engine. Every `recompute_every`-th block runs with activation checkpointing,
+// and none if that is 0.
 class EngineRunner final : public PartRunner {
  public:
   EngineRunner(ModuleEngine& engine, int64_t recompute_every) : engine_(engine), recompute_every_(recompute_every) {}
@@ -179,7 +180,7 @@ class Run {
   }
 
   // Seeds the device's random generator from the seed, the step and the rank, because a checkpoint has only the random
-  // state of the host.
+  // state of the host. Does nothing on the CPU, whose generator is that of the host.
   void seed_device() {
     if (world_.device().is_cpu()) return;
     at::Generator generator = at::globalContext().defaultGenerator(world_.device());
@@ -221,8 +222,8 @@ class Run {
     return result.stop;
   }
 
-  // Evaluates if an evaluation is due after this step. Does not evaluate after the last step, because run() does that
-  // after the last save. Returns false if a signal came during the evaluation.
+  // Evaluates if an evaluation is due after this step and is not yet done. Does not evaluate after the last step,
+  // because run() does that after the last save. Returns false if a signal came during the evaluation.
   bool evaluate_if_due() {
     const int64_t done = engine_.steps();
     return !is_due(options_.evaluate_every, done) || done >= total_ || evaluations_.step == done || evaluate();
@@ -348,7 +349,7 @@ class Run {
 
   void resume() {
     LoadOptions load;
-    load.may_be_first = true;  // because started() reports a new run
+    load.may_be_first = true;  // a missing checkpoint is no error, and started() reports a new run
     bool accepted = false;
     load.accept = [&](const std::string& state) {
       check_data(nlohmann::json::parse(state).at("client"));
@@ -367,7 +368,7 @@ class Run {
   }
 
   void resume_from(const nlohmann::json& state) {
-    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // earlier versions did not count samples
+    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // earlier versions saved no such count
     saved_ = engine_.steps();
     evaluations_ = evaluation_state_of(state, saved_);
     const RowsDone done{engine_.steps(), engine_.progress().global_samples};

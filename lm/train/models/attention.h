@@ -25,15 +25,16 @@ class AttentionContext {
   AttentionContext(TokenBatch batch, KvCache* cache)
       : batch_(std::move(batch)), cache_(cache), past_(cache ? cache->length() : 0) {}
 
-  // Returns the number of tokens before the batch's tokens. A mask has columns for these earlier tokens first, then for
-  // the batch's tokens.
+  // Returns the number of tokens in the cache, which come before the batch's tokens. A mask has columns for these
+  // earlier tokens first, then for the batch's tokens.
   int64_t past() const { return past_; }
   KvCache* cache() const { return cache_; }
   const SequenceGroup* sequence() const { return batch_.sequence.get(); }
 
   // Returns a mask of bool, [batch or 1, 1, length, past + length], where `length` is the length of whole rows. An
   // element is true if the token of its row attends to the token of its column. The mask is undefined if each token
-  // attends to all earlier tokens.
+  // attends to all earlier tokens and attend() can do without a mask, because past() is 0 or there is only one token in
+  // a row.
   const at::Tensor& mask(int64_t window);
   // Returns the same mask as mask(), but a defined one in every case.
   const at::Tensor& explicit_mask(int64_t window);
@@ -48,9 +49,9 @@ class AttentionContext {
 };
 
 // Computes attention. query: [batch, heads, length, head_dim]; key and value: [batch, kv_heads, length, head_dim],
-// where kv_heads divides heads. Returns [batch, length, heads * head_dim]. If ranks share rows, `length` is the length
-// of this rank's piece. The ranks then exchange heads, so that each rank attends over whole rows with an equal part of
-// the heads.
+// where kv_heads divides heads. Appends key and value to the context's cache, if it has one, and attends to all tokens
+// in the cache. Returns [batch, length, heads * head_dim]. If ranks share rows, `length` is the length of this rank's
+// piece. The ranks then exchange heads, so that each rank attends over whole rows with an equal part of the heads.
 at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionContext& context,
                   const AttentionOptions& options);
 

@@ -72,7 +72,8 @@ std::pair<int64_t, int64_t> range_of(const at::Tensor& ids) {
   return {least.item<int64_t>(), greatest.item<int64_t>()};
 }
 
-// Returns each token's distance from the first token of its document.
+// Returns each token's position, int64, [batch, row length]. It is the distance from the first token of the token's
+// document in the same row. Without documents, it is the distance from the first token of the row.
 at::Tensor count_positions(const TokenBatch& batch) {
   const int64_t length = batch.row_length();
   const at::Tensor places = at::arange(length, batch.ids.options()).expand({batch.ids.size(0), length});

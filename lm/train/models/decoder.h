@@ -58,7 +58,7 @@ class FeedForward : public torch::nn::Module {
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 };
 
-// Returns the value of the field sliding_window, which applies to all layers. 0 means no window.
+// Returns the value of the field sliding_window, or 0, which means no window, if the field is not given.
 int64_t read_window(Fields& fields);
 // Returns the window of each layer: `window` for layers that the field layer_types calls "sliding_attention", and 0 for
 // "full_attention". Without that field, layers for which slides(layer) is true get the window.

@@ -34,7 +34,8 @@ void require_plain_lora(Fields& fields) {
     fields.require(name, nlohmann::json::array());
 }
 
-// Throws ValueError for kinds of initialisation that also change the model's own weights.
+// Throws ValueError for kinds of initialisation that may also change the model's own weights. Only true, false and the
+// three kinds that the function names do not change them.
 void require_untouched_base(Fields& fields, const nlohmann::json& config) {
   const auto found = config.find("init_lora_weights");
   if (found == config.end() || !found->is_string()) {

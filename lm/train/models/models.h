@@ -4,8 +4,8 @@
 #include "train/models/fields.h"
 #include "zeroshard/causal_lm.h"
 
-// Declares one function per architecture. Each is defined in a file of its own, reads the fields of config.json that it
-// supports, and makes the model.
+// Declares one function per architecture. Each reads the fields of config.json that it supports, and makes the model.
+// Each is defined in a file that has the name of its architecture. qwen.cpp has two of them.
 namespace zeroshard {
 
 // Returns " for parameter ...", the end of the error message if there is not enough memory for a parameter.

@@ -14,10 +14,11 @@ class Rope {
     at::Tensor cos, sin;  // [batch, 1, length, head_dim]; the second half of head_dim equals the first
   };
 
-  // Reads rope_parameters, or rope_theta and rope_scaling, which transformers wrote before version 5. Throws ValueError
-  // for types other than default, linear and llama3.
+  // Reads rope_parameters or, if it is not given, rope_theta and rope_scaling, which transformers wrote before version
+  // 5. Throws ValueError for types other than default, linear and llama3.
   Rope(Fields& fields, int64_t head_dim, double default_theta);
 
+  // Returns the angles for `positions`, int64, [batch, length], as tensors of `dtype`.
   Angles angles(const at::Tensor& positions, at::ScalarType dtype);
   // Returns x, which is [batch, heads, length, head_dim], rotated by `angles`.
   static at::Tensor rotate(const at::Tensor& x, const Angles& angles);
