@@ -1,8 +1,8 @@
 #pragma once
 #include <torch/csrc/utils/pybind.h>
 
-// Declares one function per public header of the core. Each function adds the names of its header to the Python module,
-// and has no logic of its own.
+// Declares the functions that add names to the Python module `zeroshard._C`. Most of them are each for one public
+// header of the core. bind_process() and bind_signals() have none.
 namespace zeroshard {
 
 namespace py = pybind11;

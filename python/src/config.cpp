@@ -16,12 +16,12 @@ namespace {
 ConfigContext context(int world_size, std::optional<int64_t> hidden_size, std::optional<int> sequence_parallel_size) {
   ConfigContext result;
   result.world_size = world_size;
-  // Ranks that torch.multiprocessing started have no variables of a launcher. ranks_per_host then stays 0, which means
-  // that it is not known.
+  // ranks_per_host stays 0, which means that it is not known, if the launcher's variables describe another number of
+  // ranks than `world_size`. For example, torch.multiprocessing sets no such variables.
   try {
     if (const RankEnvironment ranks = rank_environment(); ranks.world_size == world_size)
       result.ranks_per_host = ranks.local_world_size;
-  } catch (const ValueError&) {  // later code that needs ranks_per_host says that it is not known
+  } catch (const ValueError&) {  // the variables are wrong, so ranks_per_host is not known either
   }
   result.sequence_parallel_size = sequence_parallel_size;
   result.hidden_size = hidden_size;

@@ -27,15 +27,18 @@ at::ScalarType scalar_type(const py::object& dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
-// The last interrupt that a Python callback raised. Callers must hold the interpreter's lock (the GIL). The object is
+// Returns the variable that holds the last interrupt, or None. An interrupt is an exception of a Python callback that
+// is not an `Exception`, such as KeyboardInterrupt. Callers must hold the interpreter's lock (the GIL). The variable is
 // never destroyed, because the interpreter can be gone when the process exits.
 py::object& kept_interrupt() {
   static auto* const kept = new py::object(py::none());
   return *kept;
 }
 
-// Turns an error that a Python callback raised into an error of the core, and throws that. So every rank learns of the
-// error, and code that reads a checkpoint does not mistake it for a damaged file.
+// Throws an error of the core in place of an error that a Python callback raised: StateError for StateError, ValueError
+// for all others. An interrupt is also kept for take_interrupt(). The core sends the text and the type of its own
+// errors to every rank. It would turn any other exception into an IoError, and code that reads a checkpoint would then
+// take the file for damaged.
 [[noreturn]] void throw_as_own(const py::error_already_set& error) {
   const py::gil_scoped_acquire gil;
   const auto text_of = [](const py::handle& value) {
@@ -62,14 +65,14 @@ std::function<Result(Args...)> with_own_errors(std::function<Result(Args...)> ca
   };
 }
 
-// Returns the exception that last interrupted a callback in this process, such as a KeyboardInterrupt, and forgets it.
-// Returns None if no exception did so since the last call.
+// Returns the last interrupt that a callback raised in this process, and forgets it. Returns None if there was none
+// since the last call.
 py::object take_interrupt() {
   return std::exchange(kept_interrupt(), py::none());
 }
 
-// Returns the parameters that a failed load left half loaded, each with the path of its checkpoint. In a path, replaces
-// bytes that are not UTF-8 by escapes.
+// Returns the parameters that a failed load left half loaded, each with the path of the checkpoint that was partly
+// read. In a path, replaces bytes that are not UTF-8 by escapes.
 std::vector<std::pair<std::string, py::object>> half_loaded(const Engine& engine) {
   std::vector<std::pair<std::string, py::object>> result;
   for (const auto& [param, path] : engine.half_loaded()) {

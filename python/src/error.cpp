@@ -6,9 +6,9 @@
 namespace zeroshard {
 namespace {
 
-// Sets the Python error `name` with the message of `error`. The message can contain bytes that are not UTF-8, from a
-// path or a character that was cut in the middle. For such bytes pybind11's own translation would raise a
-// UnicodeDecodeError.
+// Sets the Python error `name` with the message of `error`. The message can contain bytes that are not UTF-8, because
+// it has a path or was cut in the middle of a character. For such bytes pybind11's own translation would raise a
+// UnicodeDecodeError. This function replaces them by escapes.
 void raise(const char* name, const std::exception& error) {
   const std::string what = error.what();
   const auto text =

@@ -15,8 +15,9 @@
 namespace zeroshard {
 namespace {
 
-// Runs pending signal handlers of Python. Python runs them only in its main thread. Other threads must not even take
-// the interpreter's lock here, because a process that ends does not give it to them any more.
+// Runs pending signal handlers of Python, and throws the exception that a handler raises. Does nothing outside of the
+// process's main thread, because Python runs handlers only there. Other threads must not even ask for the interpreter's
+// lock here, because an interpreter that ends does not give it to them: see let_threads_stay().
 void run_signal_handlers() {
   if (::gettid() != ::getpid() || Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;
@@ -26,10 +27,12 @@ void run_signal_handlers() {
 constexpr auto kLongestEnd = std::chrono::seconds(30);
 std::atomic<bool> threads_stay_to_the_end = false;
 
-// Keeps the process alive if a thread wants the interpreter's lock after the interpreter's end. Python ends such a
-// thread by unwinding its stack, and destructors on the stack do not allow this, so std::terminate() is called. The
-// handler that this function installs makes the thread wait instead. If the end of the process waits for that thread,
-// the handler aborts the process after kLongestEnd.
+// Replaces the handler of std::terminate(), so that a thread which asks for the interpreter's lock after the
+// interpreter's end does not abort the process. Python before 3.14 ends such a thread by unwinding its stack. Frames
+// that are noexcept do not allow this, so std::terminate() is called. The new handler makes the thread wait: after
+// end_beside_threads() until the process ends, otherwise for kLongestEnd. It then calls the previous handler, which
+// aborts the process, because the end of the process may be waiting for this thread. In the main thread it calls the
+// previous handler at once.
 void let_threads_stay() {
   static const std::terminate_handler previous = std::get_terminate();
   [[maybe_unused]] static const std::terminate_handler replaced = std::set_terminate([] {
@@ -39,8 +42,8 @@ void let_threads_stay() {
   });
 }
 
-// Makes the process end with its exit code before any static object is destroyed, because threads still run and can use
-// such objects.
+// Makes the process end with its exit code before it destroys static objects that exist at this call, because threads
+// still run and can use such objects. Output in stdio buffers is written first. Also calls let_threads_stay().
 void end_beside_threads() {
   threads_stay_to_the_end = true;
   let_threads_stay();

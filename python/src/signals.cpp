@@ -25,8 +25,8 @@ struct Later {
   int64_t from_ns;
 };
 
-// Has an entry for each signal number. It is global, because a handler gets only that number. An entry is written
-// before the handler that reads it is installed.
+// later[n] says what signal n does from the moment `from_ns` on. The array is global, because act_later() is passed
+// only the number of the signal. ignore_for() writes an entry before it installs act_later(), which reads the entry.
 std::array<Later, NSIG> later{};
 
 void act_later(int number) {

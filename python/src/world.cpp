@@ -15,7 +15,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kChunkBytes = 1 << 20;  // most bytes of a broadcast call, because shared memory holds a copy of them
+constexpr int64_t kChunkBytes = 1 << 20;  // most bytes of one broadcast, because shared memory holds a copy of them
 
 void broadcast(World& world, const at::Tensor& tensor, int root, const std::string& tag) {
   if (!tensor.is_contiguous()) throw ValueError("broadcast of '" + tag + "': the tensor is not contiguous");
@@ -27,8 +27,8 @@ void broadcast(World& world, const at::Tensor& tensor, int root, const std::stri
   }
 }
 
-// Gives the empty `tensor` the shape `shape` without memory. Access to its elements throws an error with the text
-// `message`.
+// Gives `tensor` the shape `shape` and a storage without memory. Its dtype and device do not change. Access to its
+// elements throws an error with the text `message`.
 void make_hollow(const at::Tensor& tensor, const std::vector<int64_t>& shape, const std::string& message) {
   at::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   const int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(tensor.element_size());
