@@ -30,9 +30,9 @@ _thread = _Thread()
 def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Does the same as ``torch.utils.checkpoint.checkpoint``, with the same arguments and the same result.
 
-    In the forward of an engine with ``zeroshard.offload.activations``, each of ``args`` that is a tensor with a
-    gradient leaves memory until the backward pass needs it. Outside of such a forward the function only calls torch's
-    ``checkpoint``.
+    In a training forward of an engine with ``zeroshard.offload.activations``, each of ``args`` that is a tensor and
+    requires a gradient leaves memory until the backward pass needs it, unless it is small or its memory has gaps.
+    Outside of such a forward, and inside a function that is itself recomputed, only calls torch's ``checkpoint``.
 
     >>> block = torch.nn.Linear(32, 32)
     >>> hidden = torch.randn(2, 32, requires_grad=True)
@@ -42,9 +42,9 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class Keeper:
-    """Moves the inputs of checkpointed modules of an engine's model out of memory.
+    """Moves the inputs of checkpointed parts of an engine's model out of memory.
 
-    This includes modules of models that call torch's checkpointing themselves.
+    These are the functions that the model gives to ``recompute``, and the modules that transformers checkpoints.
     """
 
     def __init__(self, model: nn.Module, core: _C.Engine) -> None:
@@ -61,7 +61,7 @@ class Keeper:
         for module, function in self._functions():
             if not isinstance(function, _Checkpoint):
                 module._gradient_checkpointing_func = _Checkpoint(self, function)
-            elif function.keeper() is not self:  # it is the keeper of an earlier engine
+            elif function.keeper() is not self:  # an earlier engine has put this function here
                 module._gradient_checkpointing_func = _Checkpoint(self, function.inner)
         before, _thread.keeper = _thread.keeper, self
         try:
@@ -91,7 +91,7 @@ class Keeper:
 
 
 class _Stayed:
-    """Keeps a tensor in memory, and detects writes to it, because torch detects them only without hooks."""
+    """Keeps a tensor in memory, and detects writes to it, because torch does not check tensors that hooks keep."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._version = tensor, tensor._version
@@ -112,7 +112,7 @@ class _Checkpoint:
     def __init__(self, keeper: Keeper, inner: Callable) -> None:
         functools.update_wrapper(self, inner, updated=())
         self.keeper, self.inner = weakref.ref(keeper), inner  # weak, because the model can outlive the engine
-        # Not done at import, because it makes torch import its compiler.
+        # Not done at import, because disable() makes torch import its compiler.
         self._checkpointed = torch.compiler.disable(_checkpointed)
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Makes the copies of a model's buffers that an engine uses."""
+"""Finds a model's buffers, and chooses their dtypes and names for an engine."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from .names import plain_module, plain_name, plain_names
 class Buffer:
     owner: nn.Module
     name: str  # name of the buffer in its owner
-    path: str
-    values: torch.Tensor
+    path: str  # name of the buffer in the model
+    values: torch.Tensor  # what place() puts into the model
 
     def place(self) -> None:
         self.owner._buffers[self.name] = self.values
 
 
 def find_buffers(model: nn.Module, device: torch.device, parsed: _C.ParsedConfig) -> list[Buffer]:
-    """Returns copies of all buffers on ``device``, in the dtype that the configuration wants.
+    """Returns all buffers with values on ``device``, in the dtype that the configuration wants.
 
-    The model's own buffers do not change. Raises ``ValueError`` for a buffer on the meta device.
+    The values are a copy, or the model's own buffer if its device and dtype are right. The model does not change.
+    Raises ``ValueError`` for a buffer on the meta device.
     """
     found = []
     dtype_of = _chooser(model, parsed)
@@ -87,7 +88,10 @@ def _compiled(name: str, source: str) -> re.Pattern:
 
 
 def _patterns(model: nn.Module, compute_dtype: str) -> set[str]:
-    """Returns patterns for the names of modules that transformers keeps in fp32."""
+    """Returns patterns for the names of buffers in modules that transformers keeps in fp32.
+
+    Uses ``_keep_in_fp32_modules`` only for fp16, as transformers does.
+    """
     found = set()
     for path, module in model.named_modules():
         names = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())

@@ -28,9 +28,11 @@ from .together import naming_causes, together
 _CLIENT = "client"
 _RANK_STATE = "rank_state"
 _BUFFER = "buffer"
-_OPTIMIZER = "optimizer."  # prefix of the kinds of states of a user's optimizer: "optimizer.exp_avg"
-# Prefix of the kinds of states of an optimizer with tables. Each of these states is saved as one tensor for a whole
-# slice of a parameter: "stretch.absmax@1".
+# A tensor of a checkpoint has a name and a kind. This is the prefix of the kinds of states of an external optimizer, as
+# in "optimizer.exp_avg".
+_OPTIMIZER = "optimizer."
+# The same for an external optimizer with tables, see _has_tables(). Each rank saves each state of a slice as one tensor
+# that cannot be cut. An example is the state "absmax" that rank 1 saves: "stretch.absmax@1".
 _OF_STRETCH = "stretch."
 
 
@@ -57,7 +59,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_other_random_state(saved: dict[str, Any], device: torch.device) -> None:
-    """Restores the states of the random generators that the core does not manage."""
+    """Restores the states of the random generators that the core does not manage: all but torch's for the CPU."""
     state = decode(saved, {})
     if "python" in state:  # missing if a C++ program has saved the checkpoint
         random.setstate(state["python"])
@@ -90,7 +92,10 @@ def save(
     in_background: bool | None = None,
     rank_state: dict[str, Any] | None = None,
 ) -> None:
-    """Saves a checkpoint. ``in_background`` says whether to return before the commit; None: as configured."""
+    """Saves a checkpoint. Collective.
+
+    ``in_background`` says whether to return before the checkpoint is written. None: the configuration says it.
+    """
     root, contents = b"", {}
     whole = _some_rank_has_tables(run)
 
@@ -146,7 +151,7 @@ def _collect(
 
 
 def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
-    """Returns the state of the run. The checkpoint contains rank 0's state."""
+    """Returns the state of the run as JSON, and puts its tensors into ``tensors``. Only rank 0 calls it."""
     state = {
         **dict(run.core.progress_at_last_step.counts()),
         "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
@@ -176,7 +181,7 @@ def _whole(name: str, kind: str, tensor: torch.Tensor) -> _C.TensorState:
 
 
 def _buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Returns the buffers that are in the model's state_dict."""
+    """Returns the buffers that are in the model's state_dict, with their plain names."""
     found = []
     for prefix, child in module.named_modules():
         for name, buffer in child._buffers.items():
@@ -210,7 +215,7 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
 def _own_buffers(run: Run, has_rank_state: bool) -> list[_C.TensorState]:
     """Returns the buffers that this rank saves: rank 0 saves all, other ranks those whose values differ among ranks.
 
-    Raises ``ValueError`` if only some ranks have a ``rank_state``.
+    Collective. Raises ``ValueError`` if only some ranks have a ``rank_state``.
     """
     buffers = _buffers(run.module)
     *differs, is_partly_given = run.core.differ_among_ranks(
@@ -236,10 +241,11 @@ def _rank_buffer(run: Run, name: str) -> tuple[str, str]:
 def _external_states(
     run: Run, whole: bool
 ) -> tuple[list[_C.TensorState], dict[str, list[_C.TensorState]], dict[str, dict[str, Any]]]:
-    """Returns the states of the user's optimizer: slices of parameters, whole tensors by kind, and other values.
+    """Returns this rank's states of an external optimizer: slices of parameters, whole tensors by kind, other values.
 
     A load cuts slices anew for its own ranks. ``whole`` says that some rank has tables. Every rank then saves whole
-    tensors instead of slices. Only a run that cuts each parameter at the same elements can load whole tensors.
+    tensors instead of slices. Only a run that cuts each parameter at the same elements can load whole tensors. Raises
+    ``ValueError`` for a tensor that a checkpoint cannot hold.
     """
     slices: list[_C.TensorState] = []
     tables: dict[str, list[_C.TensorState]] = {}
@@ -275,7 +281,10 @@ def _has_tables(run: Run) -> bool:
 
 
 def _some_rank_has_tables(run: Run) -> bool:
-    """Returns whether some rank has tables. Collective, except if the optimizer is known to be elementwise."""
+    """Returns whether some rank has tables. Collective, except if no optimizer can have any.
+
+    The core's optimizers and those that are known to be elementwise have no tables.
+    """
     if run.external is None or run.optimizer.is_elementwise:
         return False
     note = "the optimizer has tables"
@@ -299,7 +308,10 @@ def _stretch_of(part: _C.OptimizerSlice, param: torch.Tensor) -> str:
 
 
 def warn_of_states(run: Run) -> None:
-    """Logs a warning if the user's optimizer has states that no checkpoint can hold. Called after the first step."""
+    """Logs whether checkpoints cannot hold the states of an external optimizer, or cannot cut them anew.
+
+    Called after the first step, because the optimizer makes its states in that step.
+    """
     try:
         has_tables = _has_tables(run)
         _, tables, others = _external_states(run, has_tables)
@@ -449,7 +461,10 @@ def _check_rank_state(run: Run, saved: dict[str, Any]) -> None:
 
 
 def _check_scheduler(run: Run, state: Any) -> None:
-    """Lets the scheduler load ``state`` and then its old state, so that a wrong state fails before any load."""
+    """Raises ``ValueError`` if the scheduler cannot load ``state``, before the load has changed anything.
+
+    For this the scheduler loads ``state``, and then its old state again.
+    """
     scheduler = run.lr_scheduler
     if state is None or not (hasattr(scheduler, "load_state_dict") and hasattr(scheduler, "state_dict")):
         return
@@ -512,9 +527,9 @@ def _external_wants(
 
 
 def _stretches_of(infos: list[_C.TensorInfo]) -> dict[str, dict[str, dict[str, _C.TensorInfo]]]:
-    """Returns the states that were saved whole, by parameter and slice.
+    """Returns the states that were saved whole, by parameter, slice and kind.
 
-    If several ranks saved a slice, takes any of them.
+    If several ranks saved the same slice, has the states of one of them.
     """
     found: dict[str, dict[str, dict[str, _C.TensorInfo]]] = {}
     for info in infos:
@@ -547,7 +562,7 @@ def _restore_optimizer(
     states: list[tuple[torch.Tensor, str, torch.Tensor]],
     rank_states: list[dict[str, Any]],
 ) -> None:
-    if "param_groups" not in state:  # a C++ program has saved it: it has one group, whose settings are all in its file
+    if "param_groups" not in state:  # a C++ program has saved it, whose one group has the configuration's settings
         return
     take_settings(run.optimizer.param_groups, state["param_groups"])
     if run.external is None:

@@ -14,10 +14,11 @@ from .units import Unit
 
 
 def compile_units(units: Sequence[Unit], backend: str | Callable, options: dict[str, Any]) -> None:
-    """Compiles the forward of each module whose unit contains no other unit. ``options`` are for ``torch.compile``.
+    """Compiles the forward of each module of a unit that contains no other such module.
 
-    Hooks stay outside of the compiled graphs, because they gather and free parameters. Blocks of one class share the
-    compiled code. Raises ``ValueError`` for whole graphs of layers in which ranks exchange heads.
+    ``options`` are for ``torch.compile``. Hooks stay outside of the compiled graphs, because they gather and free
+    parameters. Blocks of one class share the compiled code. Raises ``ValueError`` for ``fullgraph`` if ranks exchange
+    heads inside of layers.
     """
     modules = {id(module): module for unit in units for module in unit.modules}
     if options.get("fullgraph") and any(cut_of(module) is not None for module in modules.values()):

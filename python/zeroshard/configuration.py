@@ -52,9 +52,10 @@ def _as_json(settings: dict) -> str:
 
 
 def _no_plain_value(value: Any, place: str, around: list[int]) -> tuple[str, Any]:
-    """Returns the place and the value of the first value that JSON cannot hold.
+    """Returns the path and the value of the first key or value in ``value`` that JSON cannot hold.
 
-    Returns ("config", the dict) if there is another reason.
+    ``place`` is the path of ``value``, and ``around`` has the ids of the containers around it. Returns ("", None) if
+    JSON can hold everything in ``value``. Only for the outermost container, returns the container itself in this case.
     """
     if isinstance(value, _PLAIN):
         return ("", None) if _is_utf8(value) else (place, value)

@@ -141,7 +141,10 @@ def _assemble(entries: list[Entry], scratch: Any, out: str) -> list[tuple[_C.Sto
 
 
 def _state(contents: Contents) -> tuple[dict[str, Any], list[Entry]]:
-    """Returns the state of the run in the form that ``engine.load_checkpoint`` reads, and its tensors."""
+    """Returns the state of the run in the form that ``engine.load_checkpoint`` reads, and its tensors.
+
+    Leaves out what a checkpoint cannot hold, and says so in ``contents.notes``.
+    """
     tensors: dict[str, torch.Tensor] = {}
 
     def encoded(value: Any, what: str, where: str) -> Any:
@@ -167,7 +170,7 @@ def _state(contents: Contents) -> tuple[dict[str, Any], list[Entry]]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns ``value``.
+    """Returns a copy of ``value`` in which every dict is an ordinary one.
 
     Raises ``ValueError`` if it contains an object of a class that the restricted reader does not load.
     """
@@ -188,7 +191,7 @@ def _loss_scale(contents: Contents) -> dict[str, Any]:
     if saved.get("dynamic") and not usable:
         contents.notes.append(f"the loss scaler's state: {saved}")
     known = usable and bool(saved.get("dynamic"))
-    # Without a loss scale, an fp16 run that continues from here starts with the initial scale.
+    # If the source has no usable dynamic loss scale, an fp16 run that continues from here starts with the scale 65536.
     return {
         "loss_scale": float(saved["scale"]) if known else 65536.0,
         "loss_scale_iteration": numbers[0] if known else 0,

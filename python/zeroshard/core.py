@@ -1,8 +1,8 @@
-"""Finds the core of this package, which is its compiled part, in ``cores/torch_2_13_cpu`` or ``cores/torch_2_13_cu13``.
+"""Finds the core of this package, which is its compiled part, in a folder such as ``cores/torch_2_13_cu13``.
 
-There is one core per torch. A core is for one minor version of torch, without CUDA or with one major version of CUDA.
-With another torch it might not load, or it might compute wrong results. This file imports neither torch nor other files
-of zeroshard, because ``zeroshard-torch`` runs it by itself.
+A package can have several cores. Each is for one minor version of torch, either without CUDA (``_cpu``) or with one
+major version of CUDA. With another torch a core might not load, or it might compute wrong results. This file imports
+neither torch nor other files of zeroshard, because ``zeroshard-torch`` runs it by itself.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def become_program() -> None:
             raise ImportError(f"there is no {program}: this zeroshard was built without it (make package builds it)")
     except ImportError as error:
         sys.exit(f"zeroshard-torch: {error}")
-    if (core.parents[2] / "torch").resolve() != torch.resolve():  # where the program looks for LibTorch
+    if (core.parents[2] / "torch").resolve() != torch.resolve():  # the program by itself looks for LibTorch there
         libraries = [torch / "lib", *sorted(torch.parent.glob("nvidia/*/lib"))]
         paths = [*map(str, libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # undoes that Python ignores these signals from its start
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
     os.execv(program, [str(program), *sys.argv[1:]])

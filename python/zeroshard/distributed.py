@@ -20,7 +20,7 @@ _END_S = 2.0  # the end of a process waits this many seconds for collectives tha
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 # The stores that this rank served for failed tries. The next try uses them.
 _kept_stores: dict[tuple[str, int], dist.Store] = {}
-# While nothing uses the default group that this module made: the address of the group's store, and the store.
+# The address of the store and the store of the default group that this module made; None once something uses the group.
 _unused_group: tuple[tuple[str, int], dist.Store] | None = None
 _started_group: weakref.ref[dist.ProcessGroup] | None = None  # the default group that this module made
 
@@ -81,7 +81,7 @@ def init_distributed(
 
 
 def _has_started_group() -> bool:
-    """Returns whether this module made the default group. The script can have made another one since then."""
+    """Returns whether there is a default group and this module made it, not the script."""
     return _started_group is not None and dist.is_initialized() and _started_group() is dist.group.WORLD
 
 
@@ -107,7 +107,7 @@ def keep_default_group() -> None:
 
 
 def end_default_group() -> None:
-    """Ends the default group if this module made it and nothing uses it yet."""
+    """Ends the default group if this module made it and nothing uses it yet. Rank 0 keeps the store for later tries."""
     if _unused_group is not None and _has_started_group():
         if dist.get_rank() == 0:
             _kept_stores[_unused_group[0]] = _unused_group[1]
@@ -119,8 +119,9 @@ def end_default_group() -> None:
 def _end_with_the_process() -> None:
     """Ends the groups that a script has not ended, while the interpreter still lives.
 
-    After the end of the interpreter, Gloo's threads might free tensors. The threads would need Python's lock for that,
-    and would abort the process.
+    Ends none if this module did not make the default group, or if that is not one of Gloo. After the end of the
+    interpreter, Gloo's threads might free tensors. The threads would need Python's lock for that, and would abort the
+    process.
     """
     _C.let_threads_stay()
     if not _has_started_group() or dist.get_backend() != "gloo":
@@ -130,19 +131,21 @@ def _end_with_the_process() -> None:
     try:
         thread.start()
         thread.join(_END_S)
-        has_ended = not thread.is_alive()  # otherwise it waits for a rank that does not come
+        has_ended = not thread.is_alive()  # if the thread is alive, it waits for a rank that does not come
     except RuntimeError:  # some versions of Python cannot start a thread at this point
         has_ended = False
     if not has_ended:
         _C.end_beside_threads()
-    for group in groups:  # somebody holds the group, and the end of the interpreter must not wait for its threads
+    # Other objects still hold these groups. The end of the interpreter must not free them, because that waits for their
+    # threads.
+    for group in groups:
         _C.keep_forever(group)
 
 
 def forget_stores() -> None:
-    """Forgets the stores in a forked child.
+    """Forgets the stores in a forked child, because they belong to the parent.
 
-    The stores belong to the parent, whose threads the child does not have.
+    Keeps the store objects forever. Freeing them would wait for threads that the child does not have.
     """
     global _started_group
     _started_group = None
@@ -171,7 +174,10 @@ def device_of_rank(local_rank: int) -> torch.device:
 
 
 def default_device(local_rank: int) -> torch.device:
-    """Returns the GPU with this rank's number, if there are GPUs. Raises ValueError if there are too few."""
+    """Makes the GPU number ``local_rank`` the current device, and returns it. Returns the CPU if there are no GPUs.
+
+    Raises ValueError if there are too few GPUs.
+    """
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return torch.device("cpu")
@@ -218,7 +224,10 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
 
 
 def _await_listener(host: str, port: int, rank: int, timeout: timedelta) -> None:
-    """Waits until a process listens at the address. c10d itself would check rarely and meanwhile ignore Ctrl-C."""
+    """Waits until a process listens at the address. Raises ``CommError`` at the time-out.
+
+    c10d's own wait would check rarely and meanwhile ignore Ctrl-C.
+    """
     begin, nap, reason = time.monotonic(), 0.001, "no time"
     while (left := timeout.total_seconds() - (time.monotonic() - begin)) > 0:
         try:

@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from .messages import a_type
 
-# The deepest nesting of JSON lists and objects around a value. The core refuses more than 64, and adds a few itself.
+# The largest number of JSON lists and objects around a value. The core refuses more than 64, and adds a few itself.
 MAX_DEPTH = 56
 
 DTYPES = {
@@ -26,7 +26,10 @@ _HALVES = "surrogatepass"
 
 
 def check_tensor(tensor: torch.Tensor, what: str, advice: str) -> None:
-    """Raises a ``ValueError`` that names ``what`` if a checkpoint cannot hold the tensor's dtype or layout."""
+    """Raises a ``ValueError`` that names ``what`` if a checkpoint cannot hold the tensor.
+
+    A checkpoint holds dense tensors of ``DTYPES`` that have a shape and keep their values themselves.
+    """
     if isinstance(tensor, UninitializedTensorMixin):
         raise ValueError(f"{what} has no shape yet: run a forward of its module before zeroshard.initialize")
     if is_made_of_others(tensor):
@@ -44,15 +47,20 @@ def check_tensor(tensor: torch.Tensor, what: str, advice: str) -> None:
 
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:
-    """Returns whether the tensor's class keeps its values in inner tensors, as quantized or distributed tensors do."""
+    """Returns whether the tensor's class keeps its values in inner tensors, as quantized or distributed tensors do.
+
+    Such classes are recognised by a ``__torch_dispatch__`` of their own.
+    """
     return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, depth: int = 0) -> Any:
-    """Returns ``value`` as JSON from which ``decode`` restores it. Puts tensors into ``tensors``, named by their place.
+    """Returns ``value`` as JSON from which ``decode`` restores it.
 
-    Without ``tensors`` a tensor must be a scalar. Raises a ``ValueError`` that names the place of a value which is
-    nested too deeply or is not a number, text, tensor, list, tuple, dict or None.
+    Puts tensors into ``tensors``, except scalars, which become a part of the JSON. Without ``tensors``, all tensors
+    must be scalars. ``where`` is the path of ``value``, such as "client_state.lists[0]", which names tensors and is in
+    errors. ``depth`` is the number of JSON lists and objects around ``value``. Raises ``ValueError`` for a value that
+    is nested too deeply or is not a number, text, tensor, list, tuple, dict or None.
     """
     if depth > MAX_DEPTH:
         raise ValueError(

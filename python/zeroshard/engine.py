@@ -109,7 +109,10 @@ class Engine(Getters, nn.Module):
             raise
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
-        """Computes and reduces the gradients of ``loss``, which is first divided by the accumulation steps by default.
+        """Computes the gradients of ``loss`` and, outside of ``no_sync``, reduces them. Returns ``loss``.
+
+        Before that, the loss is divided by the number of accumulation steps, except with ``scale_wrt_gas=False``, and
+        multiplied by the loss scale of fp16. Raises ``StateError`` without an optimizer.
 
         >>> loss = engine(**batch).loss
         >>> engine.backward(loss)
@@ -129,6 +132,9 @@ class Engine(Getters, nn.Module):
 
     def step(self, lr_kwargs: dict | None = None) -> None:
         """Updates the parameters if this micro-batch is the last of its step. Otherwise only counts the micro-batch.
+
+        After an update that was applied, calls ``lr_scheduler.step(**lr_kwargs)``. If some rank has requested a stop,
+        and ``save_and_stop_on`` was called, then saves a checkpoint and raises ``SystemExit``.
 
         >>> engine.backward(engine(**batch).loss)
         >>> engine.step()
@@ -213,7 +219,9 @@ class Engine(Getters, nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Makes backward passes inside keep gradients on this rank. The next backward pass outside reduces them, too.
+        """Makes backward passes inside keep gradients on this rank.
+
+        The next backward pass outside, or else the step, reduces these gradients, too.
 
         >>> with engine.no_sync():
         ...     engine.backward(engine(**batch).loss)
@@ -227,7 +235,7 @@ class Engine(Getters, nn.Module):
             self._syncs = previous
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discards all gradients since the last update, and counts micro-batches from 0. Every rank must call it.
+        """Discards all gradients since the last update, and their micro-batches no longer count. Collective.
 
         Scripts need it only for batches that must not count, because ``step()`` itself clears the gradients that it has
         used.
@@ -250,7 +258,8 @@ class Engine(Getters, nn.Module):
         """Compiles the units with ``torch.compile(backend=backend, **compile_kwargs)``. A second call does nothing.
 
         Does not compile a unit that contains other units. ``schedule`` and ``compiled_autograd_enabled`` exist because
-        DeepSpeed has them. Other values than their defaults raise ``ValueError``.
+        DeepSpeed has them. Other values than their defaults raise ``ValueError``. Raises ``StateError`` with
+        ``zeroshard.offload.activations``.
 
         >>> engine.compile()
         """
@@ -267,9 +276,9 @@ class Engine(Getters, nn.Module):
     def destroy(self) -> None:
         """Ends the engine: frees its states, removes its hooks, and turns the parameters into whole, ordinary tensors.
 
-        Collective. Parameters that stage 3 has sharded lose their values if some rank does not have the memory for all
-        of them, or if ``destroy()`` is called while an exception is handled. Raises ``IoError`` if the last checkpoint
-        could not be written.
+        Collective, except while an exception is handled. In that case, or if some rank does not have the memory for all
+        parameters, or if ranks cannot reach one another, parameters that stage 3 has sharded lose their values. Raises
+        ``IoError`` if the last checkpoint could not be written. A second call does nothing.
 
         >>> engine.destroy()
         >>> weights = model.state_dict()
@@ -288,12 +297,14 @@ class Engine(Getters, nn.Module):
         *,
         rank_state: dict[str, Any] | None = None,
     ) -> bool:
-        """Saves everything that training needs to continue as ``save_dir/tag`` (``global_step<N>``). Collective.
+        """Saves everything that training needs to continue. Collective.
 
-        Any number of ranks at any stage can load the checkpoint. By default the call returns when it has copied the
-        state, and a thread writes the copy while training continues. If the thread fails, a later ``step()``,
-        ``save_checkpoint`` or ``wait_for_checkpoint()`` raises its error. A process that ends waits for the thread. If
-        ``zeroshard.checkpoint.async`` is false, the call returns when the checkpoint is written.
+        The checkpoint is the folder ``save_dir/tag``, by default ``save_dir/global_step<N>``. Any number of ranks at
+        any stage can load it. By default the call returns when it has copied the state, and a thread writes the copy
+        while training continues. If the thread fails, a later ``step()``, ``save_checkpoint`` or
+        ``wait_for_checkpoint()`` raises its error. A process that ends waits for the thread. If
+        ``zeroshard.checkpoint.async`` is false, or if there is no memory for the copy, the call returns when the
+        checkpoint is written.
 
         ``client_state`` may contain numbers, text, tensors, lists, tuples and dicts. The checkpoint contains rank 0's
         ``client_state``. ``rank_state`` may contain such values, too, for example a rank's averages of its own shards.
@@ -340,8 +351,8 @@ class Engine(Getters, nn.Module):
         Without a tag the call loads the newest whole checkpoint. It skips a damaged checkpoint with a warning, or
         raises ``IoError`` with ``strict``. Returns the checkpoint's path and its ``client_state``, or ``(None, None)``
         if there is no checkpoint. Puts the ``rank_state`` that this rank has saved into the dict ``rank_state``. If
-        that argument is given but another number of ranks saved the checkpoint, raises ``ValueError`` and loads
-        nothing.
+        that argument is given but the checkpoint has no ``rank_state``, or one of another number of ranks, raises
+        ``ValueError`` and loads nothing.
 
         >>> path, client_state = engine.load_checkpoint("checkpoints")
         """
@@ -369,8 +380,9 @@ class Engine(Getters, nn.Module):
     ) -> bool:
         """Writes the whole model as one safetensors file in its training dtype, one unit after another. Collective.
 
-        A name that ends in ``.bin`` or ``.pt`` gets ``.safetensors`` instead, because zeroshard writes no pickle. If
-        the model is of transformers and the directory has no config.json, the call also writes that file.
+        A name that ends in ``.bin``, ``.pt`` or ``.pth`` gets ``.safetensors`` instead, because zeroshard writes no
+        pickle. For a model of transformers the call also writes config.json and generation_config.json, unless the
+        directory has them.
 
         >>> engine.save_16bit_model("trained")
         """
@@ -411,9 +423,10 @@ class Engine(Getters, nn.Module):
         """Makes a signal to any rank end the run: all ranks save after the same ``step()`` and exit with code 143.
 
         Every rank must call it, in its main thread, before its loaders start workers, because only workers that start
-        later survive the signal. A second signal, two seconds later or more, ends the process at once. The save calls
-        ``rank_state``, and ``client_state`` if that is a function. If one of them raises on any rank, or returns a
-        value that cannot be saved, rank 0 logs the reason, and the checkpoint is saved without that value.
+        later survive the signal. A second signal, two seconds later or more, has its former effect, which normally ends
+        the process at once. The save calls ``rank_state``, and ``client_state`` if that is a function. If one of them
+        raises on any rank, or returns a value that cannot be saved, rank 0 logs the reason, and the checkpoint is saved
+        without that value.
 
         >>> engine.save_and_stop_on("checkpoints", client_state={"epoch": 3})
         """
@@ -473,7 +486,7 @@ class Engine(Getters, nn.Module):
     def memory_report(self) -> dict[str, Any]:
         """Returns the bytes of this rank: ``planned`` and ``measured_peak`` by category, and their totals.
 
-        ``tiers`` has the same totals by the place of the bytes: ``"device"``, ``"host"`` or ``"file"``. On the CPU the
+        ``tiers`` has the same totals by where the bytes lie: ``"device"``, ``"host"`` or ``"file"``. On the CPU the
         device's memory is the host's memory, and ``"host"`` counts only copies for checkpoints. ``kept`` has the bytes
         of freed CPU tensors that the process keeps for the next step. Kept and used bytes together never exceed the
         largest amount that was in use at one time in this step and the last.
@@ -502,7 +515,7 @@ class Engine(Getters, nn.Module):
         refuse_to_pickle()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(getattr(type(self), name, None), property):  # or nn.Module would register a module as a submodule
+        if isinstance(getattr(type(self), name, None), property):  # nn.Module would register a module as a submodule
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)

@@ -9,7 +9,7 @@ from multiprocessing.util import Finalize
 
 def end_with_code_1() -> None:
     """Makes this process end with code 1, even if nothing else fails."""
-    # With a priority below 0, this runs after everything else that waits for the end of the process.
+    # multiprocessing calls finalizers with a priority below 0 last, after it has waited for its child processes.
     Finalize(None, _end, exitpriority=-1)
 
 

@@ -14,7 +14,7 @@ _inherited: dist.ProcessGroup | None = None  # the default group of the parent
 
 
 def check_groups_are_own() -> None:
-    """Raises ``StateError`` in a forked child, because the process groups belong to its parent."""
+    """Raises ``StateError`` in a forked child whose default group is still that of its parent."""
     if _inherited is not None and dist.is_initialized() and dist.group.WORLD is _inherited:
         raise _C.StateError(
             f"process {os.getpid()} is a fork of rank {dist.get_rank()} (process {os.getppid()}), whose process groups "

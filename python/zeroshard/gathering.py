@@ -20,8 +20,8 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
 
     Every rank must enter the context with the same parameters. At the end of a context with ``modify_rank``, every rank
     takes over the values that rank ``modify_rank`` has written. Master weights take over these values, too. After an
-    exception inside, the writes are dropped, and the parameters get their old values back. So ``gathered`` first copies
-    parameters that are whole anyway, as at stages 0 to 2, to host memory.
+    exception inside such a context, the writes are dropped, and the parameters get their old values back. For this
+    purpose the context first copies parameters that are whole anyway, as at stages 0 to 2, to host memory.
 
     Without ``modify_rank`` the parameters may only be read. A rank that has written to a parameter raises
     ``StateError`` when the context ends. (Only writes to parameters of ``deepspeed.zero.Init`` that no engine has yet
@@ -72,8 +72,8 @@ def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can
             entered.append((core, sorted(indices)))
         yield
     except BaseException:
-        # Drops the writes without a collective, because other ranks might not have raised, and because a half-made
-        # change must not be kept.
+        # Drops the writes, because a half-made change must not be kept. This release is no collective, because other
+        # ranks might not have raised.
         for core, indices in entered:
             core.release(indices, core.DROP_WRITES)
         raise
@@ -83,7 +83,11 @@ def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can
 
 
 def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
-    """Makes ``module.load_state_dict`` also change shards and master weights, to the values of rank 0. Collective."""
+    """Installs hooks that make ``module.load_state_dict`` also set shards and master weights. Returns their handles.
+
+    From then on ``load_state_dict`` is collective, and every rank gets the values that rank 0 loads. With
+    ``assign=True`` it raises ``ValueError``.
+    """
     loading = []
 
     def before(module: nn.Module, state_dict: dict, prefix: str, local_metadata: dict, *args: Any) -> None:

@@ -28,7 +28,10 @@ class Getters:
         return self._run.progress.is_boundary
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Sets whether the current micro-batch ends its step. After the first call only the caller decides this.
+        """Sets whether the current micro-batch and all later ones end their step, until the next call.
+
+        The engine no longer counts micro-batches to decide this. Raises ``StateError`` with
+        ``managed_gradient_accumulation`` false.
 
         >>> engine.set_gradient_accumulation_boundary(True)
         >>> engine.backward(engine(**batch).loss)
@@ -81,7 +84,7 @@ class Getters:
         return self._run.core.scale(loss)
 
     def get_global_grad_norm(self) -> float | None:
-        """Returns the norm of the averaged gradients of the last applied step, before clipping; None before that step.
+        """Returns the norm of the averaged gradients of the last applied step, before clipping. None: no such step yet.
 
         >>> engine.backward(engine(**batch).loss)
         >>> engine.step()
@@ -114,7 +117,7 @@ class Getters:
         return [name] * len(self.optimizer.param_groups)
 
     def get_mom(self) -> list[Any]:
-        """Returns the betas of each param group, or the momentum for SGD and RMSprop.
+        """Returns the betas of each param group, or the momentum for SGD and RMSprop; 0.0 for a group without them.
 
         >>> engine.get_mom()
         """

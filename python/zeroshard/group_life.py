@@ -19,9 +19,10 @@ def note_group(group: dist.ProcessGroup) -> None:
 
 
 def end_groups_with(core: _C.Engine) -> None:
-    """Ends the groups made for ``core``: at once if the core uses shared memory, else some time after the core's end.
+    """Ends each group that was made for ``core``. All ranks must have finished making the engine.
 
-    All ranks must have finished making the engine.
+    A group in whose place the core uses shared memory ends at once. Any other group ends in the first call of
+    ``destroy_unused`` after the core's end.
     """
     groups = _making.copy()
     _making.clear()

@@ -20,7 +20,11 @@ _CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another one write
 
 
 def connect(timeout_ms: int, make: Callable[[dict[str, Any]], T], purpose: str = "process groups") -> T:
-    """Calls ``make`` with the process groups and the meeting with which the core connects the ranks. Collective."""
+    """Returns ``make(groups)``, where ``groups`` is the result of ``make_groups``. Collective.
+
+    If ``make`` raises, this rank leaves the meeting. If there is a meeting, an error of torch.distributed becomes a
+    ``CommError``, which names a rank that has died or left, if one has.
+    """
     groups = make_groups(timeout_ms, purpose)
     meeting = groups.get("meeting")
     with left_on_error(meeting):
@@ -37,7 +41,8 @@ def make_groups(timeout_ms: int, purpose: str = "process groups") -> dict[str, A
 
     Returns the names of three groups, and the meeting of the ranks. The groups are for gathers, for reductions and for
     checkpoints. Gathers and reductions have two groups, so that each rank can interleave them in an order of its own.
-    The ranks watch one another until the core has connected them.
+    The ranks watch one another until the core has connected them. With the backend MPI the meeting is None. For a
+    single rank the names are empty, and there is no meeting.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return {"gather_group": "", "reduce_group": "", "checkpoint_group": ""}
@@ -58,7 +63,7 @@ def make_groups(timeout_ms: int, purpose: str = "process groups") -> dict[str, A
             meeting = meet(store, dist.get_rank(), dist.get_world_size(), patience, purpose)
         except _C.CommError as error:
             if getattr(error, "out_of_step", False):
-                end_default_group()  # other ranks begin with making it, so all ranks do so on the next try
+                end_default_group()  # other ranks are making the default group, so this rank must make it anew, too
             raise
 
     def make() -> list[str]:

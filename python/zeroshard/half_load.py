@@ -1,7 +1,7 @@
 """Marks parameters that have values of two checkpoints because a ``load_checkpoint`` failed half way.
 
-Another engine refuses a marked parameter until somebody has written values to it. So a mark is only valid for the
-version that the parameter had when it was marked.
+Another engine refuses a marked parameter until somebody has written values to it. So a mark is only valid while
+PyTorch's count of writes to the parameter is the same as when the parameter was marked.
 """
 
 from __future__ import annotations

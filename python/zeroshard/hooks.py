@@ -19,18 +19,20 @@ from .leaves import tensors_in
 from .marks import OwnHook
 from .units import Unit
 
-_MODEL, _SEVERAL, _BETWEEN = -1, -2, -3  # used in place of a unit's index
+# These are used in place of a unit's index: for the forward of the model, for parameters of several units, and for code
+# that is no module's forward.
+_MODEL, _SEVERAL, _BETWEEN = -1, -2, -3
 _SHARDED = re.compile(r"parameter '[^']*'(?= is sharded: outside of forward)")
 
 
 def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Readers:
-    """Tells ``core`` when the forward of a unit's module begins and ends, and with which tensors.
+    """Installs hooks that tell ``core`` when the forward of a unit's module begins, and with which outputs it ends.
 
     If some units are sharded, ``core`` also learns when a forward only reads from a unit, such as a head that
     multiplies by ``embedding.weight`` without calling the embedding. Such a unit stays gathered until the innermost
     running forward, of a unit's module or of the model, has ended. It is gathered anew for the backward pass of that
-    forward. A unit whose module returns a parameter or a view of one, and a unit from which a backward pass reads, are
-    treated in the same way.
+    forward. A unit whose module returns a parameter or a view of one is treated in the same way. A unit from which a
+    backward pass reads while no forward runs stays gathered until the backward pass needs other units.
     """
     readers = Readers(core)
     some_are_sharded = not all(core.is_replicated(index) for index in range(len(units)))
@@ -39,8 +41,8 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
             if some_are_sharded:
                 readers.handles += _watch(module, index, readers)
             readers.handles += _surround(module, index, core, readers)
-        # Also watches units that stay whole, so that they have the same events as sharded units and therefore the same
-        # bits.
+        # Also reports reads from units that stay whole, so that the core gets the same calls for them as for sharded
+        # units, and computes the same bits.
         if some_are_sharded:
             for param in unit.params:
                 for name, owner in zip(param.names, param.owners, strict=True):
@@ -52,7 +54,7 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
 
 @contextmanager
 def explaining_sharded_parameters() -> Iterator[None]:
-    """Surrounds a backward pass, and raises ``StateError`` instead of torch's error for a sharded parameter."""
+    """Surrounds a backward pass. Raises ``StateError`` in place of the error of a read from a sharded parameter."""
     try:
         yield
     except RuntimeError as error:
@@ -105,9 +107,10 @@ def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHand
 class TileLoop:
     """Surrounds a loop over tiles of one function.
 
-    A unit that the function uses is gathered once, and freed when the loop ends. When the loop ends in a forward pass,
-    ``outputs`` must contain its results, because the backward pass of the units begins with the gradients of these
-    tensors. A loop inside of a loop is a part of the outer loop.
+    A unit that the function uses is gathered once, and freed when the loop ends. A unit whose backward pass is running
+    is whole already and stays so. When the loop ends in a forward pass, ``outputs`` must contain its results, because
+    the backward pass of the units begins with the gradients of these tensors. A loop inside of a loop is a part of the
+    outer loop.
     """
 
     def __init__(self) -> None:
@@ -125,8 +128,8 @@ class TileLoop:
             readers.leave(_BETWEEN, self.outputs)
 
     def use(self, readers: Readers, unit: int) -> None:
-        # A unit whose backward pass is running is whole already. The use of such a unit is no event for the core,
-        # because ranks can have different numbers of tiles.
+        # The core is not told of a use during the unit's backward pass, because ranks can have different numbers of
+        # tiles.
         if readers.computes_backward(unit):
             return
         if readers not in self._readers:
@@ -143,7 +146,10 @@ _thread = _Thread()
 
 
 class Readers:
-    """Tracks the running forwards, and the units from which each forward reads. Ignores other threads' look-ups."""
+    """Tracks the running forwards, and the units from which each forward reads.
+
+    Ignores reads on other threads than the one that began the last forward.
+    """
 
     def __init__(self, core: _C.Engine) -> None:
         self._core: _C.Engine | None = core
@@ -154,7 +160,7 @@ class Readers:
         # the forward has read.
         self._running: list[list[int]] = []
         self.innermost: int | None = None  # unit of the innermost forward
-        self._thread = 0
+        self._thread = 0  # the thread that began the last forward
 
     def remove(self) -> None:
         """Removes all hooks from the model."""
@@ -168,7 +174,7 @@ class Readers:
         self._core = None  # so that this object does not keep an ended engine alive
 
     def report_reads(self, owner: nn.Module, name: str, unit: int) -> None:
-        """Makes each later look-up of the parameter ``name`` of ``owner`` known to this object."""
+        """Makes ``owner`` report each later look-up of its parameter ``name``. Scripted modules report none."""
         if isinstance(owner, torch.jit.ScriptModule):
             return
         if not isinstance(owner._parameters, _Reported):
@@ -188,7 +194,7 @@ class Readers:
 
     def leave(self, unit: int, output: Any) -> None:
         if all(units[0] != unit for units in self._running):
-            return  # the forward failed before it was entered
+            return  # an exception in an earlier hook has prevented enter()
         while True:
             own, *read = self._running.pop()
             self.innermost = self._running[-1][0] if self._running else None
@@ -200,7 +206,10 @@ class Readers:
                 break
 
     def note_returned(self, unit: int) -> None:
-        """Records that a forward has returned memory of ``unit``, so that the enclosing forward reads from ``unit``."""
+        """Records that the enclosing forward reads from ``unit``, because a forward inside has returned its memory.
+
+        Does nothing if no forward encloses that one, or if a running forward uses ``unit`` already.
+        """
         if self._running and not self._is_running(unit):
             self._running[-1].append(unit)
 
@@ -219,19 +228,22 @@ class Readers:
             _thread.loop.use(self, unit)
             return
         if not self._running:
-            # If no forward runs, this is a backward pass in which a function of the user computes parts of a module a
-            # second time.
+            # In a backward pass, a function of the user can compute parts of a module a second time, without the
+            # module's forward. Other reads outside of all forwards gather nothing.
             if torch._C._current_graph_task_id() != -1:
                 self._core.pre_forward(unit)
             return
         self.gather_once(unit)
 
     def computes_backward(self, unit: int) -> bool:
-        """Returns whether the backward pass of ``unit`` is running, and no forward that uses ``unit``."""
+        """Returns whether this thread is in a backward pass, and that of ``unit`` has begun and not ended."""
         return torch._C._current_graph_task_id() != -1 and self._core.is_in_backward(unit)
 
     def gather_once(self, unit: int) -> None:
-        """Gathers ``unit`` until the innermost forward ends, unless a running forward already uses ``unit``."""
+        """Gathers ``unit`` until the innermost forward ends.
+
+        Does nothing if a running forward already uses ``unit``, or if another thread runs the forwards.
+        """
         if self._thread == get_ident() and not self._is_running(unit):
             self._running[-1].append(unit)
             self._core.pre_forward(unit)
@@ -241,9 +253,9 @@ class Readers:
 
 
 class _Reported(dict):
-    """The dict of a module's parameters, which reports each look-up in a forward.
+    """Replaces the dict in which ``nn.Module`` looks up a module's parameters, and reports look-ups to ``Readers``.
 
-    ``nn.Module`` looks up attributes in it.
+    Does not report look-ups by the forward of the parameters' own unit, because that forward gathers the unit anyway.
     """
 
     __slots__ = ("readers", "unit", "units")

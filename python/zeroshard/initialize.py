@@ -118,7 +118,8 @@ def make_engine(
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed)
     front = make_front(setup, parsed)
-    # Does first what can fail on one rank, because the later calls take parameters and states from another engine.
+    # Steps that can fail on one rank come before the making of the engine, which takes parameters and states from an
+    # earlier engine of the model.
     loader = None
     if training_data is not None:
         loader = Loader(
@@ -153,7 +154,7 @@ def _timeout(
 
 
 def _device(model: nn.Module, local_rank: int) -> torch.device:
-    """Returns the model's device if it is an accelerator, else this rank's default device."""
+    """Returns the device of the first parameter on an accelerator, else this rank's default device."""
     for param in model.parameters():
         if param.device.type not in ("cpu", "meta"):
             return param.device

@@ -31,10 +31,10 @@ def autocast(config: _C.Config, device: torch.device) -> AbstractContextManager[
 
 
 def explain_dtypes(error: RuntimeError, config: _C.Config) -> None:
-    """Adds advice to torch's error about fp32 inputs of a module that computes in 16 bits."""
+    """Adds advice to torch's error about fp32 inputs of a module that computes in 16 bits. Changes no other error."""
     dtype, text = config.compute_dtype, str(error)
     is_mixed = "float" in text.lower().replace("bfloat16", "") and _TORCH_NAMES.get(dtype, "no name") in text
-    if is_mixed and hasattr(error, "add_note"):  # Python 3.11
+    if is_mixed and hasattr(error, "add_note"):  # add_note() exists since Python 3.11
         error.add_note(
             f"[zeroshard] the parameters are in {dtype}, as {dtype}.enabled asks, and an input of the forward is not: "
             f"cast it, or set {dtype}.auto_cast, which casts the floating-point inputs of every forward"

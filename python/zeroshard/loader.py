@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 
 class ShardedSampler(Sampler[int]):
-    """Shuffles samples by (seed, epoch), in the same order for any number of ranks. Samples go to the ranks in turn.
+    """Shuffles samples by seed + epoch, in the same order for any number of ranks. Samples go to the ranks in turn.
 
-    The ``sequence_size`` ranks of a sequence group get the same samples. Leaves out the first ``consumed`` samples of
-    the epoch, so that another number of ranks can continue an epoch.
+    Every rank gets the same number of samples. With ``drop_last`` the last samples are left out for this, otherwise the
+    first samples of the order are repeated. The ``sequence_size`` ranks of a sequence group get the same samples.
+    Leaves out the first ``consumed`` samples of the epoch, so that another number of ranks can continue an epoch.
     """
 
     def __init__(self, num_samples: int, drop_last: bool, seed: int = 0, sequence_size: int = 1) -> None:
@@ -33,7 +34,7 @@ class ShardedSampler(Sampler[int]):
         left = order[self.consumed :]
         if self._drop_last:
             left = left[: len(left) // ranks * ranks]
-        elif len(left) % ranks != 0:  # repeats the first samples, so that every rank gets the same number
+        elif len(left) % ranks != 0:
             short = ranks - len(left) % ranks
             left += (order * (short // len(order) + 1))[:short]
         return iter(left[rank::ranks])
@@ -68,7 +69,7 @@ class Loader(DataLoader):
         sequence_size: int = 1,
     ) -> None:
         iterable = isinstance(dataset, IterableDataset)
-        # Warns ranks of sequence groups, too, because each rank loads its own rows for the group.
+        # Also warns if ranks form sequence groups, because each rank loads its own rows for its group.
         if iterable and _ranks() > 1 and _rank() == 0:
             warnings.warn(
                 "training_data is an IterableDataset: every rank iterates over all of it, unless it takes its own "

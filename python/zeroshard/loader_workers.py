@@ -23,9 +23,9 @@ def spare_workers(signals: tuple[int, ...]) -> None:
 
 
 def run_spared(signals: tuple[int, ...], *args: Any) -> None:
-    """Runs torch's own loop in a worker, and lets only the parent's signals end the worker.
+    """Runs torch's own loop in a worker process, and lets ``signals`` end the worker only if the parent sends them.
 
-    The worker can be a new interpreter.
+    Replaces torch's function here, in the worker, because the worker can be a new interpreter instead of a fork.
     """
     set_handlers = signal_handling._set_worker_signal_handlers
 

@@ -1,4 +1,7 @@
-"""Reads the settings of optimizers of bitsandbytes and torchao. The core updates in their place, with 8-bit moments."""
+"""Reads the settings of optimizers of bitsandbytes and torchao, in whose place the core updates.
+
+The core stores moments in 8 bits where these optimizers do.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _PARTS = ("update_step", "init_state", "get_config", "get_state_buffer", "_new_b
 
 
 def updates_as(optimizer: torch.optim.Optimizer, known: type) -> bool:
-    """Returns whether the optimizer updates as the class ``known`` does, so that no part of the update was replaced."""
+    """Returns whether the optimizer updates as the class ``known`` does: it has all ``_PARTS`` from that class."""
     return all(
         name not in vars(optimizer) and getattr(type(optimizer), name, None) is getattr(known, name, None)
         for name in _PARTS
@@ -73,8 +76,9 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
 def read_low_bit(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor], config: _C.ParsedConfig) -> LowBit:
     """Returns how the moments of an optimizer are stored.
 
-    Raises ``ValueError`` for a setting that the core does not have. If all states of the optimizer have 32 bits,
-    ``zeroshard.moment_dtype`` decides how its moments are stored.
+    If all states of the optimizer have 32 bits, ``zeroshard.moment_dtype`` decides how its moments are stored. Raises
+    ``ValueError`` for a setting that the core does not have, and if the configuration sets another ``moment_dtype`` for
+    an optimizer with 8-bit states.
     """
     known = known_base(optimizer)
     is_bitsandbytes = known.__module__.startswith("bitsandbytes")
@@ -156,9 +160,10 @@ def _read_torchao(found: LowBit, optimizer: Any, params: list[torch.Tensor]) -> 
 
 
 def plain_states(state: dict[str, Any], only_shapes: bool = False) -> dict[str, Any]:
-    """Returns the states of one parameter in fp32, with the core's names.
+    """Returns the moments and the step count of one parameter, with the core's names.
 
-    With ``only_shapes``, 8-bit states have no values.
+    8-bit moments are decoded to fp32, and the others stay as they are. With ``only_shapes``, decoded moments are on the
+    meta device.
     """
     plain = {}
     for slot, name in ((1, "exp_avg"), (2, "exp_avg_sq")):
@@ -186,7 +191,7 @@ def _decoded(codes: torch.Tensor, scales: torch.Tensor, signed: bool, only_shape
 
 
 def _map(signed: bool) -> torch.Tensor:
-    """Returns the values of the codes, rounded as in the core, so that the core finds the same codes from them.
+    """Returns the value of each of the 256 codes, rounded as in the core, so that the core encodes it as the same code.
 
     See Note [The dynamic map] in src/kernels/codes_impl.h.
     """

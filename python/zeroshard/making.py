@@ -31,9 +31,10 @@ from .units import Unit, find_units, is_packed, named_leaves
 def make_run(
     module: nn.Module, parsed: _C.ParsedConfig, setup: OptimizerSetup, optimizer: Optimizer, device: torch.device
 ) -> tuple[Run, Readers, Ownership]:
-    """Takes over the module's parameters and the states of its optimizer. Collective.
+    """Makes a run, whose core takes over the module's parameters and the states of its optimizer. Collective.
 
-    If it raises before all ranks have agreed, an earlier engine that has the parameters does not change.
+    If it raises before all ranks have agreed on the new engine, an earlier engine that has the parameters does not
+    change.
     """
     config = parsed.config
     leaves, lacking = _leaves_of(module, parsed)
@@ -142,7 +143,11 @@ def _make_core(
 def _tensors_of(
     module: nn.Module, unit: Unit, device: torch.device, begin: Callable[[], None] | None
 ) -> Callable[[], list[list[torch.Tensor]]]:
-    """Returns a function that gives the core the tensors of a unit. The core calls it after all ranks agreed."""
+    """Returns a function that gives the core the tensors of a unit. The core calls it after all ranks have agreed.
+
+    The function first calls ``begin``, if there is one. It then makes the unit's parameters whole, if an earlier engine
+    or ``deepspeed.zero.Init`` has sharded them or if they are on the meta device.
+    """
 
     def tensors() -> list[list[torch.Tensor]]:
         if begin is not None:
@@ -165,7 +170,7 @@ def _give_slices(run: Run) -> None:
 
 
 def _versions(module: nn.Module) -> list[tuple[str, str]]:
-    """Returns the versions that can change numbers: of zeroshard, torch and the packages of the model's modules."""
+    """Returns the versions that can change results: of zeroshard, torch and the packages of the model's modules."""
     packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in packages}
     found |= {"zeroshard": _C.__version__, "torch": torch.__version__}

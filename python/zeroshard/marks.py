@@ -97,7 +97,7 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable:
 
 
 class OwnHook:
-    """A hook in a module of an engine. A copy of the module gets a hook that does nothing."""
+    """A hook in a module of an engine. A copy of the module gets a hook that does nothing. Pickling raises."""
 
     def __init__(self, hook: Callable[..., None]) -> None:
         self._hook = hook

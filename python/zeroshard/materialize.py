@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .units import Param, Unit, is_packed
 from .writes import INITIALIZERS, Writes, is_initialized, is_lost, is_unwritten, was_written_after
 
-_KEPT_BYTES = 64 * 2**20  # limit for all parameters of one context together that are made from values
+_KEPT_BYTES = 64 * 2**20  # most memory of the parameters of one context that are made from values and keep memory
 
 
 class Init:
@@ -89,9 +89,10 @@ class Init:
             self._writes.mark()
 
     def _place(self, module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
-        """Returns the replacement of ``param``.
+        """Returns the parameter to register in place of ``param``: one on the meta device, or ``param`` itself.
 
-        The replacement is always the same for the same parameter, so that tied parameters stay tied.
+        The replacement is always the same for the same parameter, so that tied parameters stay tied. If this context
+        has a dtype, casts the returned parameter.
         """
         lazy = isinstance(param, nn.parameter.UninitializedTensorMixin)
         if not isinstance(param, nn.Parameter) or lazy or not param.is_floating_point():
@@ -157,7 +158,10 @@ def materialize(model: nn.Module, unit: Unit, device: torch.device) -> None:
 
 
 class _Fill:
-    """A meta parameter while it gets its values. Elements that nothing has written yet are NaN."""
+    """A meta parameter while it gets its values.
+
+    Elements that nothing has written yet are NaN, or the value from which the parameter was made.
+    """
 
     def __init__(self, param: Param, unit: str, device: torch.device) -> None:
         old = param.tensors[0]
@@ -183,8 +187,8 @@ class _Fill:
         values = torch.full(old.shape, float("nan") if value is None else value, dtype=old.dtype, device=device)
         self._new = nn.Parameter(values, requires_grad=old.requires_grad)
         param.tensors = [self._new]
-        # A tied parameter has the values of the module for which it was made, because the values of the other modules
-        # were replaced.
+        # A tied parameter gets the values of the module for which it was made. In the other modules it replaced
+        # parameters, and their values with them.
         home = getattr(old, "_zeroshard_home", None)
         if not any(home is owner for owner in param.owners):
             home = next((owner for owner in param.owners if _resets(owner)), param.owners[0])
@@ -254,9 +258,9 @@ def _buffers_kept(modules: list[nn.Module]) -> Iterator[None]:
 
 
 def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
-    """Yields the modules that contain one of ``owners``, inner ones first.
+    """Yields the modules that are or contain one of ``owners``, inner ones first.
 
-    Yields with each module the list of modules that initialize it.
+    ``owners`` has ``id()`` of modules. Yields with each module the modules whose ``_init_weights`` is applied to it.
     """
     seen: dict[int, bool] = {}
     found = []

@@ -57,7 +57,10 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purp
 
 
 def _own_connection(store: dist.Store) -> dist.Store:
-    """Returns a separate connection to ``store``. A call that waits would block other calls on the same connection."""
+    """Returns a separate connection to ``store``, because a call that waits blocks other calls on its connection.
+
+    Returns ``store`` itself if its class cannot make another connection.
+    """
     if not hasattr(store, "clone"):
         return store
     store.check(["zeroshard/meeting"])  # fails at once if nobody serves the store any more; other calls would wait
@@ -73,7 +76,7 @@ def _own_connection(store: dist.Store) -> dist.Store:
 
 @contextmanager
 def left_on_error(meeting: _C.Meeting | None) -> Iterator[None]:
-    """Ends the meeting after an error inside, so that the other ranks learn of the error."""
+    """Leaves the meeting, if there is one, when the block raises, so that the other ranks learn of the error."""
     try:
         yield
     except BaseException as error:
@@ -89,8 +92,9 @@ def while_all_live(
     """Returns the result of ``connect()``. Raises ``CommError`` at a time-out, or if a rank dies or leaves before that.
 
     ``connect()`` runs on a thread of its own, because neither the death of a rank nor Ctrl-C can interrupt calls of
-    torch.distributed that connect ranks. After an interruption nobody waits for the thread any more. If the thread
-    succeeds later, it calls ``undo(result)``. Without a meeting, deaths of ranks are not noticed.
+    torch.distributed that connect ranks. An interrupted call of this function raises at once and leaves the thread
+    behind, see ``await_left_behind``. If the thread succeeds all the same, ``undo(result)`` is called. Without a
+    meeting, deaths of ranks are not noticed, and errors of ``connect()`` are raised as they are.
     """
     device = _device_in_use()
     answer: dict[str, Any] = {}
@@ -113,8 +117,8 @@ def while_all_live(
             done.set()
 
     if meeting is not None and meeting.retried:
-        # Ranks can have failed after different numbers of groups. So new names and keys must be unused, and equal on
-        # all ranks.
+        # torch makes the names and keys of a group from this count. Ranks can have failed after different numbers of
+        # groups. So the count is set to a value that is equal on all ranks, and that no earlier try has reached.
         dist.distributed_c10d._world.group_count = 1_000_000 * meeting.number
     thread = threading.Thread(target=run, name="zeroshard-connect", daemon=True)
     with left_on_error(meeting):
@@ -141,14 +145,17 @@ def while_all_live(
 
 
 def _device_in_use() -> int | None:
-    """Returns this thread's GPU if GPUs are in use, because a new thread would start with the first GPU."""
+    """Returns the number of this thread's GPU, or None if no GPU is in use. A new thread would begin with GPU 0."""
     kind = torch.accelerator.current_accelerator()
     in_use = kind is not None and torch.get_device_module(kind).is_initialized()
     return torch.accelerator.current_device_index() if in_use else None
 
 
 def await_left_behind(timeout: timedelta) -> None:
-    """Waits until no connection attempt of an earlier try is running, because it would disturb the next try."""
+    """Waits until the threads that ``while_all_live`` left behind have ended, because they would disturb the next try.
+
+    Raises ``CommError`` at the time-out.
+    """
     end = time.monotonic() + timeout.total_seconds()
     while _connecting:
         _connecting[-1].join(max(0.0, end - time.monotonic()))
@@ -162,6 +169,9 @@ def await_left_behind(timeout: timedelta) -> None:
 
 @atexit.register
 def _stay_behind() -> None:
-    """Blocks a thread that still connects at the end of the process, because its return would abort the process."""
+    """Lets the process end beside threads that still connect.
+
+    Such a thread would abort the process if it returned to Python after the interpreter's end.
+    """
     if any(thread.is_alive() for thread in _connecting):
         _C.end_beside_threads()

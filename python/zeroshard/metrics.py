@@ -16,7 +16,7 @@ _CONNECT_TIMEOUT_S = 3.0
 
 
 def folders_of(config: _C.Config) -> dict[str, list[str]]:
-    """Returns the folders of the enabled configuration blocks, each with the names of its blocks."""
+    """Returns each folder for metrics, with the names of the configuration blocks whose files go there."""
     folders: dict[str, list[str]] = {}
     for block in ("tensorboard", "csv_monitor"):
         files = getattr(config, block)
@@ -27,7 +27,7 @@ def folders_of(config: _C.Config) -> dict[str, list[str]]:
 
 
 def check_folders(config: _C.Config) -> None:
-    """Makes the folders of metrics. Raises ``IoError`` for a folder to which nobody can write."""
+    """Makes the folders for metrics. Raises ``IoError`` for a folder that this process cannot make or write to."""
     for folder, blocks in folders_of(config).items():
         try:
             os.makedirs(folder, exist_ok=True)
@@ -53,7 +53,7 @@ class Metrics:
         self._files: list[_C.RunMetrics] = []
         self._last: int | None = None  # last recorded step
         self._wandb = _wandb_run(config.wandb) if config.wandb.enabled else None
-        # Python also calls it at the end of a process whose engine is still in use.
+        # Python also calls finish() at the end of a process whose engine is still in use.
         self.finish = Finalize(self, _finish, (self._files, self._wandb), exitpriority=1)
 
     def record(self, step: int, values: dict[str, float]) -> None:
@@ -96,7 +96,10 @@ def _finish(files: list[_C.RunMetrics], wandb_run: Any) -> None:
 
 
 def _wandb_run(settings: _C.WandbConfig) -> Any:
-    """Returns a run of the package wandb. If there is none, logs one line that says why, and returns None."""
+    """Returns a run of the package wandb, which is offline if the server cannot be reached.
+
+    If wandb cannot make a run, logs one line that says why, and returns None.
+    """
     try:
         import wandb
 

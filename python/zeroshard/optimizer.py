@@ -23,8 +23,8 @@ from .names import plain_name
 
 _MUON = _C.OptimizerType.MUON
 
-# The settings that an optimizer of the configuration reads besides learning rate and weight decay. torch's schedulers
-# that cycle momentum change betas or, if there are none, momentum.
+# The settings that an optimizer of the configuration reads besides learning rate and weight decay. They have torch's
+# names, because torch's schedulers that cycle momentum change betas or, if there are none, momentum.
 _ADAM = ("betas", "eps", "bias_correction", "decoupled_weight_decay")
 _SETTINGS = {
     _C.OptimizerType.ADAM: _ADAM,
@@ -83,7 +83,7 @@ class OptimizerSetup:
     low_bit: LowBit | None = None  # set if the optimizer is of bitsandbytes or torchao
 
     def plain(self, state: dict[str, Any], only_shapes: bool = False) -> dict[str, Any]:
-        """Returns the states of a parameter with one value per element. 8-bit states are decoded."""
+        """Returns the states of a parameter. Those of bitsandbytes and torchao get the core's names and are decoded."""
         return state if self.low_bit is None else plain_states(state, only_shapes)
 
 
@@ -124,7 +124,7 @@ def _from_config(groups: list, model: nn.Module, config: _C.Config) -> Optimizer
 def _muon_from_config(groups: list, model: nn.Module, config: _C.Config) -> OptimizerSetup:
     """Makes Muon from the configuration as DeepSpeed does: splits each param group into matrices and other parameters.
 
-    A setting of a group applies to the part for which Muon has this setting.
+    Each part takes over those settings of the group that Muon has for the part. Frozen parameters are left out.
     """
     if not groups or not isinstance(groups[0], dict):
         groups = [{"params": groups}]
@@ -204,7 +204,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, parsed: _C.P
 
 
 def _check_can_be_saved(optimizer: torch.optim.Optimizer) -> None:
-    """Raises ``ValueError`` for the low-bit optimizers of torchao, which cannot be saved."""
+    """Raises ``ValueError`` if an external optimizer is a low-bit one of torchao, because it cannot be saved."""
     for base in type(optimizer).__mro__:
         if base.__module__.startswith("torchao.") and base.__name__.endswith(("8bit", "4bit", "Fp8")):
             raise ValueError(
@@ -343,7 +343,10 @@ def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGrou
 
 
 def _muon_values(group: dict[str, Any]) -> dict[str, Any]:
-    """Returns the core's settings for a param group of Muon. All groups of ``torch.optim.Muon`` have only matrices."""
+    """Returns the core's settings for a param group of Muon. Raises ``ValueError`` for values that the core lacks.
+
+    A group without ``use_muon`` is one of ``torch.optim.Muon``, whose groups have only matrices.
+    """
     if not group.get("use_muon", True):
         return {"use_muon": False}
     method = group.get("ns_method", "standard")
@@ -434,16 +437,18 @@ class Optimizer(torch.optim.Optimizer):
         self.overflow = False
         self.loss_scale = 1.0
         self._kind = setup.type
-        # Returns the settings of a param group that the core reads. None if the user's optimizer makes the updates.
+        # A function that returns the settings of a param group that the core reads. None if the user's optimizer makes
+        # the updates.
         self._settings_of = None if setup.external else dict if setup.low_bit is None else settings_of
-        # A name is not enough, because other packages use torch's names. For example, bitsandbytes has an 8-bit AdamW.
+        # setup.is_elementwise goes by the name of a class, and other packages use torch's names. For example,
+        # bitsandbytes has an 8-bit AdamW.
         self._is_elementwise = setup.is_elementwise and (setup.inner is None or _is_torchs(setup.inner))
         self._engine: Callable[[], Any] = lambda: None
         self._states = _StatesOfTheCore()
         # This object shares its hooks with the user's optimizer, so that hooks on either are called.
         self._optimizer_step_pre_hooks = getattr(setup.inner, "_optimizer_step_pre_hooks", OrderedDict())
         self._optimizer_step_post_hooks = getattr(setup.inner, "_optimizer_step_post_hooks", OrderedDict())
-        self._inner = setup.inner  # last, because a subclass can set later attributes on the user's optimizer instead
+        self._inner = setup.inner  # last, because a subclass can pass later assignments on to the user's optimizer
 
     def belong_to(self, engine: Any) -> None:
         """Connects to ``engine``, which has ``zero_grad`` and ``_update``.
@@ -465,7 +470,10 @@ class Optimizer(torch.optim.Optimizer):
         _refuse_states()
 
     def hold_states(self) -> None:
-        """Removes the states of whole parameters from the user's optimizer."""
+        """Makes the ``state`` of the user's optimizer raise for whole parameters.
+
+        An external optimizer keeps the states of its slices there. Otherwise the ``state`` always raises.
+        """
         if self._outside and type(self._inner.state) is defaultdict:
             self._inner.state = _StatesOfSlices(dict, self._inner.state)
         elif self._inner is not None and not self._outside:
@@ -500,7 +508,7 @@ class Optimizer(torch.optim.Optimizer):
         return [float(group["lr"]) for group in self.param_groups]
 
     def options(self) -> list[_C.ParamGroupOptions]:
-        """Returns the options for the core's update. Does not read the groups of an external optimizer."""
+        """Returns the hyper-parameters of each param group, or default ones for groups of an external optimizer."""
         if self._outside:
             return [_C.ParamGroupOptions() for _ in self.param_groups]
         return [group_options(self._settings_of(group), self._kind) for group in self.param_groups]
@@ -521,7 +529,7 @@ class Optimizer(torch.optim.Optimizer):
     def begin_update(self) -> None:
         """Calls the hooks that ``step()`` of the user's optimizer would call first. Called before the core updates.
 
-        Raises ``StateError`` if something has replaced the states.
+        Raises ``StateError`` if something has replaced the ``state`` of the user's optimizer, and undoes this.
         """
         if self._inner is not None and self._inner.state is not self._states:
             self._inner.state = self._states

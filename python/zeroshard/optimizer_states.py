@@ -19,8 +19,9 @@ from .units import Param, Unit
 
 
 def describe_states(setup: OptimizerSetup, units: Sequence[Unit]) -> list[tuple[str, str]]:
-    """Returns descriptions of the states of each parameter, which must be the same on every rank.
+    """Returns for each parameter with states its name, and the names and types of the states.
 
+    These must be the same on every rank, because ``take_states`` broadcasts the states one after another.
     Raises ``ValueError`` for a state that cannot be sharded, because it is not a number and does not have one value per
     element.
     """
@@ -46,7 +47,7 @@ def _type_of(value: Any) -> str:
 
 
 def _share(run: Run, state: dict[str, Any]) -> None:
-    """Replaces the states of a parameter by rank 0's values, in the parameter's shape. Collective."""
+    """Replaces the tensors and numbers in ``state`` by rank 0's values. Leaves other values. Collective."""
     for kind in sorted(kind for kind, value in state.items() if value is not None):
         value = state[kind]
         if isinstance(value, torch.Tensor):
@@ -60,7 +61,10 @@ def _share(run: Run, state: dict[str, Any]) -> None:
 
 
 def take_states(run: Run, setup: OptimizerSetup) -> None:
-    """Gives the engine its slices of rank 0's states, and frees the whole states. Collective."""
+    """Replaces the states of whole parameters in the user's optimizer by slices of rank 0's states. Collective.
+
+    The core gets this rank's slices or, if the optimizer is external, the optimizer itself gets them.
+    """
     states = {id(param): state for param, state in setup.states}
     if not states:
         return
@@ -77,7 +81,7 @@ def take_states(run: Run, setup: OptimizerSetup) -> None:
         setup.inner.state.clear()
         setup.inner.state.update({param: state for param, state in own.items() if state})
         return
-    # Takes one parameter at a time, because slices and decoded states can be copies.
+    # Takes one parameter at a time, because slices and decoded states can be copies, which need memory.
     for unit, each in enumerate(run.units):
         for position, param in enumerate(each.params):
             if state := state_of(param):
@@ -88,7 +92,7 @@ def take_states(run: Run, setup: OptimizerSetup) -> None:
 def _take_state(
     run: Run, setup: OptimizerSetup, param: Param, part: _C.OptimizerSlice | None, state: dict[str, Any]
 ) -> None:
-    """Gives the core this rank's part of the states of one parameter. Collective."""
+    """Gives the core this rank's part of the states of one parameter, and the number of its updates. Collective."""
     if run.world_size > 1:
         _share(run, state)
     if part is not None and part.master.numel() > 0:
@@ -119,7 +123,10 @@ def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
 
 
 def _updates(state: dict[str, Any]) -> int:
-    """Returns the number of updates in the states. SGD does not count: a momentum means that there was at least one."""
+    """Returns the number of updates that made the states.
+
+    SGD does not count updates. It counts as 1 update if there is a momentum, because an update has made that.
+    """
     if "step" in state:
         return int(state["step"])
     return 1 if state.get("momentum_buffer") is not None else 0

@@ -46,10 +46,10 @@ class Ownership:
         self._publishing: Publishing | None = None  # set for an external optimizer, whose groups get slices
         self.params_of_groups = [list(group["params"]) for group in run.optimizer.param_groups]
         self._inner = run.optimizer.optimizer
-        # The method with which an external optimizer updates.
+        # The user's own step(). For an external optimizer, methods that it calls publish nothing.
         self.step_of_user = None if self._inner is None else self._inner.step
-        self._own_methods: dict[str, Any] = {}  # attributes of the object itself, not of its class
-        self._borrowed: dict[str, Any] = {}
+        self._own_methods: dict[str, Any] = {}  # attributes of the optimizer that `_borrowed` replaces until detach()
+        self._borrowed: dict[str, Any] = {}  # methods that are attributes of the user's optimizer until detach()
         if self._inner is not None:
             self._borrowed = {name: getattr(run.optimizer, name) for name in _BORROWED}
             own_step = self._inner.step
@@ -72,7 +72,10 @@ class Ownership:
                     mark(tensor, Mark(core, index, position, mine))
 
     def detach(self, why: str) -> None:
-        """Removes the hooks. After that, every call of the engine raises an error with the reason ``why``."""
+        """Removes the hooks, and gives the user's optimizer its own methods and whole parameters back.
+
+        After that, every call of the engine raises an error with the reason ``why``.
+        """
         self.readers.remove()
         if self._inner is not None:
             own = vars(self._inner)
@@ -102,7 +105,7 @@ class Ownership:
         return any(sharded and tensors for sharded, tensors in zip(self._sharded, self._tensors, strict=True))
 
     def check_can_give(self) -> None:
-        """Raises ``StateError`` if parameters are sharded but cannot be gathered any more. Collective."""
+        """Raises ``StateError`` if sharded parameters cannot be gathered any more. Collective if some are sharded."""
         if self.core is None or not self.has_sharded_units:
             return
         try:
@@ -115,7 +118,7 @@ class Ownership:
             ) from error
 
     def return_unit(self, index: int) -> None:
-        """Turns a unit's parameters into ordinary tensors. Collective if they are sharded."""
+        """Turns a unit's parameters into ordinary tensors, unless that was done. Collective if they are sharded."""
         if self.core is None or not self._tensors[index]:
             return
         self.core.return_unit(index)
@@ -124,7 +127,7 @@ class Ownership:
         self._tensors[index] = []
 
     def publish(self) -> None:
-        """Publishes a delayed update, because no later step will publish it. Collective."""
+        """Publishes a delayed update, because no later step will publish it. Only logs an error. Collective."""
         if self.core is None:
             return
         try:
@@ -133,10 +136,10 @@ class Ownership:
             log(f"the parameters do not have the last step's update: {error}")
 
     def end(self, *, gather: bool = True) -> None:
-        """Returns all remaining units and frees the core. Without ``gather``, does not return sharded units.
+        """Calls ``return_unit`` for all remaining units, and frees the core. Collective with ``gather``.
 
-        Raises ``MemoryError`` only with ``gather``. Without ``gather``, a unit that does not fit into memory has no
-        values.
+        Without ``gather`` the parameters of sharded units have no values after that, and neither have those of a unit
+        for which there is no memory. With ``gather`` a lack of memory raises ``MemoryError``.
         """
         for index, sharded in enumerate(self._sharded):
             try:
@@ -153,7 +156,10 @@ class Ownership:
 
 
 def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run) -> MethodType:
-    """Returns a bound ``step()`` that updates by the engine, or by ``own`` if the user's slices have gradients."""
+    """Returns a bound ``step()`` that calls the engine's optimizer.
+
+    It calls ``own`` instead if the user has set gradients of an external optimizer's slices.
+    """
     front, outside, replaced = run.optimizer, run.external is not None, optimizer.step
 
     def step(_: Any, closure: Callable | None = None) -> Any:
@@ -162,13 +168,16 @@ def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run)
             return own(closure)
         return front.step(closure)
 
-    step._wrapped_by_lr_sched = True  # the engine tells schedulers about its steps
+    step._wrapped_by_lr_sched = True  # keeps torch's schedulers from wrapping it; the engine counts steps for them
     setattr(step, STEP_OF_USER, replaced)
     return MethodType(step, optimizer)
 
 
 def take_back(params: Iterable[torch.Tensor]) -> None:
-    """Turns parameters that another engine has into ordinary tensors, with all other parameters of their units."""
+    """Turns parameters that another engine has into ordinary tensors, with all other parameters of their units.
+
+    Publishes that engine's delayed update first. Collective if the parameters are sharded.
+    """
     for owner, unit in owners_of(params):
         owner.publish()
         owner.return_unit(unit)
@@ -188,10 +197,11 @@ def drop_gradients(module: nn.Module) -> None:
 
 @contextmanager
 def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
-    """Surrounds the code that makes an engine. Ends the engines that own the module's parameters, unit by unit.
+    """Surrounds the code that makes an engine, and ends the earlier engines that own the module's parameters.
 
-    Collective. These engines end when the yielded function is called. The caller must call it after all ranks have
-    agreed to make the new engine. An exception before that leaves the engines unchanged.
+    Collective. Yields a function that detaches the earlier engines. The caller must call it after all ranks have agreed
+    to make the new engine. The end of the context returns the units that the new engine has not taken. An exception
+    before the call leaves the engines unchanged. After a later exception, sharded parameters have no values.
     """
     owners = list(dict.fromkeys(owner for owner, _ in owners_of(module.parameters())))
     begun = False
@@ -212,7 +222,7 @@ def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
 
     try:
         yield begin
-    except BaseException:  # does not wait for the other ranks
+    except BaseException:  # the other ranks can be anywhere, so this rank gathers nothing
         for owner in owners if begun else []:
             owner.end(gather=False)
         raise
@@ -243,7 +253,7 @@ def destroy(run: Run, ownership: Ownership) -> None:
 
 
 def _wait_for_save(core: _C.Engine) -> _C.Error | None:
-    """Returns the error of a background save that nobody has reported yet, or None."""
+    """Waits for a background save. Returns its error if nobody has reported it yet, else None."""
     try:
         core.wait_for_checkpoint()
     except _C.Error as error:
@@ -252,7 +262,10 @@ def _wait_for_save(core: _C.Engine) -> _C.Error | None:
 
 
 def _fits(run: Run) -> bool:
-    """Returns whether every rank has memory for the whole model. The answer is the same on all ranks. Collective."""
+    """Returns whether every rank has memory for the whole model. The answer is the same on all ranks. Collective.
+
+    Returns False, too, if the ranks cannot reach one another. Logs the reason for False.
+    """
     needed = sum(param.tensors[0].nbytes for unit in run.units for param in unit.params)
 
     def check() -> None:

@@ -3,7 +3,8 @@
 These functions must be called between passes. For a parameter that no engine trains (a frozen parameter, or a parameter
 of a module whose engine has ended), setters change nothing and getters return None. Gradients are averaged over ranks
 and micro-batches, without the loss scale and before clipping. They exist from ``backward`` until the next forward pass
-for training begins, so they still exist after ``step``.
+for training begins, so they still exist after ``step``. If ``param.grad`` is a tensor of the caller's, ``get_gradient``
+and ``set_gradient`` without ``local`` read and write that tensor, also of a parameter that no engine trains.
 
 Getters return fp32 tensors in the parameter's shape. Setters take the same whole tensor on every rank, and each rank
 keeps its share. Every rank must call these functions with the same parameter. With ``local=True`` a getter returns, and
@@ -35,9 +36,9 @@ def get_master_weight(param: torch.Tensor, *, local: bool = False) -> torch.Tens
 def set_master_weight(param: torch.Tensor, value: torch.Tensor, *, local: bool = False) -> None:
     """Sets the parameter and its master weights. Raises ``ValueError`` for a wrong number of elements.
 
-    Other ranks that keep the parameter whole see the values of a ``local`` call after the next step. If no rank keeps
-    it whole, other ranks see the values at the next gather of the parameter. Groups of ranks that share the optimizer
-    states (``"outer": "optimizer"``) see the values of another group's ``local`` call after the next step.
+    If every rank keeps the parameter whole, the other ranks see the values of a ``local`` call after the next step. If
+    the parameter is sharded, they see these values at its next gather. With ``"outer": "optimizer"``, each of several
+    groups of ranks has all parameters, and the other groups see the values after the next step.
 
     >>> zeroshard.set_master_weight(model.lm_head.weight, torch.zeros(100, 32))
     """
@@ -117,7 +118,7 @@ def set_gradient(param: torch.Tensor, value: torch.Tensor, *, local: bool = Fals
 
 
 def read_state(param: torch.Tensor, key: str | None, local: bool, who: str) -> torch.Tensor | None:
-    """Returns the master weights if ``key`` is None, else a state of the optimizer."""
+    """Returns the master weights if ``key`` is None, else a state. Returns None if no engine trains ``param``."""
     place = place_of(param, who)
     own = _slice(place) if place is not None else None
     if own is None:
@@ -129,7 +130,7 @@ _SUMS_OF_SQUARES = ("exp_avg_sq", "sum")  # states of the core that are never ne
 
 
 def write_state(param: torch.Tensor, key: str | None, value: torch.Tensor, local: bool, who: str) -> None:
-    """Sets the master weights if ``key`` is None, else a state of the optimizer."""
+    """Sets the master weights if ``key`` is None, else a state of the optimizer, unless no engine trains ``param``."""
     place = place_of(param, who)
     own = _slice(place) if place is not None else None
     if own is None:
@@ -181,11 +182,11 @@ def write_gradient(param: torch.Tensor, value: torch.Tensor, local: bool, who: s
         place.run.core.set_grad(place.unit, place.position, 0, _checked(value, param.numel(), who, own.param))
 
 
-# -- the place of a parameter in its engine ----------------------------------------------------------------------------
+# -- from a parameter to its engine ------------------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
-    """The place of a parameter in its engine."""
+    """The run of the engine that has a parameter, the index of the parameter's unit, and its position in the unit."""
 
     run: Run
     unit: int
@@ -213,7 +214,10 @@ def _checked(value: torch.Tensor, numel: int, who: str, name: str) -> torch.Tens
 
 
 def _core_state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
-    """Returns this rank's slice of a state that the core keeps, or None if the slice has no such moment."""
+    """Returns this rank's slice of a state that the core keeps, or None if the slice has no elements.
+
+    Raises ``ValueError`` if the core's optimizer has no such state.
+    """
     names = place.run.optimizer.state_names(own)
     if key not in names:
         raise ValueError(f"'{own.param}' has no optimizer state '{key}': {place.run.optimizer.name} has {list(names)}")
@@ -230,9 +234,9 @@ def _outside_states(place: Place, own: _C.OptimizerSlice) -> dict[str, Any]:
 
 
 def _state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
-    """Returns a state of this rank's slice. Raises ``ValueError`` on every rank if some rank does not know ``key``.
+    """Returns a state of this rank's slice, or None if the slice has none. Collective if the optimizer is external.
 
-    Collective if the optimizer is external.
+    Raises ``ValueError`` on every rank if some rank does not know ``key``.
     """
     if place.run.external is None:
         return _core_state(place, own, key)

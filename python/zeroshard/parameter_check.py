@@ -17,7 +17,10 @@ _WALK_EVERY = 64
 
 
 class ParameterCheck:
-    """Checks the current parameters of ``model`` in ``units``. Checks nothing if the model does not train."""
+    """Checks the parameters of ``model`` that are in ``units``.
+
+    ``units`` must be empty if the model does not train. Nothing is checked in this case.
+    """
 
     def __init__(self, model: nn.Module, units: Sequence[Unit]) -> None:
         self._model = model

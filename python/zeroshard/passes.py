@@ -16,8 +16,9 @@ def backward_pass(
     """Surrounds ``loss.backward()``. If it raises, all ranks learn of the exception and discard the step's gradients.
 
     An interruption just before or after the end of the pass has the same effect. Code that catches the interruption
-    must begin the step anew. A rank whose backward pass fails first calls ``on_failure``, which must end the waits of
-    other ranks in communicators that the engine does not know.
+    must begin the step anew. Before a rank tells the others of its exception, it calls ``on_failure``, which must make
+    waits of other ranks fail in communicators that the engine does not know. ``CommError`` and ``IoError`` of the
+    engine's hooks keep their class.
     """
     core.begin_backward(sync)
     has_ended = False
@@ -38,7 +39,10 @@ def backward_pass(
 
 
 def _class_of_hook_error(core: _C.Engine, error: BaseException) -> type[_C.Error] | None:
-    """Returns the class of the error that a hook of the engine raised, because autograd made a RuntimeError of it."""
+    """Returns the class that an error of the engine's hooks had before autograd made a RuntimeError of it.
+
+    Returns None for other errors.
+    """
     if type(error) is not RuntimeError:
         return None
     texts = ((_C.CommError, core.backward_comm_error), (_C.IoError, core.backward_io_error))

@@ -35,7 +35,7 @@ _COMPANIONS = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-# Parts of the names of PEFT's parameters, besides those that begin with the adapter's kind ("lora_").
+# Texts by which the names of PEFT's adapter parameters are recognised, besides the adapter's own prefix ("lora_").
 _ADAPTER_PARTS = ("modules_to_save.", "trainable_tokens_", "prompt_encoder.")
 
 
@@ -75,7 +75,10 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
 
 
 def save_config(run: Run, save_dir: str | os.PathLike) -> None:
-    """Writes the model's config.json next to its weights, unless the directory has one. Only rank 0 calls it."""
+    """Writes the model's config.json and generation_config.json next to its weights. Only rank 0 calls it.
+
+    Leaves a file that exists. Writes nothing for a model without such a configuration.
+    """
     module = original(run.module)
     for name, part in (("config.json", "config"), ("generation_config.json", "generation_config")):
         config = getattr(module, part, None)
@@ -87,10 +90,11 @@ def save_config(run: Run, save_dir: str | os.PathLike) -> None:
 
 
 def state_dict_of_rank_0(run: Run, wanted: Callable[[torch.Tensor], bool]) -> dict[str, Any] | None:
-    """Returns the ``state_dict`` with the ``wanted`` parameters, on the CPU of rank 0, and None on other ranks.
+    """Returns the ``state_dict`` with the ``wanted`` parameters and all buffers, on the CPU of rank 0.
 
-    Collective. The names do not have the parts that torch.compile adds. Gathers parameters unit by unit. So no rank
-    needs more memory than in a step, except rank 0 for its copies.
+    Collective. Returns None on other ranks. The names do not have the parts that torch.compile adds. Gathers parameters
+    unit by unit. So no rank needs more memory than in a step, except rank 0 for its copies. Publishes a delayed update
+    first, unless there are pending gradients.
     """
     if not run.core.has_pending_gradients:  # pending gradients belong to the parameters before the update
         run.core.publish_update()
@@ -132,7 +136,7 @@ def _on_cpu(value: Any, copies: dict[int, torch.Tensor]) -> Any:
 
 @contextlib.contextmanager
 def _only_originals(model: nn.Module) -> Iterator[None]:
-    """Replaces compiled modules in ``model`` by their originals, so that other code finds the original names."""
+    """Replaces compiled modules in ``model`` by their originals in this context, so that all have their own names."""
     places = [(each._modules, name, child) for each in model.modules() for name, child in each._modules.items()]
     places = [place for place in places if place[2] is not None]
     try:
@@ -150,7 +154,7 @@ def _is_peft(module: nn.Module) -> bool:
 
 
 def _adapter_params(module: nn.Module) -> list[torch.Tensor]:
-    """Returns the parameters of all adapters, trained or not."""
+    """Returns the parameters of all adapters, trained or not, and all other parameters that are trained."""
     parts = (*_ADAPTER_PARTS, getattr(module.base_model, "prefix", "lora_"))
     return [
         param for name, param in module.named_parameters() if param.requires_grad or any(part in name for part in parts)

@@ -13,7 +13,7 @@ from .wrapping import wrap_once
 
 
 def show_sharded_parameters() -> None:
-    """Makes ``repr()`` of a sharded parameter return a description. Using the parameter's values still raises."""
+    """Makes ``repr()`` of a sharded ``nn.Parameter`` return a description. Using its values still raises."""
     wrap_once(nn.Parameter, "__repr__", _show)
 
 

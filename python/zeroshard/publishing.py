@@ -12,20 +12,22 @@ import torch
 
 from . import _C
 
-# Methods of torch.optim.Optimizer. They write no weights, even if a class overrides them.
+# Methods of torch.optim.Optimizer. They write no weights, even if a class overrides them, except step(), which gets
+# wrapped separately.
 _NOT_THESE = frozenset(name for name in dir(torch.optim.Optimizer) if not name.startswith("__"))
 _OF_STATEMENTS = ("__call__", "__enter__", "__exit__")  # Python looks these up in the class, not in the object
 
 
 def _make(make: Callable, *arguments: Any) -> Any:
-    return make(*arguments)  # called by pickle, which would otherwise compare the class with the optimizer's class
+    # pickle itself would refuse to make an object of another class than the optimizer's, so it calls this function.
+    return make(*arguments)
 
 
 class _Silent:
-    """Comes before a class in the method resolution order of a subclass, of which the class must not learn."""
+    """Keeps a class from learning of a subclass. It comes before the class in the subclass's resolution order."""
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Does not call the method of the class, because that can register subclasses and require keywords."""
+        """Hides the method of the class, which can register subclasses and require keywords."""
 
 
 def _mro_of_silent(made: type) -> list[type]:
@@ -38,8 +40,9 @@ def _mro_of_silent(made: type) -> list[type]:
 class Publishing:
     """Publishes values that methods of an external optimizer write to its slices of the master weights.
 
-    A rank publishes if the method has changed the rank's slices, or if the rank has no slices. So every rank must call
-    a method that writes weights. A method that writes none may be called on a single rank.
+    A rank that has elements publishes if the method has changed them. A rank without elements publishes after every
+    method. Publishing is collective, so every rank must call a method that writes weights. A rank with elements may be
+    the only one that calls a method which writes none.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, core: _C.Engine) -> None:
@@ -58,7 +61,10 @@ class Publishing:
         }
 
     def begin(self) -> None:
-        """Makes property setters and ``with`` statements publish, too, by giving the optimizer a class of its own."""
+        """Makes property setters, ``with`` statements and calls of the optimizer itself publish, too.
+
+        For this the optimizer gets a class of its own, unless its class has nothing of the kind.
+        """
         self.optimizer.__class__ = self._subclass()
 
     def end(self) -> None:
@@ -117,7 +123,7 @@ class Publishing:
         return call
 
     def publishing(self, method: Callable) -> Callable:
-        """Wraps ``method`` so that it publishes."""
+        """Wraps ``method`` so that it publishes, unless another method of the optimizer has called it."""
         inside = self.inside(method)
 
         @functools.wraps(method)
@@ -135,7 +141,10 @@ class Publishing:
         return call
 
     def _later(self, result: Any) -> Any:
-        """Returns ``result`` of a method. A generator or a context manager publishes when it does its work."""
+        """Returns the ``result`` of a method. If it is a generator, or a context manager made from one, wraps it.
+
+        A method that returns one has done nothing yet, so each step of the generator publishes.
+        """
         if isgenerator(result):
             return self._steps(result)
         if isinstance(result, AbstractContextManager) and isgenerator(getattr(result, "gen", None)):

@@ -37,7 +37,7 @@ def check_arguments_of(scheduler: Any, lr_kwargs: dict[str, Any]) -> None:
 
 
 class LRScheduler:
-    """Sets the learning rates of ``optimizer`` as the block ``scheduler`` of a configuration says.
+    """Sets the learning rates of ``optimizer``, and in ``OneCycle`` its betas, as a configuration's ``scheduler`` says.
 
     If a script holds a rate as a tensor, that tensor gets the new value.
     """
@@ -81,7 +81,7 @@ class LRScheduler:
         return self._schedule.lrs(self.last_batch_iteration)
 
     def get_last_lr(self) -> list[float]:
-        """Returns the rates that the last ``step()`` has set, or the rates before the first ``step()``."""
+        """Returns the rates that this scheduler has set last, for example in ``step()``."""
         return self._last_lr
 
     def state_dict(self) -> dict[str, int]:
@@ -135,7 +135,7 @@ class OneCycle(LRScheduler):
     _FIRST = ("cycle_min_lr", "cycle_max_lr")
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """Returns the betas of each param group at this iteration, or None if the schedule does not change them."""
+        """Returns the betas of each param group at this iteration, or None if they do not change or there are none."""
         groups = self.optimizer.param_groups
         betas = [self._schedule.betas(self.last_batch_iteration, index) for index in range(len(groups))]
         cycles = betas[0] is not None and any("betas" in group for group in groups)

@@ -20,13 +20,13 @@ def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> 
 
     The batches of each rank in turn are cut into pieces for all ranks of the group. So the result has ``size`` times as
     many batches as ``loader``. A batch is a dict with ``input_ids``. The result has ``position_ids``, even if the batch
-    has none, and ``shift_labels`` in place of ``labels``. The model's loss is the mean over the words of the whole
-    rows.
+    has none, and ``shift_labels`` in place of ``labels``. The model's loss is the mean over all tokens of the whole
+    rows that have a label.
 
     Args:
         model: an engine whose configuration has ``sequence_parallel_size``, or a model of transformers.
         loader: gives each rank batches of its own, as for data-parallel training.
-        size: number of ranks in a sequence group. It is required if ``model`` is no engine.
+        size: number of ranks in a sequence group. It is required for a model that has no sequence groups yet.
 
     Raises ``ValueError`` for a model whose sequence cannot be cut, and for a ``size`` that does not divide the ranks.
 
@@ -51,7 +51,11 @@ def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> 
 def group_of_engine(
     model: nn.Module, config: _C.Config, device: torch.device, mesh: Any = None
 ) -> SequenceGroup | None:
-    """Cuts a new engine's model as the configuration says, and returns the group. Collective if groups must be made."""
+    """Makes the ranks of a sequence group share the rows of a new engine's model, and returns this rank's group.
+
+    Collective if groups must be made. For a ``sequence_parallel_size`` of 1, undoes this in all of the model instead,
+    and returns None.
+    """
     if config.sequence_parallel_size == 1:
         while (part := _cut_part(model)) is not None:
             uncut_model(part)
@@ -69,9 +73,9 @@ def group_of_engine(
 
 
 def size_before_engine(model: nn.Module, mesh: Any) -> int | None:
-    """Returns the size of the sequence groups that the caller has made for the model, or has given as ``mpu``.
+    """Returns the size of the sequence groups that the caller has given as ``mpu`` or has made for the model.
 
-    Groups that were registered by a model's name are for the next engine.
+    Groups that were registered by a model's name are for the next engine. Returns None if there are no such groups.
     """
     if mesh is not None:
         return size_of_mesh(mesh)

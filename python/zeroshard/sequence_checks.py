@@ -29,7 +29,10 @@ def text_config(model: nn.Module) -> Any:
 
 
 def check_model(model: nn.Module, size: int, attention: str | None) -> None:
-    """Raises ``ValueError`` for a model that cannot train with a sequence cut into ``size`` pieces."""
+    """Raises ``ValueError`` for a model that cannot train with a sequence cut into ``size`` pieces.
+
+    ``attention`` is the name of the attention that the caller wants, or None for the model's own.
+    """
     name = type(model).__name__
     text_config(model)
     _check_adapters(model, name)

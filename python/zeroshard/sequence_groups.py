@@ -28,7 +28,7 @@ class SequenceGroup:
         self.first_rank = dist.get_rank() - self.rank  # the number that rank 0 of the group has in the world
         self.settings: _C.Config | None = None  # configuration of the engine that trains with the group
         self.device: torch.device | None = None
-        self.registered: dict[str, bool] | None = None  # how a registration lets models be cut
+        self.registered: dict[str, bool] | None = None  # options of cut_model() that a registration has chosen
         self.is_for_next_engine = False  # true: registered by a model's name, and the model's engine is not made yet
         self.process_group = _make_process_group(size)
         self._world = weakref.ref(dist.group.WORLD)
@@ -40,7 +40,7 @@ class SequenceGroup:
         return _C.SequenceGroup(self.process_group.group_name, device, self.settings, self.first_rank)
 
     def for_engine(self, settings: _C.Config, device: torch.device) -> SequenceGroup:
-        """Returns the group with the engine's transport and time-outs, and with a communicator of its own.
+        """Returns a copy of the group with the engine's transport and time-outs and a communicator of its own.
 
         Code that belongs to no engine, such as loaders with DeepSpeed's names, uses the settings of the engine that was
         made last.
@@ -72,7 +72,7 @@ def check_size(size: int, ranks: int) -> None:
 
 
 def make_group(size: int) -> SequenceGroup:
-    """Returns the sequence group of this rank. It is made once per world. Collective over all ranks."""
+    """Returns the sequence group of this rank. The first call in a world makes it, and is collective over all ranks."""
     global _current
     if not dist.is_initialized():
         raise _C.StateError("sequence parallelism needs ranks: call zeroshard.init_distributed() before")
@@ -88,7 +88,7 @@ def make_group(size: int) -> SequenceGroup:
 
 
 def current() -> SequenceGroup | None:
-    """Returns the group that was made last, or None if its world is gone."""
+    """Returns the group that was made last, or None if there is none or its world is gone."""
     return _current if _current is not None and _current.is_of_this_world else None
 
 

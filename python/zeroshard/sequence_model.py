@@ -56,7 +56,7 @@ class Cut:
         self._is_on = False  # true: the running forward gets pieces
         self._outermost: nn.Module | None = None  # the module whose forward is running
         self.attended = 0  # number of calls of attention in the running forward
-        self._whole_positions = WeakIdKeyDictionary()
+        self._whole_positions = WeakIdKeyDictionary()  # position_ids of a piece -> those of the whole rows
         self._handles = []
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         for module in dict.fromkeys((model, inner)):  # a model with an adapter generates with its inner model
@@ -85,7 +85,10 @@ class Cut:
 
     @property
     def is_on(self) -> bool:
-        """Returns whether attention gets pieces now. A forward inside a backward pass repeats a forward of training."""
+        """Returns whether attention gets pieces now. A forward inside a backward pass repeats a forward of training.
+
+        Raises ``StateError`` if attention would need whole rows outside of the model's forward.
+        """
         model = self._model()
         training = model is not None and model.training
         if torch._C._current_graph_task_id() != -1 and training:
@@ -210,13 +213,13 @@ def _check_is_no_piece(group: SequenceGroup, positions: Any) -> None:
 
 
 def tell_failed_backward(model: nn.Module, error: BaseException) -> None:
-    """Ends the wait of the other ranks that share rows with this one, if there are any."""
+    """Makes waits of the ranks that share rows with this rank fail with ``error``, if there are such ranks."""
     if (cut := _cuts.get(model)) is not None:
         _tell_failure(cut.group, error, "backward")
 
 
 def _tell_failure(group: SequenceGroup, error: BaseException | None, what: str = "forward") -> None:
-    """Ends the wait of the group's other ranks, unless they raise the same error themselves."""
+    """Makes waits of the group's other ranks fail with ``error``, unless they raise the same error themselves."""
     if error is not None and not str(error).startswith("sequence parallelism:"):
         rank = group.first_rank + group.rank
         group.core.abort(f"the {what} failed on rank {rank}: {type(error).__name__}: {error}")
@@ -258,10 +261,10 @@ def uncut_model(model: nn.Module) -> None:
 
 
 def replace_attention(name: str) -> None:
-    """Replaces an attention function of transformers by one that also exchanges heads for sequence.
+    """Replaces the attention function ``name`` of transformers by one that calls it with whole rows of some heads.
 
     The new function has the old name, because models request the function by its name. Models that are not cut still
-    get the original.
+    get the original. Also calls ``_replace_masks``. Raises ``ValueError`` if transformers has no such function.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -367,7 +370,10 @@ def _groups_of_heads(module: nn.Module, groups: int) -> Iterator[None]:
 def _whole_rows(
     group: SequenceGroup, args: tuple, kwargs: dict[str, Any], *, averages_loss: bool, model: nn.Module
 ) -> Forward:
-    """Gathers positions and padding of whole rows. If any input is wrong, raises on the whole group. Collective."""
+    """Gathers positions and padding of whole rows. Collective.
+
+    Raises ``ValueError`` on all ranks of the group if an input of any rank is wrong.
+    """
     given = kwargs.get("input_ids")
     given = kwargs.get("inputs_embeds") if given is None else given
     given = args[0] if given is None and args else given
@@ -401,11 +407,14 @@ def _whole_rows(
     )
 
 
-_PARTS = 1024  # items count in parts, because the number of items can be a mean over ranks
+_PARTS = 1024  # parts of an item: ranks compare whole numbers of parts, because a mean over ranks can be a fraction
 
 
 def _items(kwargs: dict[str, Any], model: nn.Module) -> list[int] | None:
-    """Returns ``num_items_in_batch`` in parts (-1: not given) and the count of labels; None if the model ignores it."""
+    """Returns ``num_items_in_batch`` in parts of an item, and the number of labels of the piece.
+
+    Returns [-1, 0] if ``num_items_in_batch`` is not given, and None if it is given but the model ignores it.
+    """
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels")
     if items is None:
         return [-1, 0]
@@ -459,7 +468,10 @@ def _wrong_input(shape: tuple[int, ...], positions: Any, padding: Any, kwargs: d
 
 
 def _replace_masks() -> None:
-    """Makes models of transformers build their masks for whole rows."""
+    """Makes models of transformers build their masks for whole rows while a forward over pieces runs.
+
+    Raises ``ImportError`` for a version of transformers that makes masks in another way.
+    """
     from transformers import masking_utils
 
     inner = getattr(masking_utils, "_preprocess_mask_arguments", None)

@@ -23,8 +23,10 @@ class _WrongBatch(ValueError):
 def whole_rows(batch: Any, size: int, *, needs_positions: bool = False) -> dict[str, Any]:
     """Returns the batch with ``position_ids``, ``shift_labels`` for ``labels``, and a length that ``size`` divides.
 
-    The padding is at the end of rows and has no labels, so it changes no result. Raises ``ValueError`` for a batch that
-    cannot be cut.
+    The padding is at the end of rows and has no labels, so it changes no result. ``shift_labels`` of the batch are
+    kept. If it has no labels of either kind, the result has ``shift_labels`` of the dtype ``PIECE_WITHOUT_LABELS``, or
+    none with ``needs_positions``. Raises ``ValueError`` for a batch that cannot be cut, and with ``needs_positions``
+    for one without ``position_ids``.
     """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), torch.Tensor):
         raise _WrongBatch(f"a batch must be a dict with input_ids, and is {type(batch).__name__}")
@@ -91,9 +93,9 @@ class PieceLoader:
         return getattr(self.loader, name)
 
     def _deal(self, batches: Iterator[Any]) -> list[dict[str, Any]]:
-        """Returns this rank's pieces of the next batch of each rank, or nothing if no rank has one. Collective.
+        """Returns this rank's pieces of the next batch of each rank that has one. Collective.
 
-        An error of one rank's loader is raised on all ranks of the group.
+        If one rank's loader raises, or gives a batch that cannot be cut, all ranks of the group raise an error.
         """
         values: list[torch.Tensor] = []
         failed: Exception | None = None
@@ -107,7 +109,7 @@ class PieceLoader:
                 values, packed = [value.cpu() for value in tensors.values()], pickle.dumps((shapes, others))
         except _WrongBatch as error:
             wrong = str(error)
-        except Exception as error:  # the other ranks wait for this rank
+        except Exception as error:  # raised after this rank has told the others, because they wait for it
             failed, wrong = error, f"the loader failed with {type(error).__name__}: {error}"
         told = self._tell((wrong, packed))
         if failed is not None:

@@ -57,7 +57,7 @@ class Shard:
     params: list[weakref.ref[nn.Parameter]] = field(default_factory=list)
     gathered: torch.UntypedStorage | None = None  # memory that the parameters have while they are gathered
     modify_rank: int | None = None  # modify_rank of the context that keeps the shard gathered
-    is_held: bool = False
+    is_held: bool = False  # true: a context keeps the shard gathered
     id: int = field(default_factory=lambda: next(_ids))  # in the same order on every rank
 
     def __str__(self) -> str:
@@ -82,7 +82,11 @@ def _initializer(name: str) -> Callable[..., torch.Tensor]:
 
 
 class _Castable:
-    """The methods that ``nn.Module.to`` calls. They return another tensor without memory, and also cast the shard."""
+    """The methods that cast or initialize a tensor, for a tensor that has no memory because it is sharded.
+
+    A cast returns another tensor without memory. ``piece_of`` later casts the shard, when the result has become the
+    parameter's ``data``. An initializer gathers the parameter if ``initializes`` is true.
+    """
 
     __slots__ = ()
 
@@ -193,7 +197,7 @@ def shard_of(tensor: torch.Tensor) -> Shard | None:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Returns whether the tensor has its memory."""
+    """Returns whether the tensor has its memory, or needs none because it is on the meta device or empty."""
     if tensor.is_meta or tensor.numel() == 0:
         return True
     try:
@@ -203,7 +207,7 @@ def is_whole(tensor: torch.Tensor) -> bool:
 
 
 def piece_of(param: nn.Parameter) -> torch.Tensor:
-    """Returns the elements of the parameter's shard, in the parameter's dtype and on its device."""
+    """Casts the parameter's shard to the parameter's dtype and device, and returns the shard's elements."""
     shard = shard_of(param)
     shard.piece = shard.piece.to(param.device, param.dtype)
     return shard.piece
@@ -220,9 +224,10 @@ def cut(
     """Keeps this rank's elements of each parameter, with rank 0's values, and frees the parameter's memory. Collective.
 
     Casts floating-point parameters to ``dtype``, if it is given. Parameters that share all their memory stay tied. Does
-    not change parameters that are sharded, on the meta device, or without elements. ``timeout_s`` says how long ranks
-    wait for one another if this is the first call. Raises ``ValueError`` for parameters that share a part of their
-    memory, and ``StateError`` for a parameter that is a part of another, sharded parameter.
+    not change parameters that are sharded, uninitialized or on the meta device. Only casts parameters without elements.
+    ``timeout_s`` says how long ranks wait for one another if this is the first call. Raises ``ValueError`` for
+    parameters that share a part of their memory, and ``StateError`` for a parameter that is a part of another, sharded
+    parameter.
     """
     first_with: dict[object, tuple[str, nn.Parameter]] = {}
     ties = []
@@ -253,7 +258,10 @@ def cut(
 
 
 def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
-    """Ties ``param`` to the sharded parameter from whose data it was made. Returns False if there is none."""
+    """Ties ``param`` to the sharded parameter from whose data it was made. Returns False if there is none.
+
+    Raises ``StateError`` if ``param`` has other elements than the sharded parameter, or has lost its values.
+    """
     shard = _shard_of_memory(param)
     if shard is None or (is_whole(param) and not (shard.is_held and _is_of(param, shard.gathered))):
         if not is_whole(param):
@@ -278,9 +286,10 @@ def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[
     """Makes sharded parameters whole in this context. Collective, except over parameters that a context already holds.
 
     At the end every rank takes over the writes of rank ``modify_rank``. Without ``modify_rank``, or after an exception,
-    drops the writes. An inner context does nothing with parameters that an outer context already holds, so it may run
-    on one rank alone. Raises ``StateError`` if an inner context has a ``modify_rank`` for parameters that the outer
-    context only reads.
+    drops the writes. A parameter to which the user had assigned values before the context is different: without
+    ``modify_rank`` every rank takes over the values of rank 0, and after an exception the parameter stays whole.
+    An inner context does nothing with parameters that an outer context already holds, so it may run on one rank alone.
+    Raises ``StateError`` if an inner context has another ``modify_rank`` than the outer context of a parameter.
     """
     shards = {shard.id: shard for tensor in tensors if (shard := shard_of(tensor)) is not None}
     for shard in shards.values():
@@ -310,7 +319,10 @@ def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[
 
 
 def take(params: Iterable[torch.Tensor]) -> None:
-    """Turns parameters that have shards into whole, ordinary parameters. Collective."""
+    """Turns parameters that have shards into whole, ordinary parameters. Collective.
+
+    Raises ``StateError`` inside a context with a ``modify_rank`` for one of them.
+    """
     shards = {shard.id: shard for param in params if (shard := shard_of(param)) is not None}.values()
     for shard in shards:
         if shard.is_held and shard.modify_rank is not None:
@@ -354,7 +366,10 @@ def _gather(shard: Shard) -> None:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _keep(shard: Shard, root: int) -> None:
-    """Makes the shard anew from the values of rank ``root``, which can have another shape than before."""
+    """Makes the shard anew from the values of rank ``root``, and frees the parameters' memory. Collective.
+
+    The values can have another shape than before, which must be the same on every rank.
+    """
     values = _values(shard).to(_device()).contiguous()
     flat = values.view(-1)
     shard.ranks.broadcast(flat, root, f"values of {shard}")
@@ -367,7 +382,11 @@ def _keep(shard: Shard, root: int) -> None:
 
 
 def _values(shard: Shard) -> torch.Tensor | None:
-    """Returns the values of the shard's parameters, assigned or gathered, or None if none of them has memory."""
+    """Returns the values of the shard's parameters, or None if none of them has memory.
+
+    Values that the user has assigned come before gathered ones. Raises ``StateError`` if tied parameters were given
+    different values.
+    """
     found = [param for param in _tied(shard) if is_whole(param)]
     assigned = [param for param in found if not _is_of(param, shard.gathered)]
     if any(param.data_ptr() != assigned[0].data_ptr() for param in assigned):
@@ -399,7 +418,7 @@ def _tied(shard: Shard) -> list[nn.Parameter]:
 
 
 def _shard_of_memory(tensor: torch.Tensor) -> Shard | None:
-    """Returns the shard whose parameters have the memory of ``tensor``, or will get it at the next gather."""
+    """Returns the shard whose parameters have the storage of ``tensor``, with or without memory, else None."""
     found = getattr(tensor.untyped_storage(), _SHARD, None)
     return found() if found is not None else None
 
@@ -460,7 +479,8 @@ def _check_modify_rank(shard: Shard, modify_rank: int | None) -> None:
 def _world(timeout_s: float | None) -> _C.World:
     """Returns the ranks of the job.
 
-    Connects them at the first call and at a call after a failure. These calls are collective.
+    Connects them at the first call, after a failure, and if the default process group is another one than before. These
+    calls are collective.
     """
     global _ranks
     init_distributed()

@@ -17,11 +17,11 @@ from .run import Run
 
 
 class StepReport:
-    """Reports loss, pace and memory. Costs nothing on other ranks, and between lines only if metrics are enabled.
+    """Reports loss, pace and memory on rank 0. Between printed lines it does so only if metrics are enabled.
 
     The loss is the mean over this rank's micro-batches of the step. The pace is that of all ranks together. Tokens are
-    the elements of the argument ``input_ids`` or, if the model has none, of the first argument if it has integers in
-    two dimensions.
+    the elements of the argument ``input_ids`` or, without it, of the first argument, if that tensor has two dimensions
+    and is not of a floating-point dtype.
     """
 
     def __init__(self, run: Run) -> None:
@@ -118,8 +118,8 @@ class StepReport:
 class _Breakdown:
     """Measures the time of this rank in forward, backward and step, as DeepSpeed's ``wall_clock_breakdown`` does.
 
-    It waits for the device before and after each part, so that the time of a part is that of the part's own kernels. A
-    pass that a script starts with ``loss.backward()`` counts as ``other``, and so does all code between the parts.
+    It waits for a CUDA device before and after each part, so that the time of a part is that of the part's own kernels.
+    A pass that a script starts with ``loss.backward()`` counts as ``other``, and so does all code between the parts.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -154,7 +154,7 @@ class _Mark:
         self._tokens = tokens
 
     def pace(self, run: Run, tokens: int) -> dict[str, float]:
-        """Returns the pace of all ranks since the mark, if it is known.
+        """Returns the pace of all ranks since the mark, by name. Has only the values that are known.
 
         ``tokens`` is the present count of this rank's tokens.
         """

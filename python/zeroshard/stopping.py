@@ -26,8 +26,9 @@ MOMENT_S = 2.0
 def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
     """Makes the first signal of each kind request a stop.
 
-    A second signal of that kind has its former effect if it comes ``MOMENT_S`` later or more. If the run's engine has
-    ended, the first signal has the former effect, too. Workers of data loaders ignore the signals.
+    A second signal of that kind has the effect that it had before this call, if it comes ``MOMENT_S`` later or more.
+    Until then, signals of that kind have no effect. If the run's engine has ended, the first signal has the former
+    effect, too. Workers of data loaders ignore the signals.
     """
     first: dict[int, float] = {}  # signal -> time of its first arrival
 
@@ -39,8 +40,8 @@ def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
         if run.has_ended or number in first:
             return
         first[number] = now
-        # Leaves the second signal to the system, because it must end a process whose main thread never returns to
-        # Python.
+        # From here on C code handles the signal. If the system's default was the former effect, the second signal must
+        # end even a process whose main thread never returns to Python.
         _C.ignore_for(number, int(1000 * MOMENT_S), then_default=previous[number] is signal.SIG_DFL)
         run.core.request_stop()
 
@@ -51,9 +52,10 @@ def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
 
 
 def ask_for(run: Run, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-    """Returns the result of ``ask`` for the last save. If ``ask`` fails on any rank, returns None on every rank.
+    """Returns the result of ``ask`` for the last save. Collective.
 
-    Collective. Raises ``CommError`` if the other ranks cannot be reached.
+    Returns None on every rank if ``ask`` raises on any rank, or returns what a checkpoint cannot hold. Raises
+    ``CommError`` if the other ranks cannot be reached.
     """
     answer: Any = None
 
@@ -76,7 +78,10 @@ def ask_for(run: Run, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str,
 
 
 def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -> None:
-    """Calls ``save``, and waits until the checkpoint is written. Collective."""
+    """Calls ``save``, and waits until the checkpoint is written. Collective. Raises ``IoError`` if it was not written.
+
+    Only logs the error of an earlier save.
+    """
     log(f"asked to stop: saving step {run.global_steps} in {os.fspath(save_dir)}")
     try:
         run.core.wait_for_checkpoint()
@@ -88,9 +93,12 @@ def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -
 
 
 def wait_at_exit(run: Run) -> None:
-    """Delays the end of the process until the run's last checkpoint is written. If that fails, the exit code is 1."""
-    # Finalize also runs at the end of processes that multiprocessing has forked, where atexit does not run. It waits
-    # even if only a signal handler or a global variable still refers to the run.
+    """Delays the end of the process until the run's last checkpoint is written. If that fails, the exit code is 1.
+
+    Ctrl-C during the wait ends the process by SIGINT.
+    """
+    # Finalize also calls _wait() at the end of processes that multiprocessing has forked, where atexit calls nothing.
+    # It does so even if only a signal handler or a global variable still refers to the run.
     Finalize(None, _wait, (weakref.ref(run),), exitpriority=0)
 
 

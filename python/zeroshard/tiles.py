@@ -50,7 +50,7 @@ def tile(model: nn.Module, loss: str | int | None = "auto", mlp: str | int | Non
             raise _C.ValueError(f'tile: {name} is {tiles!r}, expected "auto", None or a number of tiles from 1 on')
     models = [module for module in model.modules() if _has_causal_loss(module)]
     mlps = [module for module in model.modules() if _is_mlp(module)]
-    # Does not change models of Liger, because Liger's own function for the loss creates no logits either.
+    # With "auto", does not change models of Liger, because Liger's own function for the loss creates no logits either.
     ligers = [each for each in models if _is_of_liger(each)] if loss == "auto" else []
     kind = type(model).__name__
     if loss is not None and not models:
@@ -81,7 +81,11 @@ def compute_tiled(
     num_cut: int | None = None,
     at_once: bool = False,
 ) -> torch.Tensor:
-    """Computes ``function(*inputs)`` tile by tile. Cuts the first ``num_cut`` inputs (default: all) along ``dim``."""
+    """Computes ``function(*inputs)`` tile by tile. Cuts the first ``num_cut`` inputs (default: all) along ``dim``.
+
+    For ``params``, ``join`` and ``at_once`` see src/hooks/tiles.h. Raises ``StateError`` inside a transform of
+    torch.func.
+    """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise _C.StateError("tiles are not for functions that torch.func transforms: compute without tiles there")
     with TileLoop() as loop:
@@ -113,7 +117,7 @@ class _Tiled:
         self.is_of_class = "forward" not in vars(module)
         self.module = module
         self.tiles = tiles
-        self._call = torch.compiler.disable(_call)  # not done at import, because it makes torch import its compiler
+        self._call = torch.compiler.disable(_call)  # not done at import, because disable() imports torch's compiler
         functools.update_wrapper(self, self.before, updated=())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,7 +152,7 @@ class _TiledLoss(_Tiled):
     """The forward of a causal language model. The part after the model's body is called for one tile after another.
 
     So the model still changes its logits in its own way, for example by capping them, and computes the loss with its
-    own function.
+    own function. Calls the original forward if the caller needs logits, if there are no labels, or for a single tile.
     """
 
     def run(self, *args: Any, skip_logits: bool | None = None, **kwargs: Any) -> Any:

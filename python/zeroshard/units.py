@@ -19,9 +19,10 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass
 class Param:
-    """All names of a parameter, and all its tensor objects (several if it is tied by storage).
+    """A parameter: its names, the module that owns it under each name, and its tensor objects.
 
-    The names do not have the parts that torch.compile adds. Two names can be equal.
+    A parameter that is tied by storage has several tensor objects. The names do not have the parts that torch.compile
+    adds, so two of them can be equal.
     """
 
     names: list[str]
@@ -30,7 +31,7 @@ class Param:
 
 
 def is_packed(tensor: torch.Tensor) -> bool:
-    """Returns whether elements are no numbers, as in frozen 4-bit weights of bitsandbytes (with ``quant_state``)."""
+    """Returns whether the elements are not numbers, as in frozen 4-bit weights of bitsandbytes (``quant_state``)."""
     return not tensor.requires_grad and hasattr(tensor, "quant_state")
 
 
@@ -47,14 +48,14 @@ class Unit:
 def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Sequence[nn.Module] = ()) -> list[Unit]:
     """Splits the parameters of ``model`` into units, in the order of its modules.
 
-    A unit is normally a block, which is a module whose class is named in ``unit_classes``. If ``unit_classes`` names no
-    class, blocks are the modules that Hugging Face lists in ``_no_split_modules``. If there is no such list, blocks are
-    the elements of each ``ModuleList``, ``Sequential`` and ``ModuleDict``. Parameters outside of blocks form one unit
-    per module that uses them. The module that uses a parameter is its owner or, if the owner has no forward
-    (``ParameterList``) or is inside a ``MultiheadAttention``, the module around the owner. A tied parameter belongs to
-    the first unit that has it, and every module that uses it is a module of that unit. Each module that is marked as
-    ``LEAF``, or is in ``leaves``, is one unit with everything that it contains. A leaf without a forward, such as a
-    ``ModuleList``, is whole while the forward of the module around it runs.
+    A unit is normally a block, which is a module whose class is named in ``unit_classes``. If ``unit_classes`` is
+    empty, blocks are the modules whose classes Hugging Face lists in ``_no_split_modules``. If the model has no such
+    module, blocks are the elements of each ``ModuleList``, ``Sequential`` and ``ModuleDict``. Parameters outside of
+    blocks form one unit per module that uses them. The module that uses a parameter is its owner or, if the owner has
+    no forward (``ParameterList``) or is inside a ``MultiheadAttention``, the module around the owner. A tied parameter
+    belongs to the first unit that has it, and every module that uses it is a module of that unit. Each module that is
+    marked as ``LEAF``, or is in ``leaves``, is one unit with everything that it contains. The parameters of a leaf
+    without a forward, such as a ``ModuleList``, are whole while the forward of the module around it runs.
 
     Raises ``ValueError`` if a name in ``unit_classes`` matches no module, if two different parameters share memory, and
     for a scripted model.
@@ -88,10 +89,10 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
 
 @dataclass
 class _Use:
-    """An occurrence of a module in the model: the block around it, and the module whose forward uses its parameters."""
+    """An occurrence of a module in the model."""
 
-    block: nn.Module | None
-    module: nn.Module
+    block: nn.Module | None  # the module itself if it is a block, else the block around it, or None
+    module: nn.Module  # the module whose forward uses the parameters: the module itself or one around it
 
 
 def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[_Use]]:
@@ -114,7 +115,7 @@ def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[
 
 
 def _has_forward(module: nn.Module) -> bool:
-    """Returns whether hooks can run around the module's forward. They cannot for scripted modules."""
+    """Returns whether the module has a forward around which hooks can run. Hooks cannot run in scripted modules."""
     forward = None if isinstance(module, torch.jit.ScriptModule) else module.forward
     return forward is not None and getattr(forward, "__func__", None) is not nn.Module.forward
 
@@ -163,9 +164,9 @@ def named_leaves(
 def _without_blocks_in_leaves(
     model: nn.Module, blocks: list[nn.Module], more_leaves: Sequence[nn.Module]
 ) -> list[nn.Module]:
-    """Returns ``blocks`` and the leaf modules, which are the marked modules and ``more_leaves``.
+    """Returns the leaf modules and ``blocks``, without those that are inside of a leaf.
 
-    Each leaf is one unit with everything that it contains.
+    Leaf modules are the marked modules and ``more_leaves``.
     """
     chosen = {id(module) for module in more_leaves}
     leaves = []
@@ -177,9 +178,10 @@ def _without_blocks_in_leaves(
 
 
 def _container_elements(module: nn.Module, prefix: str, inside: bool = False) -> Iterable[tuple[str, nn.Module]]:
-    """Yields the elements of containers, with their paths.
+    """Yields the elements of containers that have a forward, with their paths. Does not look inside of an element.
 
-    ``inside`` says that an outer module is compiled, so that its graph has the originals of inner compiled modules.
+    ``inside`` says that a module around ``module`` is compiled. The graph of that module calls the original modules of
+    compiled elements, so these are yielded.
     """
     inside = inside or is_compiled(module)
     for name, child in module.named_children():
@@ -211,7 +213,11 @@ def _find_params(model: nn.Module) -> list[Param]:
 
 
 def _memory_key(tensor: torch.Tensor) -> object:
-    """Returns a key that is equal for tensors of one parameter: for one object, or equal elements of a storage."""
+    """Returns a key that is equal for all tensor objects of one parameter, also if it is tied by storage.
+
+    A tensor that an engine or a shard owns is known by its owner. Other tensors are tied if they have the same elements
+    in memory. A tensor without memory is tied only to itself.
+    """
     if (mark := mark_of(tensor)) is not None:
         return mark[:3]
     if (shard := shard_of(tensor)) is not None:

@@ -48,13 +48,13 @@ class Writes(TorchDispatchMode):
                 _mark(result, "_zeroshard_unwritten")
             on_meta = [tensor for tensor in given if tensor.is_meta]
             if any(is_lost(tensor) for tensor in on_meta):
-                _mark(result, "_zeroshard_lost")  # because the result is a copy or a view
+                _mark(result, "_zeroshard_lost")  # because the result can be a copy or a view
             if any(is_initialized(tensor) for tensor in on_meta):
                 _mark(result, "_zeroshard_initialized")
         return result
 
     def mark(self) -> None:
-        """Records for every parameter whether it has lost values, and its version, because later writes are lost."""
+        """Records in every parameter whether it has lost values, and its version, by which later writes are found."""
         for param in self.params:
             param._zeroshard_lost = is_lost(param)
             param._zeroshard_version = param._version

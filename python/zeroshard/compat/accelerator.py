@@ -54,7 +54,7 @@ class Accelerator:
 
 
 class CudaAccelerator(Accelerator):
-    """Has the functions for CUDA. Functions that are not defined in the class are those of ``torch.cuda``."""
+    """Has the functions for CUDA. The functions that ``_OWN`` names are those of ``torch.cuda``."""
 
     _OWN = frozenset(
         [
@@ -142,7 +142,7 @@ class CudaAccelerator(Accelerator):
 class CpuAccelerator(Accelerator):
     """Has the functions for the CPU, which counts as one device per rank of this host.
 
-    The device's memory is the memory of the process.
+    Allocated memory is the resident memory of the process. Total and available memory are those of the host.
     """
 
     Stream = Event = None
@@ -253,7 +253,10 @@ class CpuAccelerator(Accelerator):
 
 @functools.cache
 def get_accelerator() -> Accelerator:
-    """Returns the accelerator for CUDA if there is a GPU, else for the CPU. DS_ACCELERATOR overrides the choice."""
+    """Returns the accelerator for CUDA if there is a GPU, else for the CPU. DS_ACCELERATOR overrides the choice.
+
+    Raises ``ValueError`` for another DS_ACCELERATOR than "cuda" and "cpu".
+    """
     name = os.environ.get("DS_ACCELERATOR", "")
     if name not in ("", "cpu", "cuda"):
         raise ValueError(f"DS_ACCELERATOR is '{name}', expected 'cuda' or 'cpu': zeroshard runs on these")

@@ -45,7 +45,7 @@ def _adapters_of(model: nn.Module, adapter: str) -> list[tuple[str, nn.Parameter
 def _forward(own: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     adapter = getattr(self, "trainable_adapter_name", None)
     weight = getattr(self.peft_config.get(adapter), "orth_reg_weight", -1)
-    named = _adapters_of(self.model, adapter) if weight >= 0 else []  # peft refuses weights below 0
+    named = _adapters_of(self.model, adapter) if weight >= 0 else []  # peft's own forward refuses a weight below 0
     if not named:
         return own(self, *args, **kwargs)
     outputs = self.model.forward(*args, **kwargs)
@@ -73,20 +73,26 @@ def _distances(named: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
 
 
 def _reading(param: nn.Parameter, made: list[torch.Tensor]) -> AbstractContextManager[None]:
-    """Gathers the parameter's unit in this context, and for the backward pass of the tensors in ``made`` at its end."""
+    """Gathers the parameter's unit in this context, and for the backward pass of the tensors in ``made`` at its end.
+
+    Does nothing if no engine has the parameter.
+    """
     mark = mark_of(param)
     return nullcontext() if mark is None else mark.owner().readers.reading(mark.unit, made)
 
 
 def _was_applied(param: nn.Parameter) -> bool:
-    """Returns whether the last step was applied. If it was, all gradients are finite."""
+    """Returns whether the last step was applied, so that all gradients are finite. Without an engine, returns True."""
     mark = mark_of(param)
     run = mark.owner().run if mark is not None else None
     return run is None or run.applied
 
 
 class _Copies:
-    """Replaces a model for the allocator. Has whole copies of the adapters in fp32, with their gradients."""
+    """Replaces a model for the allocator. Has whole copies of the adapters in fp32.
+
+    With ``with_gradients`` the copies have gradients, which are 0 if there is none or if the last step was skipped.
+    """
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> None:
         self._named = []
@@ -107,9 +113,9 @@ class _Copies:
 
 @contextmanager
 def _copies(named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> Iterator[_Copies]:
-    """Yields copies of adapters. The allocator sets entries of "lora_E" to 0 in them.
+    """Yields copies of adapters. At the end, writes changed copies of "lora_E" back to the parameters.
 
-    Writes changed copies back at the end.
+    The allocator changes only these: it sets some of their entries to 0.
     """
     copies = _Copies(named, with_gradients=with_gradients)
     before = {name: copy.clone() for name, copy in copies.named_parameters() if "lora_E" in name}

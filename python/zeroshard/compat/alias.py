@@ -18,7 +18,7 @@ STANDS_FOR = "0.19.8"  # the release of DeepSpeed whose interface this is a copy
 VERSION = f"{STANDS_FOR}+zeroshard.{_C.__version__}"
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")  # contains the package and its metadata
 BIN = os.path.join(os.path.dirname(PATH), "bin")
-GIT_HASH = GIT_BRANCH = "[none]"  # DeepSpeed's words for a release
+GIT_HASH = GIT_BRANCH = "[none]"  # the values in a release of DeepSpeed
 _TOLD = "ZEROSHARD_TOLD_PROVIDER"  # variable that keeps child processes from printing the message, too
 
 _PIPELINE = "zeroshard has no pipeline parallelism: train the model as one module at stage 3"
@@ -148,7 +148,10 @@ class _Refusals:
 
 
 def begin() -> None:
-    """Runs when ``deepspeed`` is imported. Uses no device and no file. On rank 0, logs who provides it."""
+    """Runs when ``deepspeed`` is imported. Uses no device and no file.
+
+    On rank 0, logs who provides ``deepspeed``. Child processes do not log it again.
+    """
     if not any(finder is _Refusals for finder in sys.meta_path):
         sys.meta_path.append(_Refusals)
     if _TOLD in os.environ:
@@ -190,8 +193,8 @@ def as_deepspeed() -> None:
     """Makes ``import deepspeed`` import zeroshard in this process. It is for notebooks; scripts use ``zeroshard run``.
 
     The caller must call it before anything imports deepspeed, accelerate or transformers, because these look for
-    DeepSpeed when they are imported. Raises ``StateError`` if one of them is already imported. A second call does
-    nothing.
+    DeepSpeed when they are imported. Raises ``StateError`` if one of them is already imported. Does nothing if
+    zeroshard already provides ``deepspeed``.
 
     >>> zeroshard.as_deepspeed()
     >>> import deepspeed

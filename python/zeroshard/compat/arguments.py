@@ -15,5 +15,5 @@ def _add_core_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds ``--deepspeed`` and ``--deepspeed_config`` to ``parser``, and returns it."""
+    """Adds ``--deepspeed``, ``--deepspeed_config`` and their old names to ``parser``, and returns ``parser``."""
     return _add_core_arguments(parser)

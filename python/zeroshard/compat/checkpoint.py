@@ -46,10 +46,11 @@ def save(
     exclude_frozen_parameters: bool = False,
     rank_state: dict[str, Any] | None = None,
 ) -> bool:
-    """Saves as zeroshard does, but returns after the commit, because Trainer then deletes the previous checkpoint.
+    """Saves as zeroshard does, but returns only when the checkpoint is written.
 
-    With ``zeroshard.checkpoint.async: true`` in the user's configuration, the call returns before the commit. Rank 0
-    writes the script ``zero_to_fp32.py`` next to the checkpoint.
+    When the call returns, Trainer deletes the previous checkpoint. With ``zeroshard.checkpoint.async: true`` in the
+    user's configuration, the call returns earlier. Rank 0 writes the script ``zero_to_fp32.py`` next to the checkpoint,
+    or logs a warning if that fails.
     """
     background = _is_asked_for(run.parsed, "zeroshard.checkpoint.async")
     checkpoint.save(
@@ -104,7 +105,7 @@ def load(
     """Loads as zeroshard does, but first imports a directory that DeepSpeed wrote (ZeRO 1 to 3, universal).
 
     Rank 0 writes the imported checkpoint to ``.zeroshard-import-*`` in ``load_dir``, and deletes it when all ranks have
-    loaded it. No code in the pickles runs.
+    loaded it, or when the load has failed. Returns the path of DeepSpeed's checkpoint. No code in the pickles runs.
     """
     root = os.fsdecode(load_dir)
     foreign = None
@@ -145,9 +146,11 @@ def load(
 
 
 def find_deepspeed(root: str, tag: str | int | None = None, universal_first: bool = False) -> str | None:
-    """Returns the directory of the DeepSpeed checkpoint that ``root`` and ``tag`` name, or None if there is none.
+    """Returns the directory of the DeepSpeed checkpoint that ``root`` and ``tag`` name.
 
-    Raises ``ValueError`` for a checkpoint without a ZeRO stage, which cannot be imported.
+    Returns None if there is none, or if they name a checkpoint of zeroshard. With ``universal_first``, prefers a
+    universal checkpoint to all others. Raises ``ValueError`` for a checkpoint of ZeRO stage 0, because it cannot be
+    imported.
     """
     found = (universal.find, deepspeed.find) if universal_first else (deepspeed.find, universal.find)
     if tag is None:

@@ -20,7 +20,10 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Accepts DeepSpeed's settings, but only with their default values. Raises ``ValueError`` for other values."""
+    """Accepts DeepSpeed's settings, which have no effect.
+
+    Raises ``ValueError`` if ``partition_activations``, ``contiguous_checkpointing`` or ``checkpoint_in_cpu`` is true.
+    """
     global _configured
     for name, value in (
         ("partition_activations", partition_activations),

@@ -43,8 +43,10 @@ def init_distributed(
         init_method: a URL for torch.distributed, which needs `rank` and `world_size`.
         dist_init_required: False raises ``StateError`` if torch.distributed is not started yet.
 
-    The call sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. `auto_mpi_discovery`, `verbose` and `config` have
-    no effect, because zeroshard always finds ranks of mpirun and srun.
+    Does nothing if torch.distributed is started. With `rank`, `world_size` or `init_method`, starts it by torch's own
+    call. Otherwise also sets those of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE that are not set.
+    `auto_mpi_discovery`, `verbose` and `config` have no effect, because zeroshard always finds ranks of mpirun and
+    srun.
     """
     if dist_init_required is False and not dist.is_initialized():
         raise _C.StateError(
@@ -91,7 +93,7 @@ def _from_environment(backend: str | None, port: int, timeout: timedelta, device
 
 
 def _backend(name: str | None) -> str | None:
-    """Returns the backend that the caller requests, or None if the device decides."""
+    """Returns the backend that the caller requests, or None if the device decides. Raises ``ValueError`` for others."""
     if name is None or ":" in name:  # for example "cpu:gloo,cuda:nccl", which torch reads
         return name
     if name.lower() not in _BACKENDS:
@@ -182,7 +184,7 @@ has_reduce_scatter_tensor = has_all_gather_into_tensor
 
 
 def _passed_on(name: str, **renamed: str) -> Callable[..., Any]:
-    """Returns torch's function, but with DeepSpeed's keywords, too. `renamed` is {DeepSpeed's: torch's}."""
+    """Returns torch's function, but with DeepSpeed's keywords, too. `renamed` maps DeepSpeed's keywords to torch's."""
     function = getattr(dist, name)
 
     @functools.wraps(function)

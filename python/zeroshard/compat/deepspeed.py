@@ -33,7 +33,7 @@ class DeepSpeedEngine(Engine):
     """Is ``deepspeed.DeepSpeedEngine``.
 
     Differs from zeroshard's own engine where a name means something else in DeepSpeed. ``save_checkpoint`` returns when
-    the checkpoint is committed, because callers then delete the previous checkpoint. With ``zeroshard.checkpoint.async:
+    the checkpoint is written, because callers then delete the previous checkpoint. With ``zeroshard.checkpoint.async:
     true`` in the configuration, it returns earlier, and a thread writes the checkpoint while training continues. Rank 0
     writes the script ``zero_to_fp32.py`` next to the checkpoint.
     """
@@ -59,7 +59,10 @@ class DeepSpeedEngine(Engine):
     # -- training ----------------------------------------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
-        """Computes and reduces gradients. Returns the loss, which is divided by the accumulation steps by default."""
+        """Does the same as zeroshard's own ``backward``, but returns ``loss`` divided by the accumulation steps.
+
+        With ``scale_wrt_gas=False`` it returns ``loss`` itself.
+        """
         super().backward(loss, retain_graph, scale_wrt_gas)
         return loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
 
@@ -100,7 +103,10 @@ class DeepSpeedEngine(Engine):
         pin_memory: bool = True,
         non_blocking: bool = False,
     ) -> None:
-        """Does nothing on the CPU, because all states are in host memory already. Raises ``StateError`` on GPUs."""
+        """Does nothing on the CPU, because all states are in host memory already. Raises ``StateError`` on GPUs.
+
+        Raises ``ValueError`` for another ``device`` than "cpu" and "none".
+        """
         self._check_offload("offload_states", getattr(device, "value", device))
 
     def reload_states(self, non_blocking: bool = False) -> None:
@@ -159,7 +165,7 @@ class DeepSpeedEngine(Engine):
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Writes the whole model as one safetensors file, with any extension in ``save_filename``. Collective.
+        """Writes the whole model as one safetensors file, whatever extension ``save_filename`` has. Collective.
 
         ``pytorch_model.bin`` becomes ``model.safetensors``, because transformers looks for that name. At stage 3, if
         ``stage3_gather_16bit_weights_on_model_save`` is false, returns False and writes nothing.
@@ -193,7 +199,10 @@ class DeepSpeedEngine(Engine):
     def load_module_state_dict(
         self, checkpoint: dict[str, Any], strict: bool = True, custom_load_fn: Callable | None = None, **_: Any
     ) -> None:
-        """Loads ``checkpoint["module"]`` into the module, with the values of rank 0. Collective."""
+        """Loads ``checkpoint["module"]`` into the module, with the values of rank 0. Collective.
+
+        If there is a ``custom_load_fn``, only calls that.
+        """
         if custom_load_fn is not None:
             custom_load_fn(src=checkpoint["module"], dst=self.module)
         else:
@@ -214,7 +223,7 @@ class DeepSpeedEngine(Engine):
 
     @property
     def optimizer(self) -> DeepSpeedOptimizer | None:
-        """The optimizer that users see in place of the sharded states, or None for an engine that only evaluates."""
+        """The optimizer that users see, or None for an engine that only evaluates at stages 0 to 2."""
         return self._run.optimizer if self._run.trains or self._run.config.stage == 3 else None
 
     @property

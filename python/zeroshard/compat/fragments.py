@@ -1,7 +1,8 @@
 """Reads and sets weights, gradients and optimizer states of single parameters, with DeepSpeed's names.
 
 See ``zeroshard.param_values``. "Full" functions return or take whole tensors, and every rank must call them. "Local"
-functions return or take the elements that this rank updates.
+functions return or take the elements that this rank updates. They raise ``ValueError`` at stage 0. Where a function
+takes the key of a state of the optimizer, the key None means the master weights.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
 
 
 def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str | None) -> torch.Tensor | None:
-    """Returns a state of the optimizer, such as ``exp_avg``. None returns the master weights. Collective."""
+    """Returns a state of the optimizer, such as ``exp_avg``. Collective."""
     return read_state(param, optim_state_key, False, "safe_get_full_optimizer_state")
 
 
@@ -83,7 +84,10 @@ def safe_update_full_grad_vectorized(
     param_list: Iterable[torch.nn.Parameter],
     update_func: Callable[[torch.Tensor, torch.nn.Parameter], torch.Tensor],
 ) -> None:
-    """Sets each gradient to ``update_func(gradient, param)``. Every rank must call it with the same parameters."""
+    """Sets each gradient to ``update_func(gradient, param)``. Every rank must call it with the same parameters.
+
+    Skips frozen parameters and parameters without a gradient.
+    """
     for param in param_list:
         if param.requires_grad and (grad := safe_get_full_grad(param)) is not None:
             safe_set_full_grad(param, update_func(grad, param))

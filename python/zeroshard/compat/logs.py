@@ -52,7 +52,7 @@ def _warn_once(*args: object, **options: object) -> None:
 def _message(message: str, ranks: Iterable[int] | None) -> str | None:
     """Returns the message with the rank before it, or None on ranks that do not log it.
 
-    Without ``ranks`` no rank logs it.
+    Without ``ranks`` no rank logs it. If torch.distributed is not started, the message is always logged, for rank -1.
     """
     if not dist.is_initialized():
         return f"[Rank -1] {message}"

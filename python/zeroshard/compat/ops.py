@@ -24,7 +24,10 @@ def _loss_of(closure: Callable | None) -> Any:
 
 
 class _Fp32States:
-    """Makes an optimizer update fp32 copies of 16-bit parameters, so that its states are fp32, as DeepSpeed's are."""
+    """Makes an optimizer update fp32 copies of 16-bit parameters, so that its states are fp32, as DeepSpeed's are.
+
+    With ``fp32_optimizer_states`` false, the optimizer updates the 16-bit parameters themselves.
+    """
 
     fp32_optimizer_states = True
 

@@ -104,9 +104,9 @@ class DeepSpeedOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads this rank's part of the states.
+        """Loads this rank's part of the states, the numbers of updates, and the settings of the param groups.
 
-        For the part of another rank, raises ``ValueError`` and changes nothing.
+        For the part of another rank or of another layout, raises ``ValueError`` and changes nothing.
         """
         run = self._living()
         if not isinstance(state_dict, dict) or not {"state", "param_groups", "updates", "rank"} <= state_dict.keys():
@@ -156,9 +156,10 @@ class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpe
 
 
 def make_front(setup: OptimizerSetup, parsed: _C.ParsedConfig) -> DeepSpeedOptimizer:
-    """Makes an engine's optimizer, of the class that DeepSpeed's optimizer would have.
+    """Makes an engine's optimizer, of a class with the name that DeepSpeed's optimizer would have.
 
-    At stage 0 in fp32 that is the class of the caller's optimizer, or of the optimizer that the configuration names.
+    At stage 0 in fp32 that is the class of the caller's optimizer, or of the optimizer that the configuration names. At
+    stage 0 in 16 bits, or without training, it is ``DeepSpeedOptimizer``.
     """
     stage = parsed.config.stage
     if stage > 0:

@@ -19,7 +19,7 @@ from ..wrapping import wrap_once
 
 
 def gather_for_hashes() -> None:
-    """Makes TRL's ``hash_module`` gather sharded parameters one by one, if TRL is imported. It is then collective."""
+    """Makes TRL's ``hash_module`` gather sharded parameters one by one, and so be collective, if TRL is imported."""
     for user in [module for name, module in sys.modules.items() if name.startswith("trl.trainer.")]:
         wrap_once(user, "hash_module", _hash_module)
 

@@ -36,7 +36,7 @@ class UlyssesSPAttentionHF:
         """Makes the sequence groups, and returns the ``mpu`` for ``initialize``. Collective.
 
         The model may be given by its name before it is loaded. In that case ``initialize`` cuts it. Sequences may have
-        different lengths in any case.
+        different lengths in any case. For a ``sequence_parallel_size`` of 1, does nothing and returns None.
 
         Raises ``ValueError`` for a model whose sequence cannot be cut, and for a size that does not divide the ranks.
         """

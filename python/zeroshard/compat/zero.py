@@ -26,7 +26,7 @@ from .comm import init_distributed
 from .leaf_modules import z3_leaf_parameter  # noqa: F401 - scripts look it up here
 from .trl_hash import gather_for_hashes
 
-_FIRST_ID_OF_ENGINES = 1 << 40  # ids of shards without an engine count from 0
+_FIRST_ID_OF_ENGINES = 1 << 40  # the lowest ds_id of parameters of engines; ids of other shards count from 0
 _EXTERNAL = "_external_params"  # the name that DeepSpeed uses
 
 
@@ -123,7 +123,7 @@ _ATTRIBUTES = {
     "ds_id": _ds_id,
     "ds_shape": _ds_shape,
     "ds_numel": _ds_numel,
-    "ds_tensor": _ds_tensor,  # memory of this rank's elements, which can be none
+    "ds_tensor": _ds_tensor,  # memory of this rank's elements, which can be empty
     "ds_persist": _ds_persist,
     "ds_status": _ds_status,
     # For hooks of scripts, which clear it. zeroshard itself knows which forwards run and does not need it.
@@ -154,9 +154,11 @@ class Init:
         dtype: overrides the configuration's dtype. Without either, each parameter keeps its own dtype.
         enabled: False: the context does nothing.
         data_parallel_group: must be None, because zeroshard shards over all ranks.
+        sequence_data_parallel_group: must be None or the group of all ranks.
         mpu: an ``mpu`` of sequence groups, or None. The other arguments have no effect.
 
-    Raises ``ConfigError`` for a wrong configuration or a ``remote_device`` that is neither the CPU nor a GPU.
+    Raises ``ConfigError`` for a wrong configuration or the ``remote_device`` "nvme", and ``ValueError`` for other wrong
+    arguments.
     """
 
     def __init__(
@@ -227,7 +229,8 @@ class GatheredParameters:
     sharded. With ``modifier_rank`` every rank takes over the values that rank ``modifier_rank`` wrote. Without
     ``modifier_rank``, the writes are dropped, except for writes to parameters of an engine at stages 0 to 2, because
     these are whole anyway. Collective, except over parameters that an outer context holds. The outer context writes
-    such parameters back, so an inner context with only such parameters may run on one rank alone.
+    such parameters back, so an inner context with only such parameters may run on one rank alone. Raises ``StateError``
+    for such a parameter if the outer context has another ``modifier_rank``.
     """
 
     def __init__(
@@ -289,7 +292,7 @@ def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iter
 def _dtype_of(settings: dict[str, Any]) -> torch.dtype | None:
     """Returns bf16 or fp16 if the configuration, which can still have "auto" values, enables one of them, else None."""
     for name, dtype in (("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp16", torch.float16)):
-        if (settings.get(name) or {}).get("enabled") == 1:  # or True
+        if (settings.get(name) or {}).get("enabled") == 1:  # also for True, but not for "auto"
             return dtype
     return None
 
@@ -428,7 +431,7 @@ _orig_torch_arange = torch.arange
 
 
 def zero_wrapper_for_fp_tensor_constructor(fn: Callable, target_fp_dtype: Any = None, **kwargs: Any) -> Callable:
-    """Returns ``fn``, because ``Init`` casts parameters without wrapping constructors.
+    """Returns ``fn``, because ``Init`` casts parameters without wrapping constructors of tensors.
 
     Scripts may replace this function.
     """

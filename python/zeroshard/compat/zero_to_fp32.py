@@ -110,7 +110,11 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 def load_state_dict_from_zero_checkpoint(
     model: torch.nn.Module, checkpoint_dir: str | os.PathLike, tag: str | int | None = None
 ) -> torch.nn.Module:
-    """Moves ``model`` to the CPU and gives it the weights of a checkpoint, one tensor after another."""
+    """Moves ``model`` to the CPU and gives it the weights of a checkpoint, one tensor after another.
+
+    Skips tensors that only the checkpoint or only the model has. Raises ``ValueError`` if all are such, or if a shape
+    differs.
+    """
     lazy = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, lazy_mode=True)
     model = model.cpu()
     values = model.state_dict(keep_vars=True)

@@ -10,7 +10,7 @@ import torch
 
 from ..names import plain_names
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "sum")  # kinds of docs/format.md
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "sum")  # the kinds of optimizer states in docs/format.md
 GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov")
 
 

@@ -15,7 +15,7 @@ from .files import open_regular
 from .pickles import Archive, Placeholder, load_pickle
 
 _MODEL_KEYS = ("model", "module", "state_dict", "model_state_dict")
-_REPEATED = 64  # a byte of the files may be in at most this many pieces
+_REPEATED = 64  # a byte of the files may on average be in at most this many pieces
 _STEP_KEYS = ("step", "global_step", "global_steps", "iteration")
 
 
@@ -113,7 +113,7 @@ class _Store:
         raise ValueError(f"{self.directory}: '{key}' has no pieces")
 
     def fill(self, key: str, out: torch.Tensor) -> None:
-        """Copies the pieces of a tensor to their places in ``out``."""
+        """Copies the pieces of a tensor to where they belong in ``out``. Raises ``ValueError`` if they do not fit."""
         self.check(key)
         for chunk in self.items[key].get("chunks"):
             if 0 in chunk.get("sizes"):
@@ -174,7 +174,7 @@ class _Import:
         self._contents = Contents("PyTorch DCP", 0)
 
     def _sort_in(self, key: str, path: tuple[Any, ...]) -> bool:
-        """Returns whether an item belongs to the optimizer. Records such an item."""
+        """Returns whether an item belongs to the optimizer. Records its key, except for flattened param groups."""
         kind, flattened = path[-1], str(path[-1])
         if len(path) >= 3 and path[-3] == "state" and isinstance(kind, str):
             self._states.setdefault(path[-2], {})[kind] = key
@@ -210,9 +210,10 @@ class _Import:
         return contents
 
     def _weights(self) -> dict[str, str]:
-        """Returns parameters and buffers by name.
+        """Returns the keys of parameters and buffers by name.
 
-        They are the tensors under the same key as the optimizer's parameters.
+        These are the tensors below one outer key. The optimizer's states name some of them or, without states, the
+        outer key is the only one or has one of the ``_MODEL_KEYS`` as name. Raises ``ValueError`` unless one key fits.
         """
         roots: dict[tuple[Any, ...], dict[str, str]] = {}
         for key in self._rest:
@@ -252,7 +253,11 @@ class _Import:
         return lambda out: self._store.fill(key, out)
 
     def _find_ties(self, weights: dict[str, str]) -> None:
-        """Finds tied parameters. DCP has them under each of their names, and their states under only one name."""
+        """Makes the second name of a tied parameter an alias.
+
+        DCP has a tied parameter under each of its names, and its states under only one name. So a weight without states
+        is taken for tied if its values equal those of a trained one. Adds a note about other weights without states.
+        """
         store, contents = self._store, self._contents
         if not self._states:
             return

@@ -1,8 +1,9 @@
 """Reads DeepSpeed's ZeRO checkpoints.
 
-Stages 1 and 2 keep each param group as one flat vector of its parameters, with padding at the end. They cut the vector
-into one partition per rank. Stage 3 pads each parameter to a multiple of the number of ranks, and cuts each parameter
-by itself. A rank keeps its pieces one after another, in one or several flat vectors.
+Stages 1 and 2 keep each param group as one flat vector of its parameters, with padding at the end and, in checkpoints
+with ``param_alignment_paddings``, after each parameter. They cut the vector into one partition per rank. Stage 3 pads
+each parameter to a multiple of the number of ranks, and cuts each parameter by itself. A rank keeps its pieces one
+after another, in one or several flat vectors.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _read_optimizers(directory: str) -> list[dict[str, Any]]:
 
 
 def number_of(value: Any) -> Any:
-    """Returns the value of a member of an enumeration."""
+    """Returns the value of a member of an enumeration, or ``value`` itself if it is none."""
     return value.arguments[0] if isinstance(value, Placeholder) and value.arguments else value
 
 
@@ -189,7 +190,10 @@ class Import:
         return vectors
 
     def _moments(self, kind: str) -> list[list[torch.Tensor]] | None:
-        """Returns moments, indexed by rank and vector, or None if the optimizer has no such state."""
+        """Returns moments, indexed by rank and vector, or None if the optimizer has no such state.
+
+        Raises ``ValueError`` if only some vectors have the state.
+        """
         found = [[base["state"].get(index, {}).get(kind) for index in range(len(own))]
                  for base, own in zip(self._bases, self._weights(), strict=False)]  # fmt: skip
         flat = [moment for own in found for moment in own]
@@ -212,7 +216,7 @@ class Import:
         return fill
 
     def _check(self, index: int, used: int, vectors: dict[str, list[list[torch.Tensor]]]) -> None:
-        """Raises ``ValueError`` if the vectors have other elements than those of the parameters and the padding."""
+        """Raises ``ValueError`` if the vectors have not as many elements as the parameters and their padding."""
         for kind, flats in vectors.items():
             sizes = [_Flat(own if self._stage == 3 else [own[index]]).numel for own in flats]
             have, slack = (min(sizes), 0) if self._stage == 3 else (sum(sizes), 2 * self._world_size)

@@ -16,7 +16,7 @@ from .unpickling import Placeholder
 
 _VALUES_PER_BYTE, _VALUES = 16, 100_000  # limits of values: per byte of the pickle, plus this many
 _CHARACTERS_PER_BYTE, _CHARACTERS = 64, 1 << 20  # the same for characters of texts and numbers
-_BYTES_PER_BYTE, _BYTES = 64, 64 << 20  # the same limits for bytes of tensors, per byte of the file
+_BYTES_PER_BYTE, _BYTES = 64, 64 << 20  # limit for bytes of tensors: per byte of the file, but at least this many
 
 
 class _Visit:
@@ -108,10 +108,10 @@ def _check(extent: list[int], most: tuple[int, int, int], pickle_bytes: int) -> 
 
 
 def _tensor_bytes(tensor: torch.Tensor, visit: _Visit, label: Any, most: int) -> int:
-    """Returns the bytes of a tensor. Raises ``ValueError`` if not all its elements are in the file.
+    """Returns the bytes of a tensor. Raises ``ValueError`` for more than ``most``, or if elements are not in the file.
 
-    ``expand`` makes tensors that have more elements than their storage (with stride 0). ``torch.save`` saves them as
-    such.
+    ``expand`` makes tensors that have more elements than their storage, by a stride of 0. ``torch.save`` writes only
+    the storage.
     """
 
     def what() -> str:

@@ -1,7 +1,7 @@
 """Reads files of ``torch.save`` and pickles without running the code that they name.
 
 The reader knows only the names of tensors, storages, dtypes and plain containers. Tensors are views of the mapped file,
-so a tensor takes memory only when its elements are read.
+so a tensor takes memory only when its elements are read. Only a tensor that is not aligned in the file is a copy.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _to_dict(items: Any = ()) -> Dict:
 
 
 def _known_names() -> dict[str, Any]:
-    """Returns the objects for the known names. Each pickle gets new objects."""
+    """Returns the objects for the known names. Each pickle gets a new dict, because the reader adds names to it."""
     names: dict[str, Any] = {
         "torch._utils._rebuild_tensor_v2": Fixed(function=_rebuild_tensor),
         "torch._utils._rebuild_parameter": Fixed(function=_rebuild_parameter),

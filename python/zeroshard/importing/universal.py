@@ -23,7 +23,10 @@ _MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.p
 
 
 def find(source: str) -> str | None:
-    """Returns the directory of one checkpoint: ``source``, or the one that ``latest_universal`` names; else None."""
+    """Returns the directory of one checkpoint, or None.
+
+    It is ``source``, or the directory that the file ``latest_universal`` or else ``latest`` in ``source`` names.
+    """
     if _is_checkpoint(source):
         return source
     below = named_below(source, "latest_universal") or named_below(source, "latest")

@@ -1,9 +1,9 @@
 """Builds the values of a pickle without running the code that it names, in time proportional to the pickle's length.
 
-A pickle names callables and makes its reader call them. In this reader each allowed name stands for a function of the
-reader. Every other name becomes a ``Placeholder`` class, which only records its arguments and state. A few bytes of a
-pickle can also request much work, such as a list of lists of the same list, or a key that takes hours to hash. So the
-reader counts every operation that looks at a value more than once.
+A pickle names callables and makes its reader call them. In this reader each allowed name stands for an object that the
+reader has for it. Every other name becomes a ``Placeholder`` class, which only records its arguments and state. A few
+bytes of a pickle can also request much work, such as a list of lists of the same list, or a key that takes hours to
+hash. So the reader counts every operation that looks at a value more than once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from ..messages import a_type
 
-_STEPS_PER_BYTE, _STEPS = 16, 100_000  # limits of steps for building the values of a pickle
+_STEPS_PER_BYTE, _STEPS = 16, 100_000  # limit of steps to build the values: per byte of the pickle, plus this many
 _MOST_NAMES = 10_000  # limited, because the reader makes a class for each name
-_MOST_IN_A_KEY = 1_000
-_KEY_BITS = 64
+_MOST_IN_A_KEY = 1_000  # values in a key of a dict or set
+_KEY_BITS = 64  # of a number in a key
 
 
 class Placeholder:
@@ -134,7 +134,10 @@ class Unpickler(pickle._Unpickler):  # pickle's class in Python, because its cla
         raise ValueError(f"it names a class by the number {code}, which says nothing outside of its writer")
 
     def _check_numbers(self) -> None:
-        """Checks lengths and memo numbers, because the unpickler would allocate memory for any such number."""
+        """Raises ``ValueError`` for lengths and memo numbers for which the unpickler would allocate too much memory.
+
+        genops() itself checks the lengths.
+        """
         for opcode, argument, _ in pickletools.genops(self._data):
             if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= argument < len(self._data):
                 raise ValueError(f"it remembers a value under the number {argument}, and has {len(self._data)} bytes")

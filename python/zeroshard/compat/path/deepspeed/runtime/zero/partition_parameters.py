@@ -1,4 +1,4 @@
-"""``deepspeed.runtime.zero.partition_parameters``. Scripts replace functions of this module."""
+"""``deepspeed.runtime.zero.partition_parameters`` is zeroshard.compat.zero, because scripts replace its functions."""
 
 from zeroshard.compat.alias import become
 
