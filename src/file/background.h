@@ -9,7 +9,8 @@
 
 namespace zeroshard {
 
-// A thread that runs one job at a time. The first job starts the thread.
+// A thread that runs one job at a time. The first call of start() starts the thread. The destructor waits for a running
+// job.
 class Background {
  public:
   ~Background() {
@@ -21,13 +22,15 @@ class Background {
     if (thread_.joinable()) thread_.join();
   }
 
-  // Starts a job. Must be called only after wait() has returned.
+  // Starts a job and returns before the job is done. No other job may be running; wait() waits for its end. If the
+  // system refuses to start the thread, the job runs within this call. start() never throws what the job throws; wait()
+  // does.
   void start(std::function<void()> job) {
     if (!thread_.joinable()) {
       try {
         thread_ = std::thread([this] { run(); });
       } catch (const std::system_error&) {
-        // The system refuses to start a thread. The job runs on this thread, which is slower, but the data is written.
+        // The system refuses to start a thread. The calling thread runs the job, because it would be lost otherwise.
         return keep_error(job);
       }
     }
@@ -36,11 +39,12 @@ class Background {
       job_ = std::move(job);
     }
     changed_.notify_all();
-    std::this_thread::yield();  // on a shared core, the thread gives the device its work before the caller continues
+    std::this_thread::yield();  // lets the job begin before the caller continues, if both share a core
   }
 
-  // Waits until the job is done. Every call throws the exception that the job threw. Calls `while_waiting`, if there is
-  // one, about ten times a second. An exception from `while_waiting` ends the wait, but not the job.
+  // Waits until the job is done. If a job has thrown an exception, this call and every later one throw that exception.
+  // Calls `while_waiting`, if there is one, about ten times a second. An exception from `while_waiting` ends the wait,
+  // but not the job.
   void wait(const std::function<void()>& while_waiting = {}) {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return !job_; })) {

@@ -16,39 +16,42 @@ struct BlockRequest {
   size_t file = 0;  // index into QueueFiles::fds
   std::byte* data = nullptr;
   int64_t bytes = 0, offset = 0;
-  uint64_t tag = 0;  // number that the caller has chosen
+  uint64_t tag = 0;  // a number that the caller chooses for this request
 };
 
 struct BlockResult {
-  // The result of the request that has the same tag.
+  // The tag of the request that has ended.
   uint64_t tag = 0;
   int64_t result = 0;  // bytes that were transferred, or -errno
 };
 
-// Runs many reads and writes of files at a time. Only one thread may use a queue. Each request is tried once, like
-// pread(2) and pwrite(2). The caller (TransferQueue) continues and repeats requests.
+// Runs many reads and writes of files at a time. Only one thread at a time may use a queue. Each request is tried once,
+// like pread(2) and pwrite(2). The caller (TransferQueue) requests the rest of a short transfer, and repeats a request
+// that was interrupted.
 class BlockQueue {
  public:
-  // Waits until no request is running.
+  // Waits until all started requests have ended, and drops their results.
   virtual ~BlockQueue() = default;
   virtual std::string_view name() const = 0;
-  // Starts requests. At most QueueFiles::depth requests may be running. The memory of a request must not change before
-  // its result is collected.
+  // Starts requests. A request runs until its result is collected, and at most QueueFiles::depth requests may run at a
+  // time. The caller must neither change nor free the memory of a running request.
   virtual void start(std::span<const BlockRequest> requests) = 0;
-  // Appends the available results. If `wait` is true, some request must be running, and the call returns when there is
-  // at least one result. Returns 0, or the -errno of a wait that failed.
+  // Appends the available results to `results`. If `wait` is true, waits until there is at least one; some request must
+  // be running then. Returns 0, or -errno if the wait failed.
   virtual int collect(bool wait, std::vector<BlockResult>& results) = 0;
 };
 
 // The files, buffers and depth of a queue. The files must stay open, and the buffers allocated, while the queue exists.
 struct QueueFiles {
   std::vector<int> fds;
-  // The memory of most requests. The queue registers it with the kernel if possible.
+  // The memory of most requests. Requests may use other memory, too. A queue that uses io_uring registers these buffers
+  // with the kernel if possible, which saves work for each request.
   std::vector<std::span<std::byte>> buffers;
   int depth = 32;
 };
 
-// The system calls of io_uring, so that tests can make any of them fail. Each returns its result or -errno.
+// The system calls of io_uring. They are an interface, so that tests can make any of them fail. Each function except
+// map() returns the result of its call or -errno.
 class RingSystem {
  public:
   virtual ~RingSystem() = default;
@@ -60,12 +63,14 @@ class RingSystem {
 };
 RingSystem& kernel_ring();
 
-// Creates a queue that uses io_uring. If the system refuses io_uring, returns null and sets `why` to -errno.
+// Creates a queue that uses io_uring, and sets `why` to 0. If the system refuses io_uring, returns null and sets `why`
+// to -errno.
 std::unique_ptr<BlockQueue> make_ring_queue(const QueueFiles& files, RingSystem& system, int& why);
-// Creates a queue that uses `threads` threads.
+// Creates a queue whose requests run in `threads` threads, but in no more than QueueFiles::depth. If the system does
+// not start all of them, the queue uses fewer. If it starts none, start() itself runs the requests.
 std::unique_ptr<BlockQueue> make_thread_queue(const QueueFiles& files, Io& io, int threads);
-// Creates a queue that uses io_uring through `ring`. If `ring` is null or the system refuses io_uring, the queue uses
-// `threads` threads.
+// Creates a queue that uses io_uring through `ring`. If `ring` is null or the system refuses io_uring, creates the
+// queue of make_thread_queue() instead.
 std::unique_ptr<BlockQueue> make_block_queue(const QueueFiles& files, RingSystem* ring, Io& io, int threads);
 
 }  // namespace zeroshard

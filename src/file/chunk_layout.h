@@ -10,37 +10,38 @@
 
 namespace zeroshard {
 
-// The number of elements of a chunk. Each element has one value for each slot, such as its master weight and its
-// moments. The file keeps the values of all slots of a chunk together as one record, so that one long access reads or
-// writes them.
+// The usual number of elements of a chunk. The last chunk of a group can have fewer. Each element has one value in each
+// slot; the slots hold, for example, master weights and moments. A swap file keeps the values of all slots of a chunk
+// together as one record, so that one long access reads or writes them.
 inline constexpr int64_t kChunkNumel = int64_t{1} << 20;
-// The number of elements of a block. The values that a block has in one slot (16 KiB) are read, checked and written as
-// a whole.
+// The number of elements of a block of a chunk, which is four blocks of kBlockNumel. The last block of a chunk can have
+// fewer. The values that a block has in one slot (16 KiB if they are fp32) are read, checked and written as a whole.
 inline constexpr int64_t kSumNumel = 4 * kBlockNumel;
 
 inline constexpr int kMaxSlots = 4;
 
 // A group of `numel` elements with `slots` values each. Values are fp32, but the values of the last `narrow_slots`
-// slots are narrower. Chunks never cross the end of a group.
+// slots are narrower. A chunk has elements of one group only. A group without slots has no chunks.
 struct ChunkGroup {
   int64_t numel = 0;      // a multiple of kBlockNumel
   int slots = 0;          // at most kMaxSlots
   std::string name = {};  // for messages
-  int narrow_slots = 0;   // how many slots have values of `narrow_bytes` bytes: 1 or 2
-  int narrow_bytes = 2;
+  int narrow_slots = 0;   // at most `slots`
+  int narrow_bytes = 2;   // bytes of a value in these slots: 1 or 2
 
-  // Returns the bytes of a record that has `of_numel` elements of this group.
+  // Returns how many bytes a record of `of_numel` elements of this group has.
   int64_t record_bytes(int64_t of_numel) const;
   int64_t bytes() const { return record_bytes(numel); }
 };
 
-// The totals over all chunks of some groups, computed without a loop over the chunks.
+// Sizes over all chunks of some groups, computed without a loop over the chunks.
 struct ChunkTotals {
-  // Throws ValueError if groups or chunks do not consist of whole blocks of kBlockNumel.
+  // Throws ValueError for a group that breaks a limit named at ChunkGroup, and if `chunk_numel` is not a positive
+  // multiple of kBlockNumel.
   explicit ChunkTotals(std::span<const ChunkGroup> groups, int64_t chunk_numel = kChunkNumel);
 
   int num_buffers(int wanted) const { return int(std::min(num_chunks, size_t(wanted))); }
-  // Returns the bytes of the buffers and the checksums that a store keeps in memory.
+  // Returns how many bytes the buffers and checksums of a store with at most `buffer_count` buffers take in memory.
   int64_t memory_bytes(int buffer_count) const {
     return num_buffers(buffer_count) * record_bytes + int64_t(num_sums * sizeof(uint64_t));
   }
@@ -49,25 +50,26 @@ struct ChunkTotals {
   int64_t record_bytes = 0;  // size of the longest record
 };
 
-// The padding of a slot with narrow values ends at a multiple of this size, so that every slot begins at an offset that
-// direct I/O allows.
+// A slot with narrow values is padded to a multiple of this size (4096 bytes), so that the next slot begins at an
+// offset that O_DIRECT allows. Slots of fp32 values have such a size without padding.
 inline constexpr int64_t kSlotAlignment = kBlockNumel * int64_t{sizeof(float)};
 
-// A chunk, its place in a file and its checksums.
+// Says which elements a chunk has, and where its record and its checksums are.
 struct Chunk {
-  Range elements;  // positions in its group
+  Range elements;  // positions in the group
   size_t group = 0;
   int slots = 0, narrow_slots = 0, narrow_bytes = 2;
   size_t file = 0;
-  int64_t offset = 0;  // position of its record in the file; the record has slot after slot
-  // The index of the chunk's first checksum. Each slot has one checksum for each block of kSumNumel elements, slot
-  // after slot.
+  int64_t offset = 0;  // byte position of the chunk's record in the file; the record has slot after slot
+  // The index of the chunk's first checksum among those of all chunks. Each slot has one checksum for each block of
+  // kSumNumel elements, slot after slot.
   size_t first_sum = 0;
 
   int64_t numel() const { return elements.size(); }
   int64_t bytes() const { return slot_begin(slots); }
   int64_t value_bytes(int slot) const { return slot < slots - narrow_slots ? 4 : narrow_bytes; }
-  // Returns the position of a slot's values in the record. If `slot` equals `slots`, returns the end of the record.
+  // Returns the byte position of a slot's values in the record. If `slot` equals `slots`, returns the end of the
+  // record.
   int64_t slot_begin(int slot) const {
     const int wide = std::min(slot, slots - narrow_slots);
     return numel() * 4 * wide + align_up(numel() * narrow_bytes, kSlotAlignment) * (slot - wide);
@@ -78,7 +80,8 @@ struct Chunk {
   Range block(size_t number) const {
     return {int64_t(number) * kSumNumel, std::min(int64_t(number + 1) * kSumNumel, numel())};
   }
-  // Returns the position of a block's values for `slot` in the record. The last block includes the padding of the slot.
+  // Returns the bytes of the record in which block `number` has its values for `slot`. The last block includes the
+  // padding of the slot.
   Range block_bytes(int slot, size_t number) const {
     const int64_t begin = slot_begin(slot) + block(number).begin * value_bytes(slot);
     const bool is_last = number + 1 == blocks();
@@ -86,18 +89,18 @@ struct Chunk {
   }
 };
 
-// The places of the chunks of some groups in files. The chunks follow one another, striped over the files. The planner
-// and the store both use it.
+// Says where in some files the chunks of some groups are. The chunks go to the files in turn, and each chunk follows
+// the previous chunk of its file without a gap. The planner and ChunkStore both use this class.
 class ChunkLayout {
  public:
-  // Throws ValueError if groups do not consist of whole blocks, or if there is no file.
+  // Throws ValueError as ChunkTotals does, and if there is no file.
   ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, int64_t chunk_numel = kChunkNumel);
 
   const std::vector<Chunk>& chunks() const { return chunks_; }
   // Returns the number of the chunk that has `element` of the group.
   size_t find(size_t group, int64_t element) const { return first_.at(group) + size_t(element / chunk_numel_); }
   int64_t numel(size_t group) const { return numels_.at(group); }
-  // Returns the name of the group whose values are at `offset` of the file.
+  // Returns the name of the group that has the byte at `offset` of the file.
   const std::string& group_at(size_t file, int64_t offset) const;
   int64_t file_bytes(size_t file) const { return file_bytes_.at(file); }
   int64_t total_bytes() const;
@@ -107,9 +110,9 @@ class ChunkLayout {
   int64_t chunk_numel_;
   ChunkTotals totals_;
   std::vector<Chunk> chunks_;
-  std::vector<size_t> first_;       // the first chunk of each group
-  std::vector<int64_t> numels_;     // of each group
-  std::vector<std::string> names_;  // of each group
+  std::vector<size_t> first_;       // the number of each group's first chunk
+  std::vector<int64_t> numels_;     // elements of each group; 0 if the group has no slots
+  std::vector<std::string> names_;  // name of each group
   std::vector<int64_t> file_bytes_;
 };
 

@@ -10,7 +10,7 @@ namespace zeroshard {
 ChunkReader::ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot)
     : store_(store), alone_(std::move(alone)), group_(group), slot_(slot) {}
 
-// Returns the bytes of a value of the slot, which are the same in all chunks of the group. A group without chunks has
+// Returns how many bytes a value of the slot has, which is equal in all chunks of the group. A group without chunks has
 // no values to read, so for it the result does not matter.
 int64_t ChunkReader::value_bytes() const {
   const ChunkLayout& layout = store_.layout();
@@ -43,7 +43,7 @@ void ChunkReader::read_bytes(Range bytes, void* to) {
 
 void ChunkReader::fetch(size_t chunk) {
   chunk_.reset();
-  if (!memory_) {  // as large as the group's longest chunk needs, which is the first
+  if (!memory_) {  // large enough for every chunk of the group, because the first one is the longest
     const ChunkLayout& layout = store_.layout();
     const Chunk& longest = layout.chunks()[layout.find(group_, 0)];
     memory_ = allocate_direct(longest.slot_begin(slot_ + 1) - longest.slot_begin(slot_));

@@ -6,21 +6,22 @@
 
 namespace zeroshard {
 
-// Reads one slot of a group's values on a second thread, while another thread borrows from the store. Nobody may borrow
-// the group to write while the reader is in use. The reader uses neither the store's buffers nor its plan. It reads the
-// slot of a whole chunk into its own memory and keeps it there, so that values which are requested in order are read
-// once.
+// Lets a second thread read one slot of a group's values, while another thread borrows from the store. Nobody may
+// borrow the group to write while the reader is in use. The reader copies values that are in the store's buffers and
+// reads the others from the file, but takes no buffer and does not change the plan. It keeps the slot of one whole
+// chunk in memory of its own, so values that are requested in order are read once.
 class ChunkReader {
  public:
-  // Runs `call` while no other thread calls the store. Exceptions of `call` pass through.
+  // Runs `call` while no other thread calls the store, and throws what `call` throws.
   using Alone = std::function<void(const std::function<void()>& call)>;
 
   // `store` must outlive the reader.
   ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot);
-  // Reads the values of the group's elements in `range` to `to`. If it throws IoError, the store has failed, too.
+  // Copies the values of the group's elements in `range` to `to`, in the format of the slot. If read() throws IoError,
+  // the store has failed, too, as after ChunkStore::fail().
   void read(Range range, void* to);
-  // Works like read(), for a slot that stores the bytes of values of another dtype. `bytes` is a range of bytes of the
-  // slot.
+  // Works like read(), but for a range of bytes of the slot. It serves slots whose bytes hold values of another dtype
+  // than the slot's.
   void read_bytes(Range bytes, void* to);
 
  private:

@@ -63,8 +63,8 @@ void ChunkStore::make_queue(const Wrap& wrap) {
                                                options_.queue_depth, options_.block_bytes);
 }
 
-// Writes each file once from end to end, because the first write to each part would otherwise be slow. A file system
-// can treat reserved space differently from written space.
+// Writes zeros to each file once from start to end, and sets all checksums. Otherwise the first write to each part
+// would be slow, because a file system treats space that is only reserved differently from written space.
 void ChunkStore::fill_files() {
   if (buffers_.empty()) return;
   std::byte* const zeros = buffers_[0].memory.get();
@@ -185,8 +185,9 @@ void ChunkStore::flush() {
   });
 }
 
-// Removes from the plan what comes before `next`. If `next` is not in the plan, because nobody announced it, `next`
-// becomes the whole plan. If `next` is a part of the chunk that was lent last, the plan stays as it is.
+// Adapts the plan to `next`, the chunks that lend() is about to lend. Removes from the plan what comes before the first
+// of them that is not the current chunk. If nobody has announced that chunk, `next` becomes the whole plan. If `next`
+// has only the current chunk, the plan stays as it is.
 void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   if (next.empty()) return;
   const bool goes_on = current_ != nullptr && current_->chunk == next.front().chunk;
@@ -200,7 +201,8 @@ void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   }
 }
 
-// Returns a buffer that has the wanted blocks of the chunk. This buffer becomes the current one.
+// Returns the buffer that has the wanted blocks, read and checked except for those that will be overwritten. This
+// buffer becomes the current one.
 ChunkStore::Buffer& ChunkStore::bring(const Planned& wanted) {
   if (current_ != nullptr && current_->chunk != wanted.chunk) leave_current();
   Buffer* buffer = find(wanted.chunk);
@@ -208,7 +210,7 @@ ChunkStore::Buffer& ChunkStore::bring(const Planned& wanted) {
     buffer = &least_needed();
     buffer->reset(wanted.chunk);
   }
-  current_ = buffer;  // set before the wait, because a wait reads ahead into other buffers
+  current_ = buffer;  // set before wait_for(), which reads ahead, but not into the current buffer
   const Blocks missing = wanted.to_read() & ~buffer->there;
   if (missing.any()) {
     wait_for(*buffer);
@@ -232,7 +234,8 @@ bool ChunkStore::is_planned(size_t chunk) const {
   return std::any_of(plan_.begin(), end, [&](const Planned& each) { return each.chunk == chunk; });
 }
 
-// Returns the buffer that is needed least. Transfers and readers of this buffer might still be running.
+// Returns the buffer that is needed least. Prefers a free buffer, then one whose chunk is not planned, then one without
+// running transfers and readers. So transfers and readers of the returned buffer might still be running.
 ChunkStore::Buffer& ChunkStore::least_needed() {
   const auto rank = [&](const Buffer& buffer) {
     if (!buffer.chunk) return 0;
@@ -370,7 +373,7 @@ void ChunkStore::fail(const std::string& message) {
   if (failure_.empty()) failure_ = message;
 }
 
-// Calls visit(first byte in the record, bytes) for each stretch of `blocks` without a gap in the record.
+// Calls visit(position in the record, bytes) for each range of the record that `blocks` fill without a gap.
 template <typename Visit>
 void ChunkStore::for_each_stretch(const Chunk& chunk, const Blocks& blocks, const Visit& visit) const {
   int64_t begin = 0, end = 0;
@@ -388,8 +391,8 @@ void ChunkStore::for_each_stretch(const Chunk& chunk, const Blocks& blocks, cons
   if (end > begin) visit(begin, end - begin);
 }
 
-// Calls visit(index of the block's checksum, the block's data in the buffer, its bytes) for every block in `blocks`.
-// Each slot of the chunk has its own blocks.
+// Calls visit(index of the block's checksum, address of the block's data in the buffer, how many bytes) for every block
+// in `blocks`.
 template <typename Visit>
 void ChunkStore::for_each_sum(const Buffer& buffer, const Blocks& blocks, const Visit& visit) {
   const Chunk& chunk = layout_.chunks()[*buffer.chunk];

@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// The alignment of memory, offset and length for O_DIRECT. It is enough for any usual device.
+// The alignment in bytes of memory, offset and length for O_DIRECT. It is enough for any usual device.
 inline constexpr int64_t kDirectAlignment = 4096;
 
 struct FreeMemory {
@@ -14,8 +14,8 @@ struct FreeMemory {
 };
 using DirectBuffer = std::unique_ptr<std::byte, FreeMemory>;
 
-// Returns `bytes` of uninitialised memory for O_DIRECT. Large buffers use huge pages if the system has them, because a
-// device then gets fewer and longer pieces. Throws std::bad_alloc.
+// Returns at least `bytes` bytes of uninitialised memory for O_DIRECT. Buffers of 2 MiB or more use huge pages if the
+// system has them, because a device then transfers fewer and longer pieces of memory. Throws std::bad_alloc.
 DirectBuffer allocate_direct(int64_t bytes);
 
 }  // namespace zeroshard

@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kMaxTextBytes = 4096;
 constexpr int kMaxLockTries = 100;
 
-// The holder of a lock, as the file describes it. A member is empty if the file does not say it.
+// The holder of a lock, as the file describes it. The members are empty if the file has fewer than three lines.
 struct Holder {
   std::string host, pid, process;  // `process` is a name that process_name() made
 };
@@ -31,7 +31,8 @@ std::string text_of_this_process() {
   return concat(host_name(), "\n", ::getpid(), "\n", process_name(), "\n");
 }
 
-// Reads the holder from the file. Any program can have written the text, and the text can be incomplete.
+// Reads the holder from the file. Any program can have written the text, and the text can be incomplete. Errors of the
+// file count as no text.
 Holder read_holder(Io& io, int fd) {
   std::string text(size_t(kMaxTextBytes), '\0');
   const int64_t bytes = retry_interrupted([&] { return io.pread(fd, text.data(), text.size(), 0); });
@@ -66,7 +67,8 @@ struct DirectoryLock::Held {
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
-  // Deletes the file, but not if the file belongs to another process now.
+  // Deletes the file. Does nothing in a forked child, or if the name kName leads to another file now, which belongs to
+  // another process.
   void delete_file() const;
   bool is_file(const FileStatus& other) const { return other.device == status.device && other.inode == status.inode; }
 
@@ -77,29 +79,30 @@ struct DirectoryLock::Held {
   pid_t process = ::getpid();
   std::mutex using_it;
   int64_t turns = 0;
-  bool shared = false;  // whether the user of the last turn shares
+  bool shared = false;  // whether the last turn was taken with `share`
 };
 
-// All locks of this process. They are kept per process because kernel locks belong to the process, and not to a user in
-// it.
+// All locks of this process. They are kept in one object so that users of one directory find the lock that the process
+// has already. A kernel lock belongs to one opened file, so the kernel would refuse a second lock even to this process.
 class HeldLocks {
  public:
   static HeldLocks& of_this_process() {
-    static HeldLocks& all = *new HeldLocks;  // never destroyed, because users can be destroyed later
+    static HeldLocks& all = *new HeldLocks;  // never destroyed, because static users can be destroyed later
     return all;
   }
 
   std::shared_ptr<DirectoryLock::Held> get(Io& io, const std::string& path, std::string_view advice) {
     const std::lock_guard lock(mutex_);
-    // At exit, deletes the files of locks that are never destroyed. The function is registered after `io` was made, so
-    // it runs before `io` is destroyed.
+    // At exit, deletes the files of locks that are never destroyed. The handler is registered after the first `io` was
+    // made, so it runs before that `io` is destroyed.
     [[maybe_unused]] static const int kRegistered = std::atexit([] { of_this_process().delete_files(); });
     for (int tries = 0; tries < kMaxLockTries; ++tries)
       if (auto held = try_once(io, path, advice)) return held;
     throw IoError(concat("cannot lock ", path, ": its file ", DirectoryLock::kName, " is replaced again and again"));
   }
 
-  // Releases the lock under the mutex, so that no thread of this process opens the file while it is being deleted.
+  // Drops a reference to the lock. If it is the last one, the lock is released under the mutex, so that no thread of
+  // this process opens the file while it is being deleted.
   void drop(std::shared_ptr<DirectoryLock::Held> held) {
     const std::lock_guard lock(mutex_);
     held.reset();
@@ -109,8 +112,8 @@ class HeldLocks {
   void delete_files();
 
  private:
-  // Registers handlers for fork(). A forked child has copies of the descriptors, which would keep the locks after its
-  // parent's death, so the child closes them.
+  // Registers handlers for fork(). A forked child has copies of the descriptors, which would keep the locks after the
+  // parent's death, so the child closes those of posix_io(). The child also forgets all locks.
   HeldLocks() {
     ::pthread_atfork([] { of_this_process().mutex_.lock(); }, [] { of_this_process().mutex_.unlock(); },
                      [] {
@@ -123,8 +126,8 @@ class HeldLocks {
                      });
   }
 
-  // Takes the lock, or returns the lock that this process already has. Returns null if the file was replaced during the
-  // call. Throws IoError with `advice` if another process has the lock.
+  // Takes the lock, or returns the lock that this process already has. Returns null if the file was deleted or replaced
+  // during the call. Throws IoError with `advice` if another process has the lock.
   std::shared_ptr<DirectoryLock::Held> try_once(Io& io, const std::string& path, std::string_view advice) {
     Directory directory = Directory::create(io, path);
     const std::string name(DirectoryLock::kName), file = directory.path_of(name);
@@ -149,7 +152,7 @@ class HeldLocks {
     FileStatus named;
     const int found = retry_interrupted([&] { return io.stat_at(directory.fd(), name, named); });
     if (found == -ENOENT || (found == 0 && (named.device != status.device || named.inode != status.inode)))
-      return nullptr;  // the file's previous owner has deleted it since this process opened it
+      return nullptr;  // the previous holder has deleted the file since this process opened it
     check_io(found, "look up", file);
     std::shared_ptr<DirectoryLock::Held> held;
     try {
@@ -164,8 +167,8 @@ class HeldLocks {
     return held;
   }
 
-  // Writes this process's name to the file. If there is a kernel lock, the text is used only in messages, so a full
-  // disk does no harm.
+  // Writes the host, number and name of this process to the file. If there is a kernel lock, the text is used only in
+  // messages, so errors such as a full disk are ignored.
   static void write_text(DirectoryLock::Held& held, const std::string& file) {
     Io& io = held.directory.io();
     const std::string text = text_of_this_process();
@@ -181,8 +184,9 @@ class HeldLocks {
   std::vector<std::weak_ptr<DirectoryLock::Held>> held_;
 };
 
-// The object is created when the library is loaded, and not at the first lock. If a background thread took the first
-// lock while another thread forks, the child's mutex would stay locked forever.
+// Makes the HeldLocks when the library is loaded, and not at the first lock, because the constructor registers the
+// handlers for fork(). If a background thread took the first lock while another thread forks, no handler would run yet,
+// and the child's mutex could stay locked forever.
 [[maybe_unused]] const HeldLocks& kMadeAtLoad = HeldLocks::of_this_process();
 
 void HeldLocks::delete_files() {
@@ -192,7 +196,7 @@ void HeldLocks::delete_files() {
 }
 
 DirectoryLock::Held::~Held() {
-  delete_file();  // must come before the descriptor is closed, because after that another process can own the file
+  delete_file();  // must come before the descriptor is closed, because another process can lock the file after that
 }
 
 void DirectoryLock::Held::delete_file() const {

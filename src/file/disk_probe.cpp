@@ -20,7 +20,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Kind = BlockRequest::Kind;
 
-// The bytes of a transfer, which are similar to those of a chunk of states (12 MiB).
+// The bytes of a record, which is one transfer. It is about as large as a chunk with three fp32 values for each element
+// (12 MiB).
 constexpr int64_t kRecordBytes = int64_t{8} << 20;
 constexpr int64_t kBlocks[] = {int64_t{256} << 10, int64_t{1} << 20, int64_t{4} << 20};
 constexpr int kDepths[] = {8, 32};
@@ -52,9 +53,9 @@ class Probe {
   }
   const SwapFile& file() const { return file_; }
 
-  // Writes the records from the first one on, each once, for at most `seconds`, but at least kLeastBytes. Returns the
-  // bytes of the written records. Only these records are measured later, because space that is only reserved is slow
-  // (see ChunkStore).
+  // Writes the records of the file in order, each once, until all are written, or until `seconds` have passed and
+  // kLeastBytes are written. Returns the bytes of the written records. Only these records are measured later, because
+  // space that is only reserved is slow (see ChunkStore::fill_files()).
   int64_t fill(double seconds, DiskReport& report) {
     const auto all = size_t(file_.bytes() / kRecordBytes), least = size_t(kLeastBytes / kRecordBytes);
     move(kBlocks[1], kDepths[1], report, [&](size_t next, double elapsed) -> std::optional<Next> {
@@ -64,11 +65,11 @@ class Probe {
     });
     return int64_t(records_) * kRecordBytes;
   }
-  // Transfers records for `seconds`. Returns the bytes per second.
+  // Reads and writes records in turn for `seconds`. Returns the bytes per second.
   double measure(int64_t block_bytes, int depth, double seconds, DiskReport& report) {
     return move(block_bytes, depth, report, [&](size_t next, double elapsed) -> std::optional<Next> {
       if (elapsed >= seconds) return std::nullopt;
-      // Reads run half a file ahead of writes.
+      // Reads are half of the written records ahead of writes.
       const bool reads = next % 2 == 0;
       return Next{reads ? Kind::kRead : Kind::kWrite, (next / 2 + (reads ? records_ / 2 : 0)) % records_};
     });
@@ -81,7 +82,8 @@ class Probe {
   };
 
   // Reads and writes the records that `choose` returns, until `choose` returns nothing. `choose` gets the number of
-  // earlier records, and the seconds since the first. Returns the bytes per second.
+  // earlier records, and the seconds since move() began. Notes in `report` which queue was used. Returns the bytes per
+  // second.
   template <typename Choose>
   double move(int64_t block_bytes, int depth, DiskReport& report, const Choose& choose) {
     TransferQueue transfers(make_queue(depth, report), io_, {{file_.fd(), file_.path(), file_.direct()}}, kBuffers,
@@ -113,7 +115,7 @@ class Probe {
   Io& io_;
   SwapFile file_;
   DirectBuffer buffers_[kBuffers];
-  size_t records_ = 0;  // how many records are written
+  size_t records_ = 0;  // how many records have been written
 };
 
 }  // namespace

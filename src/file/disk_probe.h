@@ -9,8 +9,10 @@
 namespace zeroshard {
 
 struct DiskProbeOptions {
-  int64_t file_bytes = int64_t{512} << 20;  // size of the file, but at most a quarter of the free space
-  double seconds = 2;          // for all measurements together; writing the file before also takes at most this time
+  // The size of the file, but at most a quarter of the free space, and at least 64 MiB.
+  int64_t file_bytes = int64_t{512} << 20;
+  // The time for all measurements together. Writing the file before takes at most this time, too, or what 64 MiB take.
+  double seconds = 2;
   int thread_count = 4;        // threads that read and write if io_uring is refused
   RingSystem* ring = nullptr;  // null: threads read and write
 };
@@ -25,12 +27,12 @@ struct DiskReport {
   };
 
   std::string file_system;
-  int64_t free_bytes = -1;  // -1: unknown
-  int64_t file_bytes = 0;   // size of the file that was read and written
-  bool in_memory = false;   // whether the file system is a tmpfs
+  int64_t free_bytes = -1;  // negative: unknown
+  int64_t file_bytes = 0;   // bytes of the file that were written and then measured
+  bool in_memory = false;   // whether the file system is a tmpfs or ramfs
   bool direct = false;      // whether the page cache was bypassed
   std::string queue;        // "io_uring" or "threads"
-  std::string refusal;      // why the system refused io_uring, if it did
+  std::string refusal;      // why the system refused io_uring; empty if it did not
   std::vector<Rate> rates;  // one for each block size and queue depth
   Rate best() const;
 };

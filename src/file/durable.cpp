@@ -43,7 +43,7 @@ std::string temporary_for(const Directory& directory, const std::string& name) {
 void write_small_file(Directory& directory, const std::string& name, std::string_view contents) {
   const size_t slash = name.rfind('/');
   const size_t last = slash == name.npos ? 0 : slash + 1;
-  if (last > 0) {  // the file's own directory must be made durable
+  if (last > 0) {  // sync() below must be that of the file's own directory
     Directory parent = directory.open_directory(name.substr(0, slash));
     return write_small_file(parent, name.substr(last), contents);
   }

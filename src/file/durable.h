@@ -7,12 +7,14 @@
 
 #include "file/io.h"
 
-// Writes files that are whole or absent after a crash. All functions throw IoError that names the path.
+// Has what it takes to write files that are whole or absent after a crash: a file is written under a temporary name,
+// made durable and renamed, and then its directory is made durable. All functions throw IoError that names the path.
 namespace zeroshard {
 
 // An open directory. Names are relative to it. A name may have several components, but must not lead out of the
-// directory. "..", absolute names and symbolic links on the way are refused. Changes are durable only after sync(). The
-// Io decides who may read created files.
+// directory. The functions refuse "..", absolute names, empty components and symbolic links on the way. Names that are
+// created, renamed or deleted are durable only after sync() of the directory that has them. The Io decides who may read
+// created files.
 class Directory {
  public:
   // Opens `path`. If `path` is missing, creates it and its missing parents, durably.
@@ -30,14 +32,15 @@ class Directory {
   OpenFd create_file(const std::string& name);      // opened for writing; throws if it exists
   OpenFd open_file(const std::string& name) const;  // opened for reading; throws if it is no regular file
 
-  std::vector<std::string> list() const;  // sorted; contains files, directories and everything else
+  std::vector<std::string> list() const;  // sorted names of files, directories and everything else
   bool exists(const std::string& name) const;
-  int64_t file_size(const std::string& name) const;  // of a regular file
+  int64_t file_size(const std::string& name) const;  // throws if it is no regular file
 
   void rename(const std::string& from, const std::string& to);  // replaces a file or an empty directory `to`
   void exchange(const std::string& one, const std::string& other);
-  void remove(const std::string& name);  // deletes a file; of a link, deletes the link itself
-  // Deletes `name` and everything below it, without following links. Does nothing if `name` does not exist.
+  void remove(const std::string& name);  // deletes a file or a link itself; throws for a directory
+  // Deletes `name` and everything below it, without following links. Does nothing if `name` does not exist. Throws if a
+  // directory is nested 128 levels or more below `name`.
   void remove_tree(const std::string& name);
   void sync();
 
@@ -53,28 +56,31 @@ class Directory {
 };
 
 // Writes one new file from start to end. A second thread writes to the disk while the caller fills the next buffer. The
-// writer bypasses the page cache if the file system allows. It has two buffers of kBufferBytes, or smaller ones if the
-// file is smaller.
+// writer bypasses the page cache if the file system allows. It has at most two buffers. Each has kBufferBytes, or fewer
+// if `expected_bytes` is less.
 class FileWriter {
  public:
   static constexpr int64_t kBufferBytes = int64_t{8} << 20;
 
-  // Reserves `expected_bytes`, so that a full disk causes an error now. The file still ends where the appended data
-  // ends.
+  // Creates the file, which must not exist. Reserves `expected_bytes`, so that a full disk causes an error now. More or
+  // fewer bytes may be appended; finish() cuts the file where they end.
   FileWriter(Directory& directory, const std::string& name, int64_t expected_bytes);
-  // If finish() was not called, closes the file and leaves its contents incomplete.
+  // Waits for a running write and closes the file. If finish() was not called, the contents of the file are incomplete.
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
-  // Copies the data. Also throws errors of earlier writes in the background.
+  // Appends a copy of the data, so its memory may change after the call. Also throws errors of earlier writes in the
+  // background.
   void append(const void* data, int64_t bytes);
-  // Appends data whose memory must not change before finish() or the destructor. Data is written directly, without a
-  // copy, if it begins at a multiple of 4096 in memory and in the file, and continues in memory from call to call.
+  // Works like append(), for data whose memory must not change before the end of finish() or of the destructor. Such
+  // data is written directly, without a copy, if it begins at a multiple of 4096 in memory and in the file, or if it
+  // continues in memory the directly written data of the previous call. Other data is copied, and so is the end of
+  // directly written data if it does not end at a multiple of 4096.
   void append_stable(const void* data, int64_t bytes);
   // Writes the remaining data, makes the file durable (its name needs Directory::sync()) and closes it. After an error
-  // of this function or of append() the file is unusable, because the system might have dropped pages that it could not
-  // write.
+  // of this function, append() or append_stable() the file is unusable, because the system might have dropped pages
+  // that it could not write.
   void finish();
 
  private:
@@ -82,14 +88,14 @@ class FileWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-// Reads at any position of a regular file. The file must not change while it is being read.
+// Reads at any position of a regular file. The file must not change while the object exists.
 class FileReader {
  public:
   FileReader(const Directory& directory, const std::string& name);
 
   int64_t size() const { return size_; }
   const std::string& path() const { return path_; }
-  // Reads exactly `bytes` bytes. Any thread may call it.
+  // Reads exactly `bytes` bytes. Throws IoError if the file ends before. Any number of threads may call it at a time.
   void read(int64_t offset, void* data, int64_t bytes) const;
 
  private:
@@ -99,15 +105,16 @@ class FileReader {
   int64_t size_ = 0;
 };
 
-// Returns a name next to `name` that no process uses or has used: .tmp-NAME.HOST.PID-PLACE-RANDOM.N (see
-// process_name()).
+// Returns a name for a temporary file in the directory of `name`, which is a single component. No process uses or has
+// used the name: .tmp-NAME.HOST.PID-PLACE-RANDOM.N (see process_name()).
 std::string temporary_name(std::string_view name);
 
-// Returns the temporary name of a file that will be renamed to `name`. Throws IoError if `name` exists and is not a
-// regular file, because the rename would put a file in the place of a link, a device or a FIFO.
+// Returns a temporary name for a file that will be renamed to `name`. Throws IoError if `name` exists and is not a
+// regular file, because the rename would replace a link, a device or a FIFO, and would fail for a directory.
 std::string temporary_for(const Directory& directory, const std::string& name);
 
-// Replaces or creates `name`, durably. After a crash the file has the old or the new contents.
+// Replaces or creates `name`, durably. After a crash the file has the old or the new contents, or is absent if there
+// was none.
 void write_small_file(Directory& directory, const std::string& name, std::string_view contents);
 
 // Returns the contents of the file. Throws IoError if they have more than `max_bytes`.

@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kRunBytes = int64_t{16} << 20;  // bytes of one write, because larger writes are not faster
+constexpr int64_t kRunBytes = int64_t{16} << 20;  // bytes of one direct write; larger ones are not faster
 
 }  // namespace
 
@@ -79,8 +79,9 @@ class FileWriter::Impl {
     throw_io_error("reserve space for", path_, result, full.empty() ? concat("it needs ", reserved_, " bytes") : full);
   }
 
-  // Adds data to the run, which is the next part of the file. The data of a run is contiguous in the caller's memory
-  // and is written directly from there.
+  // Adds data to the run, the next part of the file. The data of a run is contiguous in the caller's memory and is
+  // written directly from there. Data that does not continue the run begins a new one, or is copied if its position in
+  // memory or in the file is not aligned.
   void lengthen_run(const std::byte* data, int64_t bytes) {
     if (run_bytes_ == 0 || data != run_ + run_bytes_) {
       end_run();
@@ -120,7 +121,7 @@ class FileWriter::Impl {
     }
   }
 
-  // Waits until the thread has finished its current write, and gives it the filled buffer.
+  // Waits until the thread has ended its current write, and lets the thread write the filled buffer.
   void hand_over() {
     background_.wait();
     std::swap(filling_, writing_);
@@ -154,7 +155,7 @@ class FileWriter::Impl {
   const std::byte* run_ = nullptr;
   int64_t run_bytes_ = 0;  // run_bytes_ and filled_ are never both above 0
   int64_t offset_ = 0;     // the position in the file of the first byte of filling_, or of the run
-  bool direct_ = false;    // whether fd_ has O_DIRECT; the thread uses it while the thread has a job
+  bool direct_ = false;    // whether fd_ has O_DIRECT; only the thread uses this member while it has a job
   State state_ = State::kOpen;
   Background background_;  // the last member, because its thread must end before the members that the thread uses
 };

@@ -5,16 +5,16 @@
 
 namespace zeroshard {
 
-// Tracks the free ranges of a file. Neighbouring free ranges are joined, so that the file need not be larger than the
-// space that was in use at one time.
+// Tracks which ranges of a file are free. Does not touch the file. Neighbouring free ranges are joined, so that a long
+// piece can be taken where several short ones were.
 class FreeSpace {
  public:
   // Takes `bytes` from the first free range that is long enough, and returns the start of the taken space. Returns
   // nothing if no range is long enough.
   std::optional<int64_t> take(int64_t bytes);
-  // Returns space to the free ranges. `offset` must be the result of a take() of `bytes`.
+  // Makes taken space free again. `offset` must be the result of a take() of `bytes`.
   void give_back(int64_t offset, int64_t bytes);
-  // Moves the end of the file to `end`. The added range is free.
+  // Notes that the file now ends at `end`, which must not be before the previous end. The added range is free.
   void extend(int64_t end);
 
   int64_t end() const { return end_; }
@@ -23,7 +23,7 @@ class FreeSpace {
   int64_t free_bytes() const;
 
  private:
-  std::map<int64_t, int64_t> stretches_;  // maps the start of each free range to its bytes; no two ranges touch
+  std::map<int64_t, int64_t> stretches_;  // maps the start of each free range to its length; no two ranges touch
   int64_t end_ = 0;
 };
 

@@ -9,7 +9,8 @@
 namespace zeroshard {
 namespace {
 
-// Returns whether the operation only reads, so that it cannot fail because the user may not write.
+// Returns whether the operation, as error messages name it, only reads. If so, EACCES means that the user may not read,
+// and not that the user may not write.
 bool reads(std::string_view operation) {
   for (const std::string_view each : {"open", "open the directory", "read", "list", "look up", "map"})
     if (operation == each) return true;

@@ -64,7 +64,8 @@ class RawFd {
   int fd_;
 };
 
-// Opens `name` component by component, each below the previous one. No component may be a link.
+// Opens `name` component by component, each below the previous one. No component may be a link. Returns -EXDEV if a
+// component is empty, "." or "..".
 int open_by_component(int dir, const std::string& name, int flags, mode_t mode) {
   RawFd parent(-1);
   size_t begin = 0;
@@ -101,7 +102,7 @@ class PosixIo final : public Io {
   }
   int create_unnamed(int dir) override {
     const int fd = result_of(::openat(dir, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
-    // Kernels and file systems that do not support O_TMPFILE return these two errors.
+    // Kernels that do not support O_TMPFILE return one of these two errors.
     return fd == -EISDIR || fd == -ENOENT ? -EOPNOTSUPP : fd;
   }
   int mkdir(const std::string& path) override { return result_of(::mkdir(path.c_str(), modes_.directory)); }
@@ -134,7 +135,7 @@ class PosixIo final : public Io {
     whole.l_type = F_WRLCK;
     const int result = result_of(::fcntl(fd, F_OFD_SETLK, &whole));
     if (result == -EACCES) return -EAGAIN;
-    // Kernels that are too old for such locks have flock().
+    // Kernels that are too old for F_OFD_SETLK have flock(), whose locks also belong to the open file.
     return result == -EINVAL ? result_of(::flock(fd, LOCK_EX | LOCK_NB)) : result;
   }
   int set_direct(int fd, bool direct) override {
@@ -199,8 +200,8 @@ class PosixIo final : public Io {
   }
 
  private:
-  // Returns `fd` if it is a regular file. Otherwise closes it and returns -EISDIR for a directory, -EINVAL for anything
-  // else.
+  // Returns `fd` if it is a regular file or negative. Otherwise closes it and returns -EISDIR for a directory, -EINVAL
+  // for anything else.
   static int regular(int fd) {
     if (fd < 0) return fd;
     struct stat found;
@@ -218,13 +219,14 @@ class PosixIo final : public Io {
       how.mode = mode;
       how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
       const int fd = result_of(int(::syscall(SYS_openat2, dir, name.c_str(), &how, sizeof(how))));
-      // A sandbox answers a system call that it does not know with -EPERM, so -EPERM means the same as -ENOSYS.
+      // A sandbox can answer a system call that it does not know with -EPERM, so -EPERM means the same as -ENOSYS.
       if (fd != -ENOSYS && fd != -EPERM) return fd;
     }
     return open_by_component(dir, name, flags, mode);
   }
 
-  // Calls call(directory, last component). The components before the last one lead to that directory.
+  // Opens the directory that the components of `name` before the last one lead to, and calls call(directory, last
+  // component). A negative result of `call` means that errno is set. Returns the result or -errno.
   template <typename Call>
   int in_parent(int dir, const std::string& name, const Call& call) {
     const size_t slash = name.rfind('/');
@@ -252,7 +254,7 @@ class PosixIo final : public Io {
 }  // namespace
 
 Io& posix_io() {
-  static PosixIo io(Confinement::kKernel, kPrivate);  // has no state
+  static PosixIo io(Confinement::kKernel, kPrivate);  // never changes, so all callers can share it
   return io;
 }
 

@@ -15,8 +15,8 @@
 namespace zeroshard {
 
 // Reads ranges of files one after another. While the caller works on one range, a second thread reads the next. The
-// page cache is bypassed if the file system allows. The object has two buffers, each as large as the longest range, and
-// only one open file. So the caller should pass all ranges of a file in a row.
+// page cache is bypassed if the file system allows. The object has at most two buffers, each large enough for the
+// longest range, and only one open file. So the caller should pass all ranges of a file in a row.
 class ReadAhead {
  public:
   struct Stretch {
@@ -26,8 +26,8 @@ class ReadAhead {
   // `directory` and the names in `stretches` must outlive the object.
   ReadAhead(const Directory& directory, std::vector<Stretch> stretches);
 
-  // Returns the bytes of the next range, which are valid until the next call. Throws IoError if the range cannot be
-  // read completely. Later ranges can still be read then.
+  // Returns the bytes of the next range, which are valid until the next call. Must be called at most once for each
+  // range. Throws IoError if the range cannot be read completely. Further calls can still read the later ranges then.
   std::span<const std::byte> next();
 
  private:

@@ -63,8 +63,8 @@ void RecordStore::note_failure(const char* message) noexcept {
   if (on_failure_) std::exchange(on_failure_, {})(failure_);
 }
 
-// Throws StateError in a forked child. The threads and the ring belong to the parent, and the parent might have held
-// the lock when it forked.
+// No call can work in a forked child, because the threads and the ring belong to the parent, and the parent might have
+// held the mutex when it forked.
 void RecordStore::check_process() const {
   if (process_.is_own()) return;
   throw StateError(
@@ -134,7 +134,7 @@ DirectBuffer RecordStore::get(Id id) {
 }
 
 // Frees the slot's memory only after a read into it has ended. Frees the space of the record only after the write to it
-// has ended, because that write might otherwise reach the file after the write of another record.
+// has ended, because that write might otherwise reach the file after the write of another record to the same space.
 void RecordStore::drop(Id id) noexcept {
   if (!process_.is_own()) return;  // the record belongs to the parent
   const std::lock_guard lock(mutex_);
@@ -177,8 +177,8 @@ void RecordStore::wait_for_writes(Id id) {
     if (buffer.record == id) wait_for(owner(buffer));
 }
 
-// Reads a record into the slot's memory. Starts as many requests as can run at once, because nobody starts more while
-// the caller computes.
+// Starts to read a record into the slot's memory, after its writes have ended. Cuts the record into at most queue_depth
+// requests, so that all of them can start now, because nobody starts more while the caller computes.
 void RecordStore::begin_read(Slot& slot, Id id) {
   const Record& record = records_.at(id);
   wait_for_writes(id);
@@ -190,7 +190,8 @@ void RecordStore::begin_read(Slot& slot, Id id) {
   transfers_->begin(transfer);
 }
 
-// Returns the slot into which the record is being read. If there is none, returns a free slot.
+// Returns the slot into which the record is being read or was read. If there is none, empties a slot and returns it.
+// Prefers a slot without a record, and then one whose read has ended.
 RecordStore::Slot& RecordStore::slot_for(Id id) {
   for (Slot& slot : slots_)
     if (slot.record == id) return slot;
@@ -202,8 +203,8 @@ RecordStore::Slot& RecordStore::slot_for(Id id) {
   return slot;
 }
 
-// Starts to read the newest record before `id` into a slot other than `used`, if a slot is free. Reads nothing if there
-// is no memory.
+// Starts to read the newest record before `id` into a slot other than `used`. Replaces what that slot has. Does nothing
+// if a slot has the record already, if a read into the other slot is running, or if there is no memory.
 void RecordStore::read_ahead_of(Id id, const Slot* used) {
   auto next = records_.lower_bound(id);
   if (next == records_.begin()) return;

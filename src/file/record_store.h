@@ -25,42 +25,44 @@ inline constexpr int kRecordBuffers = 8;
 inline constexpr int64_t kRecordStagingBytes = kRecordBuffers * kRecordPieceBytes;
 
 // Keeps records (byte strings) in swap files until they are dropped. A record is copied to buffers, which are written
-// to a file in the background. Records should be requested in reverse order. While the caller uses a record, the store
-// reads the next older one ahead. The files are as large as the most that was kept at one time, because the space of
-// dropped records is used again.
+// to a file in the background. Records should be requested and dropped in reverse order. While the caller uses a
+// record, the store reads the next older one ahead. Records take the space of dropped ones, so the files hardly grow
+// beyond the most that was kept at one time.
 //
 // Any number of threads may use a store. One call runs at a time. Functions throw IoError with the path. After an error
-// every call throws the same error.
+// the store has failed: each later put(), get() and will_get_newest() throws IoError with the same message. In a forked
+// child these functions throw StateError, and the others do nothing to the files.
 class RecordStore {
  public:
   struct Options {
-    std::vector<std::string> directories;    // each has one file; the files take turns
-    int64_t block_bytes = int64_t{1} << 20;  // bytes of one request to write
+    std::vector<std::string> directories;    // each has one file; records go to the files in turn
+    int64_t block_bytes = int64_t{1} << 20;  // the most bytes of one request to write
     int queue_depth = 32;                    // the most requests that run at a time
     int thread_count = 4;                    // threads that read and write if io_uring is refused
     bool verify = true;                      // whether records that are read are compared with their checksums
     RingSystem* ring = nullptr;              // null: threads read and write
   };
   using Id = uint64_t;
-  // The store calls this function once, before it throws its first error. The function must not call the store.
+  // The store calls this function once, when it fails. The function must not call the store.
   using OnFailure = std::function<void(const std::string& message)>;
-  // Replaces the queue that the store would use, for tests.
+  // Returns the queue that the store uses instead of the passed one, for tests.
   using Wrap = std::function<std::unique_ptr<BlockQueue>(std::unique_ptr<BlockQueue>)>;
 
   // Throws IoError if a directory cannot be used, ValueError for options that make no sense, and std::bad_alloc. `io`
   // must outlive the store.
   RecordStore(Options options, Io& io, OnFailure on_failure = {}, const Wrap& wrap = {});
-  // Waits for running requests, and deletes the files.
+  // Waits for running requests, and deletes the files. Does neither in a forked child.
   ~RecordStore();
   RecordStore(const RecordStore&) = delete;
   RecordStore& operator=(const RecordStore&) = delete;
 
   // Stores `data`, which must not be empty. `data` may change when put() has returned.
   Id put(std::span<const std::byte> data);
-  // Returns the record in memory of its own. A record can be requested several times until it is dropped, also after
-  // std::bad_alloc.
+  // Waits for the record and returns it in memory that the caller owns. A record can be requested several times until
+  // it is dropped, also after get() has thrown std::bad_alloc.
   DirectBuffer get(Id id);
-  // Drops the record and frees its space. If this fails, the next call throws the error.
+  // Waits for the transfers of the record, drops the record and frees its space. If this fails, the store fails, and
+  // the next call throws the error. Does nothing if the record has been dropped.
   void drop(Id id) noexcept;
   // Announces that get() will be called for the newest record, so that the store reads it ahead.
   void will_get_newest();
@@ -85,7 +87,7 @@ class RecordStore {
   struct Record {
     size_t file = 0;
     int64_t offset = 0, bytes = 0;
-    std::vector<uint64_t> sums = {};  // one for each piece
+    std::vector<uint64_t> sums = {};  // one for each piece; none if Options::verify is false
 
     int64_t padded() const;
   };
@@ -101,7 +103,7 @@ class RecordStore {
   // Throws StateError in a forked child.
   void check_process() const;
   void make_queue(Io& io, const Wrap& wrap);
-  // Calls `all`. If it throws, every later call throws the same error.
+  // Calls `all`. If `all` throws, every later call of guarded() throws IoError with the same message.
   template <typename Call>
   void guarded(const Call& all);
   void note_failure(const char* message) noexcept;
@@ -119,7 +121,7 @@ class RecordStore {
   ProcessMark process_;
   Options options_;
   OnFailure on_failure_;
-  mutable std::mutex mutex_;  // protects the following members
+  mutable std::mutex mutex_;  // protects on_failure_ and the following members
   std::vector<File> files_;
   std::map<Id, Record> records_;
   Id last_ = 0;

@@ -18,19 +18,22 @@
 namespace zeroshard {
 namespace {
 
-constexpr const char* kKnown = "disks";  // the name of a file with a line for each disk
+constexpr const char* kKnown = "disks";  // the name of a file in the cache, with a line for each disk
 constexpr const char* kHeader = "# start of a machine, device, bytes of a request, requests at once\n";
-constexpr const char* kLock = "disks.lock";  // the name of a file that the process which measures has locked
+constexpr const char* kLock = "disks.lock";  // the name of a file in the cache, which a process locks while it measures
 constexpr int64_t kMostBytes = 64 << 10;     // the most bytes of the file kKnown
 // The most disks in the file kKnown. If there are more, the latest ones stay. There can be many disks, because machines
 // can share a home directory.
 constexpr size_t kMostKnown = 200;
 constexpr int64_t kProbeBytes = int64_t{128} << 20;
-constexpr double kProbeSeconds = 1;  // for all measurements; writing the file before also takes at most this time
-constexpr double kGain = 1.1;        // other sizes are used only if all their measurements are faster by this factor
+constexpr double kProbeSeconds = 1;  // DiskProbeOptions::seconds
+// The fastest sizes replace the usual ones only if their slower measurement is faster, by this factor, than the faster
+// one of the usual sizes.
+constexpr double kGain = 1.1;
 constexpr std::chrono::milliseconds kPoll{20};
 
-// Identifies a disk until the machine restarts, because a restart can change the numbers of devices.
+// Identifies a disk by the start of the machine and the number of the device. The start is needed because a restart can
+// change the numbers of devices.
 struct Disk {
   std::string boot;
   uint64_t device = 0;

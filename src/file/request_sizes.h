@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// The sizes of requests to swap files.
+// How many bytes a request to a swap file has, and how many requests run at a time.
 struct RequestSizes {
   int64_t block_bytes = 0;
   int queue_depth = 0;
@@ -24,14 +24,14 @@ struct RequestSizesOptions {
   std::chrono::milliseconds patience = std::chrono::seconds(15);  // the longest wait for another process that measures
 };
 
-// Returns $XDG_CACHE_HOME/zeroshard or, if that variable is not set, $HOME/.cache/zeroshard. Returns "" if neither
-// variable is set.
+// Returns $XDG_CACHE_HOME/zeroshard or, if that variable has no absolute path, $HOME/.cache/zeroshard. Returns "" if
+// neither variable has an absolute path.
 std::string cache_directory();
 
 // Returns the sizes that suit the disk of `directory`. They are measured once for each disk until the machine restarts.
-// A measurement takes about two seconds (ten at 30 MB/s). The cache keeps the sizes for all processes of this user on
-// any machine. One process measures, and the others wait for it. Throws IoError if `directory` or the cache cannot be
-// used, or if another process takes too long.
+// A measurement takes about two seconds (ten at 30 MB/s). The cache keeps the sizes for all processes of this user. One
+// process measures, and the others wait for it. Throws IoError if `directory` or the cache cannot be used, or if
+// another process takes longer than `patience`. Also throws what check_interrupt() throws during such a wait.
 RequestSizes measured_sizes(const std::string& directory, const RequestSizesOptions& options, Io& io);
 
 }  // namespace zeroshard

@@ -61,15 +61,15 @@ class Mapping {
 };
 
 // Note [The ring]
-// A ring consists of two queues in memory that is shared with the kernel. Each queue has a head, from which entries are
-// taken, and a tail, at which entries are added. This class adds requests to the first queue and moves its tail. The
-// kernel takes the requests in io_uring_enter and moves the head. The kernel adds results to the second queue and moves
-// its tail, and this class takes the results and moves the head. Each side reads the other side's index with acquire,
-// and stores its own index with release. The kernel reads the first queue only within io_uring_enter, so requests that
-// the kernel did not take still belong to this class.
+// A ring consists of a queue of requests and a queue of results, in memory that is shared with the kernel. Each queue
+// has a head, from which entries are taken, and a tail, at which entries are added. This class adds requests and moves
+// the tail of their queue. The kernel takes the requests in io_uring_enter and moves the head. The kernel adds results
+// and moves the tail of their queue, and this class takes the results and moves the head. Each side reads the other
+// side's index with acquire, and stores its own index with release. The kernel reads the queue of requests only within
+// io_uring_enter, so requests that the kernel did not take still belong to this class.
 class RingQueue final : public BlockQueue {
  public:
-  // Never throws. why_refused() says whether the ring can be used.
+  // Does not throw if the system refuses the ring. why_refused() says why.
   RingQueue(const QueueFiles& files, RingSystem& system) : system_(system), buffers_(files.buffers), fds_(files.fds) {
     io_uring_params params{};
     const int fd = system.setup(unsigned(files.depth), &params);
@@ -78,8 +78,8 @@ class RingQueue final : public BlockQueue {
       return;
     }
     ring_ = UniqueFd(fd);
-    // Kernels before 5.4 use separate mappings. They are not supported, because this class also needs features of newer
-    // kernels.
+    // Kernels before 5.4 map the two queues separately. This class does not support them, because it needs Linux 5.6
+    // anyway (see probe()).
     if ((params.features & IORING_FEAT_SINGLE_MMAP) == 0) return;
     const size_t requests_end = params.sq_off.array + params.sq_entries * sizeof(unsigned);
     const size_t results_end = params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe);
@@ -99,10 +99,11 @@ class RingQueue final : public BlockQueue {
   }
 
   ~RingQueue() override {
-    // The kernel can still write to the memory of running requests, so the memory must not be freed before they end.
+    // The kernel can still write to the memory of running requests. The caller may free that memory after this
+    // destructor, so the destructor waits until they have ended.
     std::vector<BlockResult> dropped;
     while (why_ == 0 && under_way_ > 0) {
-      if (collect(/*wait=*/true, dropped) < 0) ::usleep(kPauseUs);  // results arrive even if the call fails
+      if (collect(/*wait=*/true, dropped) < 0) ::usleep(kPauseUs);  // results arrive even if io_uring_enter fails
     }
   }
 
@@ -112,7 +113,7 @@ class RingQueue final : public BlockQueue {
   void start(std::span<const BlockRequest> requests) override {
     const unsigned mask = *queue<unsigned>(offsets_.sq_off.ring_mask);
     std::atomic_ref<unsigned> tail(*queue<unsigned>(offsets_.sq_off.tail));
-    const unsigned first = tail.load(std::memory_order_relaxed);  // relaxed, because only this side writes the tail
+    const unsigned first = tail.load(std::memory_order_relaxed);  // relaxed, because only this class writes the tail
     for (size_t i = 0; i < requests.size(); ++i) {
       const unsigned slot = (first + unsigned(i)) & mask;
       *entries_->at<io_uring_sqe>(slot * unsigned(sizeof(io_uring_sqe))) = entry_of(requests[i]);
@@ -132,7 +133,7 @@ class RingQueue final : public BlockQueue {
       take(results);
       if (result >= 0 || result == -EINTR || results.size() > before) continue;
       if (result != -EAGAIN && result != -EBUSY) return result;
-      ::usleep(kPauseUs);  // results arrive even if the call fails
+      ::usleep(kPauseUs);  // results arrive even if io_uring_enter fails
     }
     return 0;
   }
@@ -143,7 +144,7 @@ class RingQueue final : public BlockQueue {
     return queues_->at<T>(offset);
   }
 
-  // Returns 0 if the kernel supports the operations that this class uses (5.6), or -errno.
+  // Returns 0 if the kernel supports the operations that this class uses (Linux 5.6 does), or -errno.
   int probe() {
     constexpr unsigned kCount = 64;
     alignas(io_uring_probe) std::byte memory[sizeof(io_uring_probe) + kCount * sizeof(io_uring_probe_op)] = {};
@@ -155,7 +156,8 @@ class RingQueue final : public BlockQueue {
     return 0;
   }
 
-  // Gives the kernel a request that does nothing, because a sandbox can allow everything except io_uring_enter.
+  // Lets the kernel run a request that does nothing, and waits for its result. Returns 0 or -errno. The attempt is
+  // needed because a sandbox can allow everything except io_uring_enter.
   int pass_nothing() {
     io_uring_sqe& entry = *entries_->at<io_uring_sqe>(0);
     entry = {};
@@ -171,8 +173,9 @@ class RingQueue final : public BlockQueue {
     return 0;
   }
 
-  // Registers the files and the buffers, which saves work for each request. The kernel refuses to register buffers if
-  // memory must not be locked (ulimit -l). Requests then use the buffers without registration.
+  // Registers the files and the buffers, which saves work for each request. If the kernel refuses files or buffers,
+  // requests use them without registration. The kernel refuses buffers that exceed the limit of locked memory (ulimit
+  // -l).
   void register_files_and_buffers() {
     has_files_ = system_.register_with(ring_.get(), IORING_REGISTER_FILES, fds_.data(), unsigned(fds_.size())) >= 0;
     std::vector<iovec> memory;
@@ -201,8 +204,8 @@ class RingQueue final : public BlockQueue {
     return entry;
   }
 
-  // Submits `requests`, whose entries are in the ring from index `first` on. A request that the kernel does not take
-  // ends with the kernel's error.
+  // Submits `requests`, whose entries are in the ring from index `first` on. If the kernel takes no more requests, the
+  // remaining ones end with the kernel's error, or with -EAGAIN if there is no error.
   void submit(std::span<const BlockRequest> requests, unsigned first) {
     size_t taken = 0;
     while (taken < requests.size()) {
@@ -232,14 +235,14 @@ class RingQueue final : public BlockQueue {
   }
 
   RingSystem& system_;
-  std::vector<std::span<std::byte>> buffers_;  // registered buffers
+  std::vector<std::span<std::byte>> buffers_;  // the registered buffers; empty if the kernel refused them
   std::vector<int> fds_;
   bool has_files_ = false;
   UniqueFd ring_;
   std::optional<Mapping> queues_, entries_;
   io_uring_params offsets_{};
-  int why_ = -ENOSYS;  // why the ring cannot be used; 0: it can
-  int under_way_ = 0;  // number of requests in the kernel
+  int why_ = -ENOSYS;  // -errno that says why the ring cannot be used; 0: the ring can be used
+  int under_way_ = 0;  // requests that the kernel has taken, and whose results this class has not taken
   std::vector<BlockResult> refused_;
 };
 

@@ -30,7 +30,7 @@ std::string quoted(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
   } catch (const nlohmann::json::exception&) {
-    std::string name = shown(text);  // the name might be invalid UTF-8, too
+    std::string name = shown(text);  // the message must be UTF-8, which `text` is not
     for (char& c : name)
       if (static_cast<unsigned char>(c) >= 0x80) c = '?';
     throw ValueError(concat("'", name, "' cannot be written to a safetensors header: it is not UTF-8"));

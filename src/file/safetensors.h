@@ -35,25 +35,25 @@ inline constexpr int64_t kMaxSafetensorsEntries = 1'000'000;  // the most tensor
 inline constexpr int kMaxSafetensorsDepth = 16;
 inline constexpr int kMaxSafetensorsDims = 1024;
 
-// Returns the bits of one element. Returns 0 for a dtype that the format does not have.
+// Returns how many bits one element has. Returns 0 for a dtype that the format does not have.
 int safetensors_dtype_bits(std::string_view dtype);
 
-// Returns the length of the JSON, which is in the first 8 bytes of a file. Throws ValueError that names `source` if the
-// file has fewer than 8 bytes, or if the length exceeds the limit or the rest of the file.
+// Reads the length of the JSON from the first 8 bytes of a file. Throws ValueError that names `source` if the file has
+// fewer than 8 bytes, or if the length exceeds kMaxSafetensorsHeaderBytes or the rest of the file.
 int64_t safetensors_header_bytes(std::string_view first_bytes, int64_t file_size, const std::string& source);
 
 // Checks and parses the JSON of a file of `file_size` bytes. Ordered by offset, the tensors must fill the rest of the
-// file without gap or overlap, and each must have exactly the bytes of its shape. Otherwise throws ValueError that
-// names `source`, the tensor and the reason. Also throws for duplicate keys, text that is not UTF-8, and values above
-// the limits.
+// file without gap or overlap, and each must have exactly the bytes that its dtype and shape need. Otherwise throws
+// ValueError that names `source`, the reason and, if there is one, the tensor. Also throws it for text that is not JSON
+// in UTF-8, for JSON of another form than the format's, for duplicate keys, and for values above the limits.
 SafetensorsHeader parse_safetensors_header(std::string_view header_json, int64_t file_size, const std::string& source);
 
 // Reads and parses the header of a file. Throws the ValueError of parse_safetensors_header(), or IoError.
 SafetensorsHeader read_safetensors_header(const FileReader& file);
 
 // Returns the part of a file that comes before the bytes of the tensors. Padding makes these bytes begin at a multiple
-// of `alignment` (a power of two, at least 8). Throws ValueError for input that parse_safetensors_header() would
-// refuse.
+// of `alignment` (a power of two, at least 8). Throws ValueError for a wrong alignment, and for input that
+// parse_safetensors_header() would refuse.
 std::string make_safetensors_header(std::span<const SafetensorsEntry> entries,
                                     const std::map<std::string, std::string>& metadata, int64_t alignment = 64);
 

@@ -17,7 +17,8 @@ using Json = nlohmann::json;
 constexpr std::string_view kMetadata = "__metadata__";
 constexpr size_t kMaxOtherKeys = 1000;  // the most ignored keys of one tensor
 
-// Takes the JSON as a stream of events, so that nothing but the result is built, and an error ends the parsing at once.
+// Takes the JSON as a stream of events. So no tree of JSON values is built besides the result, and an error ends the
+// parsing at once.
 class HeaderEvents final : public nlohmann::json_sax<Json> {
  public:
   HeaderEvents(const std::string& source, SafetensorsHeader& header) : source_(source), header_(header) {}
@@ -109,7 +110,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   bool in_metadata_ = false;
   bool seen_metadata_ = false;
   std::string metadata_key_;
-  Field field_ = Field::kIgnored;  // the field of the tensor whose value comes next
+  Field field_ = Field::kIgnored;  // which field of the tensor the next value belongs to
   std::array<bool, 3> seen_{};     // which fields of the tensor have occurred
   std::set<std::string> others_;   // which ignored keys of the tensor have occurred
   int offsets_ = 0;                // how many numbers data_offsets has so far
@@ -186,7 +187,8 @@ template <typename... Args>
       concat(source, " is not a safetensors file that can be used: tensor '", shown(entry.name), "': ", args...));
 }
 
-// Returns the bytes of a tensor. Multiplies in 64 bits, dimension by dimension, as the format's own reader does.
+// Returns how many bytes the dtype and shape of a tensor need. Multiplies in 64 bits, dimension by dimension, as the
+// format's own reader does.
 uint64_t bytes_of(const std::string& source, const SafetensorsEntry& entry) {
   uint64_t bits = 1;
   bool overflow = false;

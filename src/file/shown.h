@@ -4,8 +4,8 @@
 
 namespace zeroshard {
 
-// Returns foreign text as a message shows it: without control characters, and cut to a limited length, but not inside a
-// UTF-8 character.
+// Returns text from a file as a message shows it. Control characters become "?". Text of more than 160 bytes is cut,
+// but not inside a UTF-8 character, and ends with "...".
 inline std::string shown(std::string_view text) {
   constexpr size_t kMaxBytes = 160;
   size_t end = text.size();

@@ -9,18 +9,19 @@
 
 namespace zeroshard {
 
-// An open file for swapped-out memory. It has mode 0600 and no name. exec() closes it. The file is deleted when its
-// descriptor is closed, also by the process's death.
+// An open file for swapped-out memory. It has mode 0600 and no name. exec() closes it. The file system deletes the file
+// when no process has it open any more.
 class SwapFile {
  public:
-  // Creates the file in the existing directory `path`. Reserves `bytes`, so that a full disk causes an error now.
-  // Throws IoError with the path, the bytes needed and the bytes free.
+  // Creates the file in the existing directory `path`. Reserves `bytes`, so that a full disk causes an error now. If
+  // the file system cannot reserve space, only checks that so much is free. Throws IoError with the path and, if the
+  // reservation fails, with the bytes needed and the bytes free.
   SwapFile(Io& io, const std::string& path, int64_t bytes);
-  // Reserves `bytes` in all and keeps the contents. If it throws (the same IoError as the constructor), nothing has
-  // changed.
+  // Lengthens the file to `bytes`, reserves the added part as the constructor does, and keeps the contents. If grow()
+  // throws the IoError of a failed reservation, nothing has changed.
   void grow(int64_t bytes);
-  // Frees the space at once, even if a forked child still has the file open, or an io_uring ring that the kernel is
-  // still closing has it open.
+  // Frees the space at once, even if the file stays open in a forked child or in an io_uring ring that the kernel is
+  // still closing. Does nothing to the file in a forked child.
   ~SwapFile();
   SwapFile(SwapFile&&) = default;
   SwapFile& operator=(SwapFile&&) = delete;
@@ -28,8 +29,9 @@ class SwapFile {
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }  // for messages
   int64_t bytes() const { return bytes_; }
-  bool direct() const { return direct_; }        // whether the page cache is bypassed
-  bool in_memory() const { return in_memory_; }  // whether the file system is a tmpfs, so that nothing leaves memory
+  bool direct() const { return direct_; }  // whether the file system accepts O_DIRECT
+  // Returns whether the file system is a tmpfs or ramfs, which keeps files in memory.
+  bool in_memory() const { return in_memory_; }
 
  private:
   ProcessMark process_;  // a forked child must not touch the file of its parent

@@ -19,7 +19,7 @@ class ThreadQueue final : public BlockQueue {
       try {
         threads_.emplace_back([this] { run(); });
       } catch (const std::system_error&) {
-        break;  // this process might be unable to start more threads
+        break;  // the system refuses more threads, so the queue works with fewer
       }
     }
   }

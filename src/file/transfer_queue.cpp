@@ -108,9 +108,9 @@ void TransferQueue::take(const BlockResult& result) {
     return waiting_.push_front(block);
   }
   is_short_ = is_short_ || is_no_room(result.result);
-  // ECANCELED means that the thread which started the request has ended.
+  // ECANCELED means that the thread which started the request has ended, so that the kernel has cancelled the request.
   const bool again = result.result == -EINTR || result.result == -ECANCELED || is_no_room(result.result) ||
-                     (result.result == -EINVAL && block.tries == 0);  // it was started when the file still had O_DIRECT
+                     (result.result == -EINVAL && block.tries == 0);  // started when the file still had O_DIRECT
   if (!again || ++block.tries >= kMaxRequestTries) fail(block, result.result == 0 ? -EIO : result.result);
   waiting_.push_front(block);
 }
