@@ -30,8 +30,8 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-// Returns the `usable` CPUs of each node, by the node's number. Leaves out nodes without usable CPUs. Returns nothing
-// if the kernel does not report nodes.
+// Returns the `usable` CPUs of each node, by the node's number. Leaves out nodes without usable CPUs. Returns an empty
+// map if the kernel does not report nodes.
 std::map<int, std::vector<int>> nodes_of(const fs::path& root, const std::vector<int>& usable) {
   std::map<int, std::vector<int>> nodes;
   std::error_code failed;
@@ -47,7 +47,8 @@ std::map<int, std::vector<int>> nodes_of(const fs::path& root, const std::vector
   return nodes;
 }
 
-// Returns the node of each GPU, in the order of the GPUs' bus addresses, which is the order of nvidia-smi.
+// Returns the node of each GPU, in the order of the GPUs' bus addresses, which is the order of nvidia-smi. A node that
+// the kernel does not name has no value.
 std::vector<std::optional<int>> nodes_of_all_gpus(const fs::path& root) {
   std::vector<std::string> addresses;
   std::error_code failed;
@@ -61,7 +62,8 @@ std::vector<std::optional<int>> nodes_of_all_gpus(const fs::path& root) {
   return nodes;
 }
 
-// Returns the node of each local rank. Returns nothing if some rank has no GPU, or if the node of its GPU is unknown.
+// Returns the node of each local rank's GPU. Returns nothing if some rank has no GPU, or if the node of its GPU is
+// unknown or has no usable CPUs.
 std::optional<std::vector<int>> nodes_of_gpus(const fs::path& root, const std::vector<std::string>& gpus,
                                               const std::map<int, std::vector<int>>& nodes, int num_ranks) {
   if (gpus.size() < size_t(num_ranks)) return std::nullopt;

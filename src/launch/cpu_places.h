@@ -11,23 +11,27 @@ namespace zeroshard {
 struct CpuPlaces {
   // The CPUs of each local rank. If empty, each rank runs on all CPUs that the launcher may use.
   std::vector<std::vector<int>> cpus;
-  int threads = 0;   // threads of each rank; 0: the rank itself decides
-  std::string numa;  // the NUMA nodes of the ranks, in words; empty if the ranks are not bound to nodes
+  int threads = 0;   // OMP_NUM_THREADS of each rank; 0: the rank itself decides
+  std::string numa;  // says for the log how ranks are bound to NUMA nodes; empty if they are not
 };
 
-// Chooses the CPUs of each rank of a job. If the user gives cores, they are divided into equal parts, one for each
-// rank. Otherwise, if the host has several NUMA nodes and several ranks, each rank runs on the CPUs of one node, the
-// node of its GPU. If there are no GPUs, or their nodes are unknown, the ranks are spread evenly over the nodes. The
-// kernel then puts memory that a rank touches first on the rank's node (numa(7), "Default policy"). In all other cases
-// ranks are not bound.
+// Chooses the CPUs and the number of threads of each rank of this host. If the user gives cores, divides them into
+// equal parts, one for each rank; cores that are left over stay unused. Otherwise, if `bind_numa` is true, binds the
+// ranks as numa_places() does. In all other cases ranks are not bound, and several ranks get equal shares of the CPUs
+// as threads.
 CpuPlaces cpu_places(const LaunchOptions& options);
 
-// Assigns ranks to the NUMA nodes of the host that /sys and /proc below `root` describe. `usable` are the CPUs that may
-// be used. `gpus` are the numbers of the GPUs, in the order of the ranks.
+// Binds each rank to the usable CPUs of one NUMA node of the host that /sys and /proc below `root` describe. The kernel
+// then puts memory that a rank touches first on the rank's node (numa(7), "Default policy"). The node is that of the
+// rank's GPU. If some rank has no GPU, or the node of some GPU is unknown, spreads the ranks evenly over the nodes.
+// Binds no rank if the ranks cannot be spread evenly, or if there is only one rank or one node with usable CPUs.
+// `usable` are the CPUs that may be used. `gpus` are the numbers of the GPUs, in the order of the ranks. The node of a
+// GPU with a name that is no number is unknown.
 CpuPlaces numa_places(const std::string& root, const std::vector<int>& usable, const std::vector<std::string>& gpus,
                       int num_ranks);
 
-// Returns the CPUs of a list like "0-3,8", which is the kernel's notation. Returns nothing for any other text.
+// Returns the CPUs of a list like "0-3,8", which is the kernel's notation. An empty text is an empty list. Returns
+// nothing for any other text, and for CPUs above 4095.
 std::optional<std::vector<int>> parse_cpu_list(const std::string& text);
 
 }  // namespace zeroshard

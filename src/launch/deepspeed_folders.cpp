@@ -1,5 +1,5 @@
-// Finds the folders by which the Python package provides `deepspeed`, and makes a PATH and a PYTHONPATH that contain
-// them.
+// Finds the folders by which the Python package provides `deepspeed`, and makes values of PATH and PYTHONPATH with and
+// without these folders.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,8 +23,8 @@ constexpr std::string_view kPythonPathEnd = "/zeroshard/compat/path", kPathEnd =
 // The folders in which programs are looked for if PATH is not set.
 constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
 
-// A Python program that prints the package's folder, as a script would find it. It first drops the empty entry of
-// sys.path, which means the current folder, because a script has no such entry.
+// A Python program that prints the package's folder, as a script would find it, between two zero bytes. It first drops
+// the empty entry of sys.path, which means the current folder, because a script has no such entry.
 constexpr const char* kFind =
     "import importlib.util, os, sys\n"
     "sys.path[:] = filter(None, sys.path)\n"
@@ -38,7 +38,7 @@ std::vector<std::string> current_environment() {
   return result;
 }
 
-// Runs `argv` and returns its standard output.
+// Runs `argv` to its end and returns its standard output. Drops its standard error.
 std::string output_of(const std::vector<std::string>& argv) {
   const UniqueFd nowhere(::open("/dev/null", O_RDWR | O_CLOEXEC));
   Pipe pipe = make_pipe();
@@ -71,7 +71,7 @@ std::string find_package() {
   }
 }
 
-// Returns the entries of `list` that do not end in `end`.
+// Returns `list`, whose entries are separated by colons, without the entries that end in `end`.
 std::string without(std::string_view list, std::string_view end) {
   std::string rest;
   bool first = true;

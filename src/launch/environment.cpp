@@ -39,8 +39,8 @@ Variables variables_of(const LaunchOptions& options, int local_rank, const Start
                       {"ZEROSHARD_LAUNCHER", "1"}};
   if (start.heartbeat_fd >= 0) variables[heartbeat::kVariable] = text(start.heartbeat_fd);
   if (const int threads = omp_num_threads(options); threads > 0) variables["OMP_NUM_THREADS"] = text(threads);
-  // The ranks of a single host should not listen beyond it. If there are several hosts, NCCL itself finds the
-  // interfaces, and can use many.
+  // The ranks of a single host use the loopback interface, so that they do not listen beyond the host. If there are
+  // several hosts, only Gloo gets an interface, because NCCL itself finds the interfaces, and can use many.
   const std::string interface = options.nnodes == 1 ? "lo" : start.interface;
   for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
     const bool is_chosen = options.nnodes == 1 || name[0] == 'G';

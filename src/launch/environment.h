@@ -17,12 +17,13 @@ struct Start {
   std::string interface;  // the network interface that leads to the ranks of other hosts; "" if it is unknown
 };
 
-// Returns "NAME=value" strings for one rank. They are the launcher's own environment, and the variables that torchrun
-// would set for this rank.
+// Returns "NAME=value" strings for one rank. They are the launcher's own environment, the variables that torchrun would
+// set for this rank, and zeroshard's own. Also chooses OMP_NUM_THREADS and the network interfaces of Gloo and NCCL, if
+// the user has not. Leaves out what another launcher has set for this one.
 std::vector<std::string> environment_of(const LaunchOptions& options, int local_rank, const Start& start);
 
-// Returns the number of threads that OMP_NUM_THREADS gives to each rank. Returns 0 if the launcher does not set that
-// variable, because the user has set it, or because this host has a single rank that may use all CPUs.
+// Returns the value of OMP_NUM_THREADS that the launcher sets for each rank. Returns 0 if the launcher does not set
+// that variable, because the user has set it, or because this host has a single rank that may use all CPUs.
 int omp_num_threads(const LaunchOptions& options);
 
 }  // namespace zeroshard

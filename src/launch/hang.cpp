@@ -30,8 +30,9 @@ bool has_waited(const WatchedRank& rank, const HangLimits& limits) {
          seconds(limits.now_ns - std::max(rank.heart.waiting_since_ns, limits.since_ns)) >= limits.timeout_s;
 }
 
-// Returns a key that orders ranks, the most suspicious first. A rank that waits has got further than a rank that does
-// not, so it is less suspicious.
+// Returns a key that orders ranks, the most suspicious first. A rank that waits for others has got further than one
+// that does not wait, so the waiting rank is less suspicious. Among equals, the rank with the lower step comes first,
+// and then the rank whose progress is longer ago.
 auto order(const WatchedRank& rank) {
   const int64_t step = rank.heart.activity == RankActivity::kNone ? -1 : rank.heart.step;
   return std::tuple(waits(rank), step, rank.heart.progress_ns);

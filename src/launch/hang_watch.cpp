@@ -51,8 +51,8 @@ std::vector<WatchedRank> HangWatch::look(const std::vector<RankProcess>& ranks) 
   const std::vector<pid_t> ours = descendants(::getpid());
   for (const RankProcess& rank : ranks) {
     result.push_back({rank, board_->read(rank.rank - first_rank_)});
-    // Replaces an owner that is no process of the ranks, because the owner can be any number, or a pid of another
-    // namespace.
+    // Replaces an owner that is no process below this one by the process of the rank, because a rank can write any
+    // number, or a pid of another namespace.
     pid_t& owner = result.back().heart.owner;
     if (owner != 0 && std::find(ours.begin(), ours.end(), owner) == ours.end()) owner = rank.pid;
   }

@@ -11,8 +11,8 @@
 
 namespace zeroshard {
 
-// Detects hanging ranks. It owns the memory into which the ranks of this host write heartbeats, notices when the ranks
-// hang, and asks them to print their stacks.
+// Detects hanging ranks. It owns the memory into which the ranks of this host write heartbeats, says whether the ranks
+// hang, and can ask them to print their stacks.
 class HangWatch {
  public:
   struct Finding {
@@ -31,19 +31,20 @@ class HangWatch {
   void tell_ranks(std::string_view news) {
     if (board_) board_->tell(news);
   }
-  // Makes check() ignore all silence of ranks before this call.
+  // Makes check() and check_absence() ignore how long ranks were silent before this call.
   void forgive();
 
-  // Returns a hang, if there is one. Looks only a few times per --hang-timeout. If --hang-timeout is 0, never finds a
-  // hang.
+  // Returns a hang, if there is one. Looks at the ranks only eight times per --hang-timeout, or once a second if that
+  // is more often; other calls return nothing. If --hang-timeout is 0, never finds a hang.
   std::optional<Finding> check(const std::vector<RankProcess>& ranks);
 
-  // Returns a finding if a rank ended with 0, and so will never arrive, while another rank waits for all ranks.
-  // `elapsed_s` is the argument of find_absence().
+  // Returns a finding if a rank ended with 0, and so will never arrive, while another rank waits for all ranks, both
+  // for 8 s. `elapsed_s` is the argument of find_absence().
   std::optional<Finding> check_absence(const std::vector<RankProcess>& ranks, double elapsed_s) const;
 
   // Asks each rank that can do so to print the stacks of its first thread and of its waiting thread to stderr.
   void ask_for_stacks(const std::vector<RankProcess>& ranks);
+  // Returns whether all stacks that were asked for have been printed.
   bool stacks_printed() const;
 
  private:

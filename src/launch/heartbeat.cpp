@@ -62,9 +62,9 @@ std::optional<int> number_in(const char* variable) {
   return value;
 }
 
-// Returns the number of slots if `fd` is a heartbeat board, and otherwise 0. The number `fd` can belong to any file,
-// because a process can pass its variables to children without the descriptor. A file that could shrink or has a wrong
-// size is not mapped.
+// Returns how many slots a heartbeat board of this file's size has. Returns 0 if the file cannot be a board, because it
+// could shrink or grow, or has a wrong size. The number `fd` can belong to any file, because a process can pass its
+// variables to children without the descriptor. is_board() checks the contents after the file is mapped.
 off_t slots_of(int fd, const struct stat& file) {
   constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
   const int seals = ::fcntl(fd, F_GET_SEALS);
@@ -126,7 +126,8 @@ void end_write(Slot& slot) {
   slot.sequence.store(slot.sequence.load(memory_order_relaxed) + 1, memory_order_release);
 }
 
-// Returns this rank's slot, claimed for process `pid`. Returns null if the rank has none.
+// Claims this rank's slot for process `pid`, installs the stack dump and returns the slot. Returns null if the rank has
+// no slot, or if another living process has claimed it.
 std::shared_ptr<Slot> connect(pid_t pid) {
   const auto fd = number_in(heartbeat::kVariable), local_rank = number_in("LOCAL_RANK");
   if (!fd || !local_rank) return nullptr;

@@ -38,7 +38,7 @@ UniqueFd make_memory_file() {
   throw_errno("cannot make shared memory for heartbeats");
 }
 
-// Replaces unprintable characters, because a rank can write anything into its slot.
+// Replaces control characters by "?", because a rank can write anything into its slot.
 std::string printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
@@ -62,8 +62,8 @@ Wait load_wait(const heartbeat::Slot& slot) {
 }
 
 // Reads a wait as a reader of Note [Sequence lock]. If a rank died while it wrote, `sequence` stays odd, and the
-// present contents are returned. If a living rank writes all the time, or was paused while it wrote, the text does not
-// matter, because such a rank does not hang.
+// present contents are returned. If a living rank writes all the time, or was paused while it wrote, the text is
+// "(changing)". That is enough, because such a rank does not hang.
 Wait read_wait(const heartbeat::Slot& slot) {
   Wait wait;
   const uint32_t first = slot.sequence.load(std::memory_order_acquire);

@@ -6,8 +6,8 @@
 #include <string_view>
 
 // Defines the memory that a launcher shares with the ranks of its host. It consists of a header and one slot for each
-// local rank. All members are lock-free and initially zero. Each rank writes its own slot, and the launcher reads all
-// slots. The launcher writes the header and the index of each slot.
+// local rank. All atomic members are lock-free and initially zero. Each rank writes its own slot, and the launcher
+// reads all slots. The launcher writes the header and the index of each slot.
 namespace zeroshard::heartbeat {
 
 constexpr const char* kVariable = "ZEROSHARD_HEARTBEAT_FD";

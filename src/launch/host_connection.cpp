@@ -75,8 +75,8 @@ std::optional<std::string> HostConnection::read(int stream_number) {
   return stream_number == STDOUT_FILENO ? without_marks(lines) : lines;
 }
 
-// Removes the marks from `lines`. A mark can be anywhere in a line, because a shell's start file or a rank might have
-// written the beginning of the line.
+// Removes the marks from `lines`, and notes in has_begun_ and code_ what the marks say. A mark can be anywhere in a
+// line, because a shell's start file or a rank might have written the beginning of the line.
 std::string HostConnection::without_marks(std::string_view lines) {
   std::string result;
   while (!lines.empty()) {

@@ -28,27 +28,30 @@ struct HostStart {
 // SIGPIPE, because the process can end before it has read its input.
 class HostConnection {
  public:
-  // Starts the child process. The kernel kills that process when this one dies.
+  // Starts the child process, or throws Error. The kernel kills that process when this one dies.
   HostConnection(const HostStart& start, const sigset_t& signal_mask);
 
   const std::string& name() const { return name_; }
   void add_to(std::vector<pollfd>& fds, bool reads) const;
-  // Sends a control line: "beat", or for example "signal 15". If the host is gone, the line is lost.
+  // Queues a control line for look() to send: "beat", or for example "signal 15". If the host is gone, the line is
+  // lost.
   void send(std::string_view line);
-  // Reads new bytes of stream 1 or 2. Returns the lines that these bytes complete, each with its newline. Returns
-  // nothing if there are no new bytes. The marks of host_relay_lines.h are removed.
+  // Reads new bytes of stream 1 or 2. Returns the lines that these bytes complete, each with its newline, and at the
+  // end of the stream the incomplete line, too. Returns "" if no line is complete, and nothing if there is nothing new.
+  // The marks of host_relay_lines.h are removed from stream 1.
   std::optional<std::string> read(int stream);
-  // Sends what is left of the order, and notes whether the process has ended.
+  // Sends what the process takes now of the order and of the control lines, and notes whether the process has ended.
   void look();
-  void close_input() { input_.reset(); }  // makes the host's launcher kill its ranks
+  void close_input() { input_.reset(); }  // makes zeroshard on the host kill its ranks
   void kill();
 
-  bool has_begun() const { return has_begun_; }  // whether zeroshard runs on the host
-  bool is_over() const { return exited_; }
+  bool has_begun() const { return has_begun_; }    // whether zeroshard has begun to run on the host
+  bool is_over() const { return exited_; }         // whether the child process has ended
   bool was_killed() const { return was_killed_; }  // by kill()
-  // Returns the exit code of zeroshard on the host. Returns nothing if the connection was lost or never made.
+  // Returns the exit code of zeroshard on the host. Returns nothing before zeroshard has told the code, and if the
+  // connection was lost or never made.
   std::optional<int> code() const { return code_; }
-  // Returns the last lines that ssh wrote to stderr.
+  // Returns the last line that the child process wrote to stderr, or "" if there is none.
   std::string last_words() const;
 
  private:

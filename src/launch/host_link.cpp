@@ -89,7 +89,7 @@ std::vector<HostNews> HostLink::look() {
 void HostLink::hear(HostPeer& from, const std::string& line, std::vector<HostNews>& news) {
   if (line == "done") from.is_over = true;
   const auto heard = read_news(line);
-  if (!heard) return;  // "beat" or "done"
+  if (!heard) return;  // no news, such as "beat" or "done"
   if (heard->kind == HostNews::Kind::kFailed) from.is_over = true;
   news.push_back(*heard);
   pass_on(&from, line);
@@ -107,8 +107,8 @@ void HostLink::report_loss(HostPeer& peer, std::vector<HostNews>& news) {
   pass_on(&peer, line_of(loss));
 }
 
-// Sends the line to all launchers except `from`. Node 0 is connected to all other nodes, and each of these only to node
-// 0.
+// Sends the line to all launchers to which this one is connected, except `from`. Node 0 is connected to all other
+// nodes, and each of these only to node 0.
 void HostLink::pass_on(const HostPeer* from, const std::string& line) {
   for (HostPeer& peer : meeting_.peers)
     if (&peer != from) peer.send(line);

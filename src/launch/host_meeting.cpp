@@ -1,7 +1,7 @@
 // Launchers meet by sending lines. The launcher of a node N > 0 begins with
 //   zeroshard-launcher 2 NNODES NODE NPROC HOST JOB
-// JOB is "-" if the job has no name. Node 0's launcher answers "refused WHY" or "welcome HOST". After "welcome" it
-// sends "beat" as long as some launcher is missing, and finally "start PORT".
+// JOB is "-" if the job has no name. Node 0's launcher answers "refused WHY" or "welcome HOST". After "welcome", node
+// 0's launcher sends "beat" as long as some launcher is missing, and finally "start PORT".
 #include "launch/host_meeting.h"
 
 #include <arpa/inet.h>
@@ -39,7 +39,7 @@ double s_since(MeetingClock::time_point begin) {
   return std::chrono::duration<double>(MeetingClock::now() - begin).count();
 }
 
-// Logs from time to time for what this launcher waits.
+// Logs what this launcher waits for, after 5 s and once more after a minute.
 class WaitingLog {
  public:
   void waits(const std::string& what) {
@@ -176,14 +176,15 @@ class Reception {
       const std::vector<std::string> lines = peer.receive();
       if (!lines.empty()) admit(peer, lines.front());
       if (peer.is_open() && peer.node > 0)
-        came_.push_back(std::move(peer));  // before the next peer is read, because that one might claim the same node
+        came_.push_back(std::move(peer));  // before the next peer is read, which might claim the same node
       else if (peer.silent_s() > kAnswerS)
         peer.close();
     }
     std::erase_if(unknown_, [](const HostPeer& peer) { return !peer.is_open(); });
   }
 
-  // Answers the first line of a peer. If the peer is no launcher, closes its connection without an answer.
+  // Answers the first line of a peer. If the peer is no launcher, closes its connection without an answer. If the
+  // options of a launcher of this job do not fit, refuses the launcher and throws ValueError.
   void admit(HostPeer& peer, const std::string& line) {
     Greeting greeting;
     if (!read_greeting(line, greeting)) return peer.close();
@@ -242,7 +243,8 @@ class Reception {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-// Returns the addresses of `host`. Returns none, and sets `why`, while the name server does not answer.
+// Returns the addresses of `host`. Returns none, and sets `why`, after an error that can pass, such as a name server
+// that does not answer. Throws ValueError if there is no such host.
 Addresses addresses_of(const std::string& host, int port, std::string& why) {
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -286,7 +288,7 @@ UniqueFd connect_to_node_0(const std::string& host, int port, WaitingLog& patien
   }
 }
 
-// Meets the other launchers on a node N > 0.
+// Connects the launcher of a node N > 0 to that of node 0, and waits until all launchers have come.
 HostMeeting meet_node_0(const LaunchOptions& options, int port) {
   WaitingLog patience;
   HostPeer node_0(connect_to_node_0(options.master_addr, port, patience));

@@ -12,15 +12,17 @@ namespace zeroshard {
 struct HostMeeting {
   std::vector<HostPeer> peers;  // on node 0, the launchers of all other hosts; on another node, the launcher of node 0
   int store_port = 0;           // port of rank 0's store
-  std::string interface;        // the network interface of this host that leads to the other hosts
-  UniqueFd listener;            // set on node 0, whose launcher keeps the port
+  std::string interface;        // the network interface of this host that leads to the other hosts; "": unknown
+  UniqueFd listener;            // set on node 0, whose launcher keeps listening, to refuse others
 };
 
-// Connects the launchers of a job's hosts. The launcher of node 0 listens at `port` of every interface. If
-// options.master_addr is a loopback address, it listens only on loopback. The other launchers connect to it, and learn
-// its `store_port`. Returns when all launchers have come. Throws ValueError if the launchers have options that do not
-// fit together. Throws Error if the port is taken or another program listens there, or if some launchers have not come
-// within ten minutes. If the wait is long, the log says which launchers are missing.
+// Connects the launchers of a job's hosts. The launcher of node 0 listens at `port`: on the loopback interface if
+// options.master_addr is a loopback address, and otherwise on every interface. The other launchers connect to node 0's
+// launcher, and learn the `store_port` that it was given. Returns when all launchers have come. Throws ValueError if
+// the launchers have options that do not fit together, and on another node than 0 if options.master_addr has no address
+// or another job runs at the port. Throws Error if the port is taken, if another program listens there, if node 0's
+// launcher is silent for ten seconds, or if some launchers have not come within ten minutes. If the wait is long, the
+// log says which launchers are missing.
 HostMeeting meet_hosts(const LaunchOptions& options, int port, int store_port);
 
 }  // namespace zeroshard

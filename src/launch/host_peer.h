@@ -16,17 +16,17 @@ class HostPeer {
   // Makes `socket` non-blocking.
   explicit HostPeer(UniqueFd socket);
 
-  // Returns the lines that have arrived. After the end of the connection, and after a line that no launcher sends,
-  // is_open() returns false.
+  // Returns the lines that have arrived, with control characters escaped. Closes the socket at the end of the
+  // connection, and when a line gets longer than any that a launcher sends.
   std::vector<std::string> receive();
   // Sends `line`, with control characters escaped. The line is lost if the system does not take it at once, or if the
-  // other launcher has gone. receive() notices both.
+  // other launcher has gone. Only receive() notices that the other launcher has gone.
   void send(std::string_view line);
   void close() { socket_.reset(); }
 
   bool is_open() const { return static_cast<bool>(socket_); }
   int fd() const { return socket_.get(); }
-  double silent_s() const;  // since something arrived, or since forgive()
+  double silent_s() const;  // seconds since something arrived, or since forgive()
   void forgive() { heard_ = Clock::now(); }
 
   int node = -1;         // the number of the launcher's host; -1: it has not sent the number yet

@@ -1,7 +1,8 @@
-// Note [Started from another host]: `zeroshard run --hostfile` starts this process on each host, over ssh. This process
-// (the relay) starts `zeroshard run`, the host's launcher, with the arguments of its order. When the relay's connection
-// ends, the relay kills the launcher by SIGKILL and ends. The launcher's supervisor reacts as it always does when its
-// launcher is killed. So a lost connection, a killed ssh and a killed launcher are handled as one case.
+// Note [Started from another host]: `zeroshard run --hostfile` starts this process on each host, over ssh or, on its
+// own host, directly. This process (the relay) starts `zeroshard run`, the host's launcher, with the arguments of its
+// order. When the relay's connection ends, the relay kills the launcher by SIGKILL, waits until the ranks have ended,
+// and ends. The launcher's supervisor kills the ranks, as it always does when its launcher is killed. So a lost
+// connection, a killed ssh and a killed launcher are handled as one case.
 #include "launch/host_relay.h"
 
 #include <fcntl.h>
@@ -92,8 +93,8 @@ class Connection {
   RelayClock::time_point heard_ = RelayClock::now();
 };
 
-// Removes the variables by which srun, mpirun and mpiexec tell a process which of their ranks it is. They started this
-// process as their only rank, but the ranks of the job are others.
+// Removes the variables by which srun, mpirun and mpiexec tell a process which of their ranks it is. One of them can
+// have started this process as a rank, but the ranks of the job are other processes.
 void forget_rank() {
   constexpr std::array kPrefixes{"OMPI_COMM_WORLD_", "PMI_",          "PMIX_",        "MPI_LOCAL",
                                  "SLURM_PROCID",     "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_"};
@@ -121,8 +122,8 @@ pid_t start(const HostOrder& order, const sigset_t& signal_mask) {
   return spawn({argv, own_environment(), {null.get(), STDOUT_FILENO, STDERR_FILENO}, signal_mask, -1, {}});
 }
 
-// Returns the exit code of the launcher, if it has ended. A launcher that got SIGKILL has none, so 1 is returned, which
-// is the code on the other hosts.
+// Returns the exit code of the launcher, if it has ended. Returns 128 + n for a launcher that signal n killed, but 1
+// after SIGKILL, because the launchers of the other hosts then end with 1, too.
 std::optional<int> exit_code(pid_t launcher) {
   int status = 0;
   if (::waitpid(launcher, &status, WNOHANG) != launcher) return {};
@@ -130,7 +131,8 @@ std::optional<int> exit_code(pid_t launcher) {
   return WTERMSIG(status) == SIGKILL ? 1 : 128 + WTERMSIG(status);
 }
 
-// Waits until the supervisor of a killed launcher has killed the ranks. Kills what is left after kOrphansS.
+// Waits until this process has no children. If the launcher was killed, its supervisor is a child until it has killed
+// the ranks. Kills what is left after kOrphansS.
 void await_orphans(const Subreaper& subreaper) {
   for (const auto begin = RelayClock::now(); s_after(begin) < kOrphansS; ::poll(nullptr, 0, 20)) {
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {

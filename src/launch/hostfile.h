@@ -23,14 +23,14 @@ std::vector<std::string> names_of(const std::vector<Host>& hosts) {
   return names;
 }
 
-// Reads the lines "NAME slots=N" of a hostfile. Ignores empty lines, and comments that begin with #. Throws ValueError
-// with file and line for any other line, and for a name that occurs twice or is no host name. Also throws if there are
-// no hosts.
+// Reads the lines "NAME slots=N" of a hostfile. Ignores empty lines, lines that begin with #, and text after "slots=N".
+// Throws ValueError with file and line for any other line, and for a name that occurs twice or is no host name. Also
+// throws ValueError if the file cannot be read or names no host.
 std::vector<JobHost> read_hostfile(const std::string& path);
 
 // Returns the hosts and slots that `include` names, or that `exclude` does not name, in the file's order. At most one
 // of the two texts may be given. Without them, all hosts are returned. "host1:0,2@host2" means slots 0 and 2 of host1,
-// and all slots of host2. Throws ValueError for unknown hosts and slots, and if no slot is left.
+// and all slots of host2. Throws ValueError for both texts, for unknown hosts and slots, and if no slot is left.
 std::vector<JobHost> chosen_hosts(const std::vector<JobHost>& hosts, const std::string& include,
                                   const std::string& exclude);
 

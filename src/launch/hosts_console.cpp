@@ -74,7 +74,8 @@ void HostsConsole::notice(std::string_view text) {
 }
 
 // Returns the longest report of the failure that host `first` has reported, because the host on which a rank failed
-// knows more than the others.
+// knows more than the others. If that host has no report, returns the first report that there is, or a longer one of
+// that failure.
 std::string HostsConsole::report(size_t first) const {
   std::string best = reports_[first];
   for (const std::string& other : reports_)

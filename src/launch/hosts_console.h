@@ -10,27 +10,28 @@
 
 namespace zeroshard {
 
-// The console of a job whose hosts are started from this host. If several launchers print the same line, the console
-// shows the line once. At the job's end the console shows one of the launchers' reports.
+// The console of a job whose hosts are started from this host. If launchers of several hosts print the same line, which
+// begins with "[zeroshard] ", the console shows the line once. With several hosts, the console holds back the
+// launchers' final reports, and shows one of them at the job's end.
 class HostsConsole {
  public:
   // Starts threads, so it must be made after the last fork.
   explicit HostsConsole(const std::vector<std::string>& names);
 
   bool full() const;
-  // Shows lines of stream 1 or 2 of a host, each with its newline. `foreign` says that the lines come from ssh or a
-  // shell, and not from zeroshard.
+  // Shows lines of stream 1 or 2 of a host, each with its newline. `foreign` says that lines can come from ssh or a
+  // shell, so that each line gets the host's name in front, unless it begins with "[".
   void show(size_t host, int stream, std::string_view lines, bool foreign);
   // Shows a line of the launcher on this host.
   void notice(std::string_view text);
-  // Shows why the job has failed, if `code` is not 0. The reason is `own`, the report of the launcher on this host. If
-  // `own` is empty, the reason is the report of host `first`. Then waits until everything is written, or until the
-  // reader has stopped reading.
+  // If `code` is not 0, shows why the job has failed: `own`, the report of the launcher on this host, or if that is
+  // empty, the longest report of the failure that host `first` has reported. Then waits until everything is written, or
+  // until the reader has stopped reading.
   void finish(size_t first, const std::string& own, int code);
 
  private:
   ConsoleWriter& console(int stream) const;
-  // Returns the text to show, or "" if the line is held back.
+  // Returns the text to show, or "" if the line is held back or has been shown for another host.
   std::string shown(size_t host, std::string_view line, bool foreign);
   std::string report(size_t first) const;
 

@@ -79,7 +79,7 @@ class JobOfHosts {
     if (host.is_over() && host.code() != 0) note_failure(number);
   }
 
-  // Shows the lines of a host that have come. Returns whether there were any.
+  // Shows the lines of a host that have come. Returns whether anything has come.
   bool pass_on(size_t number) {
     HostConnection& host = hosts_[number];
     bool has_any = false;
@@ -92,7 +92,8 @@ class JobOfHosts {
     return has_any;
   }
 
-  // Notes the failure of a host. If a signal has stopped the host before zeroshard ran on it, that is no failure.
+  // Notes the failure of a host, if it is the first. After a signal, a host that has told no exit code has not failed,
+  // because stop() kills the connections to hosts on which zeroshard has not begun.
   void note_failure(size_t number) {
     if (stop_signal_ != 0 && !hosts_[number].code()) return;
     note_first({number, loss_of(hosts_[number]), hosts_[number].code()});
@@ -142,7 +143,9 @@ class JobOfHosts {
     for (HostConnection& host : hosts_) host.send("beat");
   }
 
-  // Ends the other hosts after a failure, in stages, because some hosts might not end by themselves.
+  // Notes a failure if zeroshard has not begun on a host in time. After a failure or a signal, ends the hosts in
+  // stages, because some might not end by themselves: sends SIGTERM (after a failure only), then closes the
+  // connections, and then kills the processes that hold them.
   void end_others() {
     const double now = s_since_begin(begin_);
     for (size_t number = 0; now >= kBeginS && stop_signal_ == 0 && number < hosts_.size(); ++number) {
@@ -163,8 +166,8 @@ class JobOfHosts {
     return std::all_of(hosts_.begin(), hosts_.end(), [](const HostConnection& host) { return host.is_over(); });
   }
 
-  // Returns the exit code of the job after a signal: the code of a rank that failed after the signal. If no rank
-  // failed, returns the code of the signal.
+  // Returns the exit code of the job after a signal: the code of a host on which a rank failed after the signal, which
+  // is at most 128. If there is none, returns the code of the signal, or 0 if all hosts ended with 0.
   int code_after_stop() const {
     int code = 0;
     for (const HostConnection& host : hosts_) {

@@ -41,7 +41,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kDefaultPort = 29500;  // that of torchrun; used if there are several hosts
+constexpr int kDefaultPort = 29500;  // the port of torchrun, at which launchers of several hosts meet by default
 
 bool is_job_name(const std::string& name) {
   constexpr size_t kLongest = 64;
@@ -69,8 +69,8 @@ void tell_hosts(const SupervisorInputs& inputs, const std::string& text) {
   if (inputs.link != nullptr) inputs.link->tell({HostNews::Kind::kFailed, 1, text, 0});
 }
 
-// Supervises the ranks, writes the Conclusion to `result` and exits. A supervisor that has written no Conclusion has
-// failed.
+// Supervises the ranks, writes the Conclusion to `result` and exits. A supervisor that was killed has written no
+// Conclusion.
 [[noreturn]] void run_supervisor(const LaunchOptions& options, const SupervisorInputs& inputs, int result) {
   ::setpgid(0, 0);
   ::signal(SIGTTOU, SIG_IGN);  // the supervisor is in the background, and must be able to write to the terminal
@@ -92,7 +92,8 @@ void tell_hosts(const SupervisorInputs& inputs, const std::string& text) {
   ::_exit(conclusion.code);
 }
 
-// Returns the supervisor's exit code, or nothing while it runs. If the supervisor was killed, kills all ranks.
+// Returns the supervisor's exit code, or nothing while the supervisor runs. If signal n killed the supervisor, kills
+// all ranks and returns 128 + n.
 std::optional<int> exit_of(pid_t supervisor, const Subreaper& subreaper) {
   siginfo_t info{};
   if (::waitid(P_PID, static_cast<id_t>(supervisor), &info, WEXITED | WNOHANG) != 0) throw_errno("waitid");
@@ -104,8 +105,8 @@ std::optional<int> exit_of(pid_t supervisor, const Subreaper& subreaper) {
   return 128 + info.si_status;
 }
 
-// Forwards signals to the supervisor until it ends, and returns its exit code. If a signal asks the job to end, sets
-// `stop_signal` to it.
+// Forwards signals to the supervisor until the supervisor ends, and returns its exit code. If a signal asks the job to
+// end, sets `stop_signal` to this signal. After SIGTSTP, stops this process, too.
 int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreaper& subreaper, int& stop_signal) {
   for (;;) {
     siginfo_t info{};
@@ -122,8 +123,8 @@ int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreap
 }
 
 struct Ports {
-  // If there are several hosts, their launchers meet at the fixed port. Node 0's launcher gives a free port to rank 0's
-  // store.
+  // If there are several hosts, their launchers meet at the fixed port or, if that is 0, at kDefaultPort. Node 0's
+  // launcher chooses a free port for rank 0's store.
   explicit Ports(const LaunchOptions& options) : fixed(options.master_port) {
     if (options.node_rank == 0) reservation.emplace(options.nnodes == 1 ? fixed : 0);
     if (options.nnodes == 1) return;
@@ -131,7 +132,8 @@ struct Ports {
     link.emplace(options, meet_hosts(options, fixed == 0 ? kDefaultPort : fixed, own));
   }
   int port() const { return reservation ? reservation->port() : link->store_port(); }
-  // Takes another port if the port is not fixed, because connections of the last start might linger on the old port.
+  // Takes another port if the port of a single host is not fixed, because connections of the last start might linger on
+  // the old port.
   void renew() {
     if (reservation && fixed == 0 && !link) reservation = PortReservation(0);
   }
@@ -141,7 +143,8 @@ struct Ports {
   std::optional<HostLink> link;
 };
 
-// Starts the ranks once, in a supervisor of their own. If a signal asks the job to end, sets `stop_signal` to it.
+// Starts the ranks once, in a supervisor of their own, and waits for its end. If a signal asks the job to end, sets
+// `stop_signal` to this signal.
 Conclusion run_attempt(const LaunchOptions& options, const Attempt& attempt, Ports& ports, const TakenSignals& signals,
                        int& stop_signal) {
   const Subreaper subreaper;

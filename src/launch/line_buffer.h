@@ -5,13 +5,14 @@
 
 namespace zeroshard {
 
-// Cuts the output of one rank into lines, and puts a prefix before each line. If a line rewrites itself by carriage
+// Cuts one stream of output into lines, and puts a prefix before each line. If a line rewrites itself by carriage
 // returns (a progress bar), only its last state is kept, as on a terminal.
 class LineBuffer {
  public:
   explicit LineBuffer(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  // Appends to `out` the lines that `bytes` completes. Cuts lines that are longer than kMaxLineBytes.
+  // Appends to `out` the lines that `bytes` completes, each with its newline. Splits lines that are longer than
+  // kMaxLineBytes.
   void append(std::string_view bytes, std::string& out);
   // If there is an incomplete line, appends it and a newline to `out`.
   void flush(std::string& out);
@@ -29,7 +30,8 @@ class LineBuffer {
 class Tail {
  public:
   void append(std::string_view bytes);
-  // Returns at most `count` lines, without newlines. A longer line is cut after 500 bytes and ends with "...".
+  // Returns at most the last `count` lines, oldest first, without newlines. A longer line is cut after 500 bytes and
+  // ends with "...".
   std::vector<std::string> lines(size_t count) const;
 
  private:

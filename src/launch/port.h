@@ -12,7 +12,8 @@ namespace zeroshard {
 // (the network namespace), and the name vanishes with its owner.
 class PortReservation {
  public:
-  // Holds `port`, or any free port if `port` is 0. Throws ValueError if the port is taken.
+  // Holds `port`, or any free port if `port` is 0. Throws ValueError if the port is taken or is no port number, and
+  // Error if there is no free port.
   explicit PortReservation(int port);
   int port() const { return port_; }
 

@@ -68,7 +68,7 @@ std::string_view word(char state) {
 std::string system_call(const std::string& text) {
   char* end = nullptr;
   const long number = std::strtol(text.c_str(), &end, 10);
-  if (end == text.c_str() || number < 0) return {};  // the file has the word "running" instead of a number
+  if (end == text.c_str() || number < 0) return {};  // the file has "running" or -1, or cannot be read
   for (const auto& [known, name] : kSystemCalls) {
     if (known == number) return std::string(name);
   }

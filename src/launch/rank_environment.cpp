@@ -13,7 +13,7 @@ namespace {
 
 using Variable = std::function<std::optional<std::string>(const char*)>;
 
-// The names of the variables of one launcher. nullptr means that it has no such variable.
+// The names of the variables of one launcher. nullptr means that the launcher has no such variable.
 struct Source {
   const char* name;
   const char* rank;
@@ -55,8 +55,8 @@ std::optional<Value> read(const Variable& variable, const char* name) {
   return Value{name, value};
 }
 
-// Returns whether this process is the script of a Slurm batch job. Such a script has SLURM_PROCID=0 and the job's
-// SLURM_NTASKS, but is not a rank of the job.
+// Returns whether `source` is Slurm, and this process is the script of a batch job. Such a script has SLURM_PROCID=0
+// and the job's SLURM_NTASKS, but is not a rank of the job.
 bool is_batch_script(const Source& source, const Variable& variable) {
   return std::string_view(source.rank) == "SLURM_PROCID" && variable("SLURM_JOB_ID") && !variable("SLURM_STEP_ID");
 }

@@ -83,8 +83,8 @@ RankGroup::RankGroup(const LaunchOptions& options, const Start& how, const sigse
 
 void RankGroup::start(const LaunchOptions& options, int local_rank, const Start& how, const sigset_t& signal_mask) {
   const int rank = options.node_rank * options.nproc + local_rank;
-  // Only one rank gets the standard input, because a file or pipe can have only one reader. No rank gets a terminal,
-  // because a process group in the background cannot read a terminal.
+  // Only the first rank of this host gets the standard input, because a file or pipe can have only one reader. No rank
+  // gets a terminal, because a process group in the background cannot read a terminal.
   const bool has_stdin = local_rank == 0 && ::isatty(STDIN_FILENO) != 1 && ::fcntl(STDIN_FILENO, F_GETFD) >= 0;
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   std::array<int, 3> stdio{has_stdin ? STDIN_FILENO : null.get(), STDOUT_FILENO, STDERR_FILENO};
@@ -94,7 +94,7 @@ void RankGroup::start(const LaunchOptions& options, int local_rank, const Start&
     Pipe& pipe = pipes[static_cast<size_t>(stream)];
     if (mode != OutputMode::kDirect) {
       pipe = make_pipe();
-      // A larger pipe causes fewer waits. If it is refused, the default size works, too.
+      // A larger pipe causes fewer waits. If the system refuses the size, the default size works, too.
       ::fcntl(pipe.read_end.get(), F_SETPIPE_SZ, 1 << 20);
       stdio[static_cast<size_t>(stream)] = pipe.write_end.get();
     }

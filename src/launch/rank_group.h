@@ -16,8 +16,8 @@ namespace zeroshard {
 class ExitOrder {
  public:
   ExitOrder();
-  void add(pid_t pid);  // on kernels without pidfd_open (before 5.3), does nothing
-  std::vector<pid_t> ended();
+  void add(pid_t pid);         // on kernels without pidfd_open (before 5.3), does nothing
+  std::vector<pid_t> ended();  // the processes that have ended since the last call, in this order
 
  private:
   UniqueFd epoll_;
@@ -47,8 +47,8 @@ class RankGroup {
   const std::vector<RankProcess>& ranks() const { return ranks_; }
   double elapsed_s() const;
 
-  // Notes which ranks have ended, stopped or continued, and reaps all other processes. Returns the ranks that have
-  // ended, in the order in which they did.
+  // Notes which ranks have ended, stopped or continued, and reaps all other processes that have ended. Returns the
+  // ranks that have ended since the last call, in the order in which they did.
   std::vector<RankProcess> reap();
   bool all_exited() const;
   // Returns whether no process is left, not even one that a rank has left behind.

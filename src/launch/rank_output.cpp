@@ -14,7 +14,8 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kReadBytes = size_t{64} << 10;
-// How often one stream is read in a round. A rank with much output must not delay signals or the output of others.
+// How often one stream is read in a round at most. A rank with much output must not delay signals or the output of
+// others.
 constexpr int kReadsPerRound = 4;
 constexpr std::chrono::seconds kShowIncompleteAfter{10};
 constexpr ConsoleWriter::Seconds kConsolePatience{5}, kLastPatience{2};

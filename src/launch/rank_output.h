@@ -22,8 +22,10 @@ enum class OutputMode {
   kPrefixed,  // through a pipe, with the rank's number before each line
 };
 
-// Chooses the mode of stream 1 or 2. Local rank 0 gets a terminal directly, so that its progress bars work. A job of
-// one rank has no prefixes.
+// Chooses the mode of stream 1 or 2 of a rank. A stream has no prefixes if the job has a single rank, or if the stream
+// is stdout and options.prefix_stdout is false. On a single host, local rank 0 has none at a terminal, so that its
+// progress bars work. A stream without prefixes is direct if it is stdout or, on a single host, a terminal, and if
+// options.log_dir is empty.
 OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream);
 
 // One stream of a rank, from which the supervisor reads.
@@ -34,22 +36,24 @@ struct RankStream {
   UniqueFd source;  // empty if the mode is kDirect
 };
 
-// Carries the ranks' output to the console and to log files, and keeps the last lines for reports. Never blocks, even
-// if the console's reader stops; see Note [Slow consoles].
+// Carries the ranks' output to the console and to log files, and keeps the last lines for reports. Only finish() waits
+// for the console's reader; see Note [Slow consoles].
 class RankOutput {
  public:
-  // Starts threads, so it must be made after the ranks. If `append_logs` is true, appends to existing logs.
+  // Starts threads, so it must be made after the ranks. If `append_logs` is true, appends to existing logs; otherwise
+  // empties them. Throws Error if a log cannot be written.
   RankOutput(const LaunchOptions& options, std::vector<RankStream> streams, bool append_logs);
 
-  // Adds the ranks' streams to `fds`, for poll(2). While the console is full, adds none.
+  // Adds the ranks' streams to `fds`, for poll(2). Leaves out streams whose console is full.
   void add_to(std::vector<pollfd>& fds) const;
-  // Reads the available data, up to a limit for each stream.
+  // Reads the available data, up to a limit for each stream, as long as the console of the stream is not full.
   void read_some();
-  // Returns whether add_to() adds no streams because the console is full. If so, the caller should try again soon.
+  // Returns whether a console is full, so that add_to() leaves out its streams. If so, the caller should try again
+  // soon.
   bool throttled() const;
-  // Shows incomplete lines that are a few seconds old.
+  // Shows incomplete lines that began at least ten seconds ago.
   void flush_stale();
-  // Writes a line from the launcher to stderr.
+  // Writes text of the launcher to stderr, with "[zeroshard] " before each line.
   void notice(std::string_view text);
   // Reads all data that is left. Must be called only when no process writes any more.
   void drain();

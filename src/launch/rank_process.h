@@ -20,14 +20,14 @@ struct ProcessSpec {
 };
 
 // Starts a process in a process group of its own. The kernel kills the new process when this one dies. argv[0] is the
-// path of the program. Throws Error with the reason if the program cannot be executed. The calling process must have a
-// single thread.
+// path of the program. Throws Error with the reason if the process cannot be started or the program cannot be executed.
+// The calling process must have a single thread.
 pid_t spawn(const ProcessSpec& spec);
 
 // How a process ended. `signal` is the signal that killed it, or 0 if none did.
 struct ProcessExit {
   int code = 0, signal = 0;
-  double at_s = 0;  // in seconds after the start of the job
+  double at_s = 0;  // in seconds after this start of the ranks
   bool failed() const { return code != 0 || signal != 0; }
   // Returns the exit code that a shell would report.
   int shell_code() const { return signal != 0 ? 128 + signal : code; }

@@ -19,15 +19,15 @@ std::string verdict(int code);
 // Returns for example "rank 1 (pid 1234 on host box) has been stopped by SIGSTOP for 10 s".
 std::string describe_stop(const RankProcess& rank, double seconds);
 
-// A rank that ended after the first one, because of the same failure.
+// A rank that failed soon after the first one, most likely because of the same failure.
 struct LaterFailure {
   RankProcess rank;
-  std::string message;  // the first line of its error on stderr
+  std::string message;  // the first line of its error on stderr; "" if there is none
 };
 
-// Returns a report of several lines. It begins with the first failure and, if there is one, the last step that its rank
-// reported. Then come the lines that the rank wrote to stderr before its error, the error itself, and the later
-// failures. Nothing is repeated.
+// Returns a report. It begins with the first failure and, if there is one, the last step that its rank reported. If the
+// rank was asked to stop, the report ends there. Otherwise it has the lines that the rank wrote to stderr before its
+// error, then the error itself, and then the later failures. A message that two ranks have in common is shown once.
 std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
                            const std::vector<LaterFailure>& later, const LastWords& words);
 

@@ -17,11 +17,13 @@ std::string describe(const HostsAttempt& attempt, const JobEnd& end) {
                                        : " are gone");
 }
 
-// Returns the hosts that the next start should do without. If a rank fails again, returns the last host, wherever the
-// rank was. (On one host, the last rank is left out in the same way.)
+// Returns the hosts that the next start should do without: the lost ones. If no host is lost, returns the last host
+// after a second failure in a row, and after a start on fewer hosts that failed at once, wherever the failed rank was.
+// (On one host, the last rank is left out in the same way.) Otherwise returns none.
 std::vector<size_t> unwanted(const HostsAttempt& attempt, const JobEnd& end) {
   if (!end.lost.empty()) return end.lost;
-  // A start with fewer hosts than before may have a number of ranks that cannot share the batch or the rows.
+  // A start with fewer hosts than before may have a number of ranks among which the batch or the rows cannot be divided
+  // evenly.
   const bool is_new = attempt.restarts > 0 && !attempt.last;
   const bool fewer = attempt.last || (is_new && fails_at_once(end.after_s));
   return fewer ? std::vector{attempt.hosts.size() - 1} : std::vector<size_t>{};

@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kMaxFrames = 64;
 
-// The data of the signal handler, because nobody can pass arguments to it. The data is set once and never freed,
-// because the handler can run until the process is gone.
+// The data of the signal handler, which gets no arguments of its own. The data is set once and never freed, because the
+// handler can run until the process is gone.
 struct Target {
   std::shared_ptr<heartbeat::Slot> slot;
   struct sigaction previous {};
@@ -30,8 +30,8 @@ struct Target {
 std::atomic<const Target*> target{nullptr};
 
 // Set in a thread while the handler runs there. Without it, the handlers might call each other in a cycle, in a process
-// that a rank has forked and that is a rank itself. The variable is in static memory, because a signal handler must not
-// allocate.
+// that a rank has forked and that is a rank itself. The model "initial-exec" makes the variable exist from the start of
+// a thread, because a signal handler must not allocate.
 [[gnu::tls_model("initial-exec")]] thread_local volatile sig_atomic_t inside = 0;
 
 void append(std::array<char, 160>& line, size_t& size, std::string_view text) {
@@ -47,7 +47,7 @@ void append(std::array<char, 160>& line, size_t& size, long number) {
 }
 
 // Makes only calls that are allowed in a signal handler. backtrace() is allowed because install_stack_dump() has called
-// it before.
+// it before, so that it does not load libgcc now.
 void print_stack() {
   std::array<char, 160> line;
   std::array<char, 16> name{};

@@ -10,7 +10,8 @@
 
 namespace zeroshard {
 
-// While an object lives, a process below this one that loses its parent becomes a child of this process.
+// While an object lives, a process below this one that loses its parent becomes a child of this process, unless there
+// is a subreaper between them.
 class Subreaper {
  public:
   Subreaper() : before_(children(::getpid())) {
@@ -20,7 +21,8 @@ class Subreaper {
   ~Subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, was_); }
   Subreaper(const Subreaper&) = delete;
 
-  // Kills all processes below this one, except those that existed before this object.
+  // Kills all processes below this one, except the children that existed before this object and the processes below
+  // them. Returns when none is left.
   void kill_all() const {
     for (;;) {
       const std::vector<pid_t> found = descendants(::getpid(), before_);

@@ -14,7 +14,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr double kFailureGraceS = 5;  // time from a rank's failure until the others get SIGKILL
+constexpr double kFailureGraceS = 5;  // the most time from a rank's failure until the others get SIGKILL
 constexpr double kLingerS = 2;        // time in which processes that outlive a successful job can end by themselves
 constexpr double kEndS = 1;           // time that such processes have to end after a signal
 constexpr double kDumpS = 2;          // time that hanging ranks have to print their stacks
@@ -68,7 +68,7 @@ void Supervisor::wait() {
   output_.add_to(fds);
   const double now = group_.elapsed_s();
   double wait_s = output_.throttled() ? 0.02 : 1.0;
-  if (!group_.empty()) wait_s = std::min(wait_s, deadline_s_ - now);  // a deadline is only for ranks that run
+  if (!group_.empty()) wait_s = std::min(wait_s, deadline_s_ - now);  // a deadline counts only while a process is left
   // This process is not always told that a process which lost its parent has ended, so it looks often.
   if (phase_ != Phase::kRunning && !group_.empty()) wait_s = std::min(wait_s, 0.02);
   if (options_.stall_timeout_s > 0) wait_s = std::min(wait_s, options_.stall_timeout_s / 4);
@@ -104,8 +104,9 @@ void Supervisor::handle_signal(int signal, bool forwarded) {
 }
 
 // Ends the job after a signal. `forwarded` says that the launcher has forwarded the signal. Slurm and systemd send
-// signals to all processes of a job, so this process can get a signal twice, with any delay between. The launcher of
-// another host, `other_host`, can also report a signal that this host gets itself.
+// signals to all processes of a job, so this process can get a signal twice, with any delay between. Only a second
+// signal that the launcher forwards kills the ranks. The launcher of another host, `other_host`, can also report a
+// signal that this host gets itself.
 void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_host) {
   const double now = group_.elapsed_s();
   const bool known = signal == SIGINT || signal == stop_signal_ || signal == cause_.signal;
@@ -211,7 +212,7 @@ void Supervisor::check_hosts() {
 }
 
 // Acts on news from another host. If ranks have failed on two hosts, the earlier failure is the cause of the job's end,
-// because ranks also fail when ranks of another host have failed.
+// because the failure of a rank also makes ranks of other hosts fail.
 void Supervisor::heed(const HostNews& news) {
   if (news.kind == HostNews::Kind::kSignal) return stop_for(news.number, /*forwarded=*/false, news.text);
   if (news.kind == HostNews::Kind::kKill) {
@@ -228,7 +229,8 @@ void Supervisor::heed(const HostNews& news) {
   if (is_first && !group_.empty()) end_ranks();
 }
 
-// Notes the cause of the job's end, which happened `age_s` seconds ago, and tells the launchers of other hosts.
+// Notes the cause of the job's end, which happened `age_s` seconds ago. Tells the launchers of other hosts, except of a
+// signal that one of them has reported.
 void Supervisor::begin_end(Cause cause, double age_s) {
   cause_ = std::move(cause);
   if (inputs_.link == nullptr) return;
@@ -238,8 +240,8 @@ void Supervisor::begin_end(Cause cause, double age_s) {
     inputs_.link->tell({HostNews::Kind::kSignal, cause_.signal, host_name(), age_s});
 }
 
-// Waits for news of an earlier failure. A rank that failed because a rank of another host failed can end before that
-// host's news arrives.
+// Waits for news of an earlier failure, if a rank of this host has failed with an exit code. A rank that failed because
+// a rank of another host failed can end before that host's news arrives.
 void Supervisor::await_hosts() {
   const double end_s = group_.elapsed_s() + kNewsS;
   const auto may_follow = [this] {
@@ -325,7 +327,7 @@ bool Supervisor::leave_ranks_behind() {
   return !left.empty();
 }
 
-// Returns the first rank that got a forwarded signal and ended with an exit code of its own, because that rank might
+// Returns the rank that was the first to end with an exit code from 1 to 128 after a signal, because that rank might
 // have failed to save. Returns null if there is none.
 const RankProcess* Supervisor::failed_after_signal() const {
   const RankProcess* first = nullptr;

@@ -31,8 +31,9 @@ struct Conclusion {
   std::optional<Attempt> next;  // the next start; unset if the job ends
 };
 
-// Supervises the ranks of this host. Starts them, watches them, and returns when none of their processes is left. Runs
-// in a process of its own; see Note [Two processes] in launch.cpp.
+// Supervises the ranks of this host. The constructor starts them. run() watches them, and returns when none of their
+// processes is left, or when some cannot be killed. On node 0, run() also waits for the ranks of the other hosts if no
+// rank has failed. Runs in a process of its own; see Note [Two processes] in launch.cpp.
 class Supervisor {
  public:
   Supervisor(const LaunchOptions& options, const SupervisorInputs& inputs);
@@ -44,18 +45,18 @@ class Supervisor {
     kDumping,    // hanging ranks print their stacks
     kStopping,   // ranks were told to end, and will be killed at the deadline
     kLingering,  // all ranks have ended, but a process that they started has not
-    kEnding,     // such a process was told to end
+    kEnding,     // all ranks have ended, and processes that they left were told to end
     kKilling,    // everything is being killed
   };
-  // Says why the job ends. kNone: every rank ended with 0.
+  // Says why the job ends. kNone: no reason so far, so every rank runs or ended with 0.
   struct Cause {
     enum class Kind { kNone, kFailure, kSignal, kStall, kHang, kAbsence, kLauncherGone, kOtherHost } kind = Kind::kNone;
     int rank = -1;   // for kFailure, kStall, kHang and kAbsence
     int signal = 0;  // for kSignal
-    // For kStall, kHang, kAbsence and kOtherHost: the reason in words. For kSignal: the host whose launcher got the
-    // signal, or "" for this host.
+    // For kSignal: the host whose launcher got the signal, or "" for this host. For all other kinds except kNone: the
+    // reason in words.
     std::string text;
-    int code = 1;  // for kOtherHost: exit code of the job
+    int code = 1;  // the job's exit code; not used for kNone and kSignal
   };
 
   void wait();
@@ -95,9 +96,9 @@ class Supervisor {
   RankOutput output_;
   Phase phase_ = Phase::kRunning;
   double deadline_s_ = 0;
-  double signalled_at_s_ = 0;
-  bool suspended_ = false;  // whether SIGTSTP has stopped the ranks and the launcher
-  int stop_signal_ = 0;     // the last signal by which the user asked the job to end, whatever ended it; 0: none
+  double signalled_at_s_ = 0;  // when ranks were told to end, or were found to hang
+  bool suspended_ = false;     // whether SIGTSTP has stopped the ranks and the launcher
+  int stop_signal_ = 0;        // the last signal that asked the job to end, even if something else ended it; 0: none
   Cause cause_;
 };
 

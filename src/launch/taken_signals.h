@@ -8,7 +8,8 @@
 
 namespace zeroshard {
 
-// Lets the launcher handle signals that would otherwise kill it. The destructor restores the previous handling.
+// Blocks the signals that the launcher handles, so that it can wait for them. The destructor restores the previous
+// handling.
 class TakenSignals {
  public:
   TakenSignals() {
@@ -44,7 +45,7 @@ inline bool stops(int signal) {
 }
 
 // Returns a signal that asks the job to end and that nobody has handled yet, or that comes within `seconds`. Returns 0
-// if there is none.
+// if there is none. Drops other signals that it finds.
 inline int await_stop(const TakenSignals& signals, double seconds) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
