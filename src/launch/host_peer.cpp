@@ -26,6 +26,7 @@ HostPeer::HostPeer(UniqueFd socket) : socket_(std::move(socket)) {
 std::vector<std::string> HostPeer::receive() {
   std::vector<std::string> lines;
   std::array<char, 4096> buffer;
+  send_rest();
   while (socket_) {
     const ssize_t got = ::recv(socket_.get(), buffer.data(), buffer.size(), 0);
     if (got < 0 && errno == EINTR) continue;
@@ -47,8 +48,17 @@ std::vector<std::string> HostPeer::receive() {
 
 void HostPeer::send(std::string_view line) {
   if (!socket_) return;
-  const std::string text = shown_text(line, kLineBytes - 1) + "\n";
-  [[maybe_unused]] const ssize_t sent = ::send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL);
+  unsent_ += shown_text(line, kLineBytes - 1) + "\n";
+  send_rest();
+}
+
+void HostPeer::send_rest() {
+  while (socket_ && !unsent_.empty()) {
+    const ssize_t sent = ::send(socket_.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return;
+    unsent_.erase(0, static_cast<size_t>(sent));
+  }
 }
 
 double HostPeer::silent_s() const {

@@ -19,8 +19,8 @@ class HostPeer {
   // Returns the lines that have arrived, with control characters escaped. Closes the socket at the end of the
   // connection, and when a line gets longer than any that a launcher sends.
   std::vector<std::string> receive();
-  // Sends `line`, with control characters escaped. The line is lost if the system does not take it at once, or if the
-  // other launcher has gone. Only receive() notices that the other launcher has gone.
+  // Sends `line`, with control characters escaped. If the system does not take all of it at once, later calls of send()
+  // and receive() send the rest. The line is lost if the other launcher has gone, which only receive() notices.
   void send(std::string_view line);
   void close() { socket_.reset(); }
 
@@ -34,7 +34,10 @@ class HostPeer {
   bool is_over = false;  // whether the launcher has said how its ranks ended, or was found to be gone
 
  private:
+  void send_rest();
+
   UniqueFd socket_;
+  std::string unsent_;  // what the system has not taken yet
   std::string begun_;  // a line whose end has not arrived yet
   Clock::time_point heard_ = Clock::now();
 };

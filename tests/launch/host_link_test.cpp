@@ -59,6 +59,19 @@ TEST(HostLink, NodeZeroPassesOnWhatItHears) {
   EXPECT_THAT(without_beats(star.leaves[0].receive()), IsEmpty());
 }
 
+TEST(HostLink, LinesAreWholeThoughTheSystemTakesThemLate) {
+  Star star;
+  const std::string line(3000, 'x');
+  constexpr int kLines = 200;  // more than a socket holds
+  for (int i = 0; i < kLines; ++i) star.leaves[0].send("signal 15 0 " + line + std::to_string(i));
+  std::vector<HostNews> heard;
+  while (heard.size() < kLines) {
+    for (HostNews& each : star.link->look()) heard.push_back(std::move(each));
+    star.leaves[0].receive();  // sends more
+  }
+  for (int i = 0; i < kLines; ++i) EXPECT_EQ(heard[size_t(i)].text, line + std::to_string(i));
+}
+
 TEST(HostLink, ItsOwnNewsReachAll) {
   Star star;
   star.link->tell({HostNews::Kind::kSignal, SIGTERM, "zero\n\x1b[31m", 0});
