@@ -59,8 +59,8 @@ struct PlanInputs {
     const MemoryNeeds needs = memory_needs(planned);
     return options.on_device ? needs.device : needs.host;
   }
-  // Returns the user's options for `stage`, with the sizes of groups that they mean at that stage. Unlike at_stage(),
-  // keeps options of offload that have no effect at that stage.
+  // Returns the user's options with another stage, and with the numbers of ranks, replicas and parts that they mean at
+  // that stage. Unlike at_stage(), keeps options of offload that have no effect at that stage.
   PlanOptions asked_at_stage(int stage) const {
     PlanOptions at = options;
     at.stage = stage;

@@ -29,10 +29,10 @@ std::atomic<bool> threads_stay_to_the_end = false;
 
 // Replaces the handler of std::terminate(), so that a thread which asks for the interpreter's lock after the
 // interpreter's end does not abort the process. Python before 3.14 ends such a thread by unwinding its stack. Frames
-// that are noexcept do not allow this, so std::terminate() is called. The new handler makes the thread wait: after
-// end_beside_threads() until the process ends, otherwise for kLongestEnd. It then calls the previous handler, which
-// aborts the process, because the end of the process may be waiting for this thread. In the main thread it calls the
-// previous handler at once.
+// that are noexcept do not allow this, so std::terminate() is called. The new handler makes the thread wait. If
+// end_beside_threads() was called, the thread waits until the process ends. Otherwise it waits for kLongestEnd, and
+// then the previous handler aborts the process, which may be unable to end before this thread does. In the main thread
+// the new handler calls the previous one at once.
 void let_threads_stay() {
   static const std::terminate_handler previous = std::get_terminate();
   [[maybe_unused]] static const std::terminate_handler replaced = std::set_terminate([] {

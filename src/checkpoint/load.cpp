@@ -263,7 +263,7 @@ class Load {
   }
 
   // Reads the checkpoint. Returns nothing if the checkpoint was read on every rank. Otherwise returns why it could not
-  // be read, because it is damaged, or because another job has deleted or replaced it.
+  // be read. For example, it is damaged, or another job has deleted or replaced it.
   std::optional<std::string> read(const std::string& tag) {
     const auto open = [&] {
       try {

@@ -74,7 +74,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       optimizer(options.optimizer, options.device, &plan.ledger) {
   const auto build = [&] {
     memory = std::make_unique<Memory>(units, options, plan, ranks, [this] {
-      // The thread of a delayed update only looks for failed ranks, because it cannot be interrupted.
+      // On its thread, a delayed update checks for failed ranks alone, because that thread cannot be interrupted.
       if (update && update->is_on_thread()) return ranks.all.check();
       ranks.check_while_waiting("it waited for a checkpoint to be read");
     });

@@ -24,9 +24,9 @@ class Forwards {
   // together, from 1 on.
   int64_t time_of_end(size_t unit) const { return ended_[unit]; }
 
-  // Says that the backward of the unit's last forward begins. Backwards come in reverse order of forwards, so the
-  // waiting forwards that ended later will have no backward. Forgets this forward and the later ones. Returns the units
-  // of the later ones, last first. If no forward of the unit waits for its backward, forgets and returns nothing.
+  // Says that the backward of the unit's last waiting forward begins. Backwards come in reverse order of forwards, so
+  // waiting forwards that ended after this one will have no backward. Forgets this forward and those after it. Returns
+  // the units of those after it, last first. If no forward of the unit waits, returns an empty vector.
   std::vector<size_t> take(size_t unit);
   // Returns the units of all forwards that wait for their backward, last first, and forgets these forwards.
   std::vector<size_t> take_all();

@@ -14,7 +14,7 @@ namespace zeroshard {
 // slot; the slots hold, for example, master weights and moments. A swap file keeps the values of all slots of a chunk
 // together as one record, so that one long access reads or writes them.
 inline constexpr int64_t kChunkNumel = int64_t{1} << 20;
-// The number of elements of a block of a chunk, which is four blocks of kBlockNumel. The last block of a chunk can have
+// The number of elements that share one checksum, which are four times kBlockNumel. The last block of a chunk can have
 // fewer. The values that a block has in one slot (16 KiB if they are fp32) are read, checked and written as a whole.
 inline constexpr int64_t kSumNumel = 4 * kBlockNumel;
 

@@ -492,8 +492,8 @@ at::Tensor compute_tiled(TiledCall call, const Tensors& inputs, const Tensors& p
   tiling->num_all = all.size();
   if (!random.are_current()) tiling->random = random;
   for (const at::Tensor& param : tiling->params) tiling->versions.push_back(uint32_t(param._version()));
-  // The backward pass does not call the function if gradients were computed at once. So the function is dropped,
-  // because it can keep the graph of the inputs alive.
+  // If the forward has already computed the gradients, the backward does not call the function. The function is dropped
+  // then, because it can keep the graph of the inputs alive.
   if (own.at_once) tiling->call.function = nullptr;
   return TileFunction::apply(at::TensorList(all), tiling);
 }

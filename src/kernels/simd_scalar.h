@@ -6,9 +6,9 @@
 namespace zeroshard::kernels {
 namespace {
 
-// A vector type with one element. It is the reference that the other vector types must match bit for bit. A vector of
-// type F has kWidth floats. A vector of type I has kWidth numbers of 32 bits, with the operators of uint32_t. A vector
-// of type D has kWidth / kParts doubles. The vector type loads and stores any element type at any address.
+// A vector type with one element. It is the reference that the other vector types must match bit for bit. Each vector
+// type has three member types: F holds kWidth floats, I holds kWidth numbers of 32 bits with the operators of uint32_t,
+// and D holds kWidth / kParts doubles. Each loads and stores any element type at any address.
 struct Scalar {
   static constexpr int kWidth = 1, kParts = 1;
   static constexpr bool kOnDevice = false;

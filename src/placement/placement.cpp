@@ -148,9 +148,9 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   place.wire_dtype = options.wire_dtype.value_or(dtype);
   const bool accumulates = options.grad_accumulation_steps > 1;
   place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);
-  // Gradients pass through the reduce ring if they are sharded or offloaded. Otherwise they are packed in a buffer of
-  // their own, in the wire dtype, and reduced in place. Reduced gradients need other memory if they have another dtype,
-  // or if later micro-batches would overwrite them. Offloaded gradients have no packed buffer of their own.
+  // Sharded or offloaded gradients pass through the reduce ring, and the reduced ones have other memory. All others are
+  // packed in a buffer of their own, in the wire dtype, and reduced in place, unless the reduced ones have another
+  // dtype or later micro-batches would overwrite them.
   const bool passes_ring = shards_gradients(options) || gradient_tier != Tier::kDevice;
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;

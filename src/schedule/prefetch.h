@@ -5,9 +5,9 @@
 
 namespace zeroshard {
 
-// The number of positions of the order at which code that reads or gathers ahead looks. A model of many small units
-// that stay whole has thousands of positions with nothing to gather. Without the limit, the code would search all of
-// them at each unit.
+// The number of positions of the execution order that are searched for units to read or gather ahead. A model of many
+// small units that stay whole has thousands of positions with nothing to gather. Without the limit, the code would
+// search all of them at each unit.
 inline constexpr size_t kLookAhead = 16;
 
 // Starts gathers of units before they are used, while the pass needs `current`. Visits the first kLookAhead units of

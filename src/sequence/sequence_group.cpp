@@ -31,7 +31,8 @@ Span span_of(const at::Tensor& tensor) {
 }
 
 // Waits until the output can be used, and until all ranks have read this rank's input, because the caller frees the
-// input. `memory` has both. If the collective fails and the transport may still write to it, `memory` is never freed.
+// input. `memory` holds the output and the input. It is never freed if the collective fails while the transport may
+// still write to it.
 void finish(Comm& comm, const std::unique_ptr<Work>& work, std::initializer_list<at::Tensor> memory) {
   try {
     work->wait();

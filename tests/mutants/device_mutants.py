@@ -161,8 +161,8 @@ _TABLE = [
     (
         "sum-before-the-update",
         _BUCKET,
-        "    uses(slot).share();  // without",
-        "    // without",
+        "    uses(slot).share();  // no need",
+        "    // no need",
         "*DeviceTraining.AUnitWithout*",
     ),
     (
