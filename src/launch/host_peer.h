@@ -38,7 +38,7 @@ class HostPeer {
 
   UniqueFd socket_;
   std::string unsent_;  // what the system has not taken yet
-  std::string begun_;  // a line whose end has not arrived yet
+  std::string begun_;   // a line whose end has not arrived yet
   Clock::time_point heard_ = Clock::now();
 };
 

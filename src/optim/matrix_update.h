@@ -15,9 +15,9 @@
 namespace zeroshard {
 
 // Updates the groups of matrices that an optimizer such as Muon must have whole, one batch at a time. Each matrix is
-// sharded over the ranks, and has one owner. Each rank sends its pieces of the matrices to their owners, which transform
-// the matrices and send updates back. While the owners transform one batch, the pieces of the next batch and the updates
-// of the previous batch are on their way. A world of one rank sends nothing.
+// sharded over the ranks, and has one owner. Each rank sends its pieces of the matrices to their owners, which
+// transform the matrices and send updates back. While the owners transform one batch, the pieces of the next batch and
+// the updates of the previous batch are on their way. A world of one rank sends nothing.
 class MatrixUpdate {
  public:
   struct Options {

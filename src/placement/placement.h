@@ -70,8 +70,8 @@ struct GroupPlacement {
   bool sends_parameters = false;
 
   // Returns the tier of master weights and moments. If their `share` is below 1, this is the tier of the first
-  // elements, and the others are on the device, or not stored (see Held::has_rest). A group can have only master weights, or only moments. Returns kDevice
-  // if it has neither.
+  // elements, and the others are on the device, or not stored (see Held::has_rest). A group can have only master
+  // weights, or only moments. Returns kDevice if it has neither.
   Tier state_tier() const {
     if (moments.extent != Extent::kNothing) return moments.tier;
     return master_weights.extent != Extent::kNothing ? master_weights.tier : Tier::kDevice;
