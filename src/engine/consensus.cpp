@@ -94,7 +94,8 @@ std::string find_non_finite(Comm& comm, std::span<ShardedGroup* const> groups, c
     for (const ShardedGroup* const group : groups) {
       for (size_t i = 0; i < group->num_params(); ++i) {
         const Range range = group->state_range(i);
-        if (range.size() > 0 && !at::isfinite(buckets[group->number()].part(range)).all().item<bool>())
+        if (range.size() > 0 &&
+            !at::isfinite(buckets[group->number()].reduced().values().part(range)).all().item<bool>())
           return -(int64_t(group->number()) * kGroupStride + int64_t(i));
       }
     }

@@ -157,7 +157,7 @@ std::vector<OptimizerSlice> Engine::slices() {
       out.has_grad = impl.step->has_grad(*group, slice.index);
       // The gradient is converted where the update runs, because a device may have no memory to spare.
       if (out.has_grad) {
-        const at::Tensor grad = impl.bucket_of(*group).part(group->state_range(slice.index));
+        const at::Tensor grad = impl.bucket_of(*group).reduced().values().part(group->state_range(slice.index));
         out.grad = grad.to(slice.master.device()).to(at::kFloat).mul(impl.step->grad_scale());
       }
       result.push_back(std::move(out));

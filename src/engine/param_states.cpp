@@ -66,7 +66,7 @@ std::optional<at::Tensor> assemble(const Ranks& ranks, const TrainedParam& param
 // returns true. The gradients are then those of the last step, and local_grad() has already checked the consensus of
 // that step.
 bool has_own_grad(const GradBucket& bucket, size_t index) {
-  return !bucket.is_reduced() || bucket.has_grad(index);
+  return !bucket.reduced().are_current() || bucket.has_grad(index);
 }
 
 Range owned_part(const TrainedParam& param) {
@@ -138,7 +138,7 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
   impl.pass->gradients().take_dropped();
   const GradBucket& bucket = impl.bucket_of(*found->group);
   double scale = loss_scale();
-  if (!bucket.is_reduced()) {  // see Note [Gradients after the step]
+  if (!bucket.reduced().are_current()) {  // see Note [Gradients after the step]
     const std::optional<double>& last = impl.pass->last_grad_scale();
     if (!last || !impl.step->has_grad(*found->group, found->index)) return std::nullopt;
     scale = *last;
@@ -147,7 +147,9 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
   // If every rank updates whole parameters, the bucket begins with the first element of the group. Otherwise it begins
   // with the first element of this rank's part.
   const int64_t first = owned.begin - (found->group->place().updates_whole() ? 0 : mine.begin);
-  return bucket.part({first, first + owned.size()})
+  return bucket.reduced()
+      .values()
+      .part({first, first + owned.size()})
       .to(impl.options.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true)
       .div_(scale);
 }
@@ -201,7 +203,7 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
   impl.pass->check_reduced(found->spec());
   impl.pass->gradients().take_dropped();
   const GradBucket& bucket = impl.bucket_of(*found->group);
-  if (!bucket.is_reduced())
+  if (!bucket.reduced().are_current())
     throw StateError(concat("the gradient of '", found->spec().name(),
                             "' cannot be set now: set it between backward() and the step() that uses it"));
   const int64_t first = found->group->layout().param(found->index).begin + begin;

@@ -61,8 +61,9 @@ void Update::announce_gradients(const Step& step) {
       const GradBucket& bucket = reducer_.buckets()[group.number()];
       const int64_t end = group.place().numel_of_host(group.layout());
       for (const Range range : ShardedOptimizer::updated_ranges(group, step.of(group))) {
-        if (const auto place = bucket.reduced().place_in_files(range)) in_files.push_back(*place);
-        if (group.place().fetches_gradients()) gradient_fetch_->will_need(bucket.grads(), intersect(range, {0, end}));
+        if (const auto place = bucket.reduced().values().place_in_files(range)) in_files.push_back(*place);
+        if (group.place().fetches_gradients())
+          gradient_fetch_->will_need(bucket.reduced().tensor(), intersect(range, {0, end}));
       }
     }
   }
@@ -73,7 +74,7 @@ void Update::apply(const Step& step) {
   if (delayed_) return begin_delayed(step);
   GradientFetch* const fetch = gradient_fetch_.get();
   const auto gradients = [&](const ShardedGroup& group) {
-    return UpdateGradients{reducer_.buckets()[group.number()].reduced(), fetch};
+    return UpdateGradients{reducer_.buckets()[group.number()].reduced().values(), fetch};
   };
   const auto has_grad = [&](const ShardedGroup& group) -> const std::vector<bool>& { return step.of(group); };
   if (matrices_) matrices_->update({gradients, step.options, has_grad, step.grad_scale});
@@ -145,7 +146,7 @@ void Update::begin_delayed(const Step& step) {
     for (ShardedGroup& group : memory_.groups->of_unit(*unit)) {
       if (!group.is_trained()) continue;
       const GradBucket& bucket = reducer_.buckets()[group.number()];
-      late.parts.push_back({&group, bucket.grads(), bucket.read(), step.of(group)});
+      late.parts.push_back({&group, bucket.reduced().tensor(), bucket.reduced().read(), step.of(group)});
     }
   }
   delayed_->begin(std::move(late));

@@ -7,31 +7,17 @@
 #include <variant>
 #include <vector>
 
-#include "base/write_hold.h"
 #include "comm/comm.h"
-#include "device/exact_sum.h"
-#include "device/flat_buffer.h"
 #include "device/math.h"
 #include "device/slot_ring.h"
 #include "device/streams.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
-#include "reduce/gradient_exit.h"
-#include "store/array.h"
+#include "reduce/gradient_counts.h"
+#include "reduce/own_sum.h"
+#include "reduce/reduced_gradients.h"
 
 namespace zeroshard {
-
-// Options that all buckets of a run share.
-struct ReduceOptions {
-  at::Device device = at::kCPU;
-  int rank = 0;              // index among the ranks that shard one copy of the states; set by the Reducer
-  float pack_scale = 1;      // factor before the sum over ranks
-  float sum_scale = 1;       // factor after the sum over ranks
-  bool native = false;       // true: use the transport's own reduce-scatter, if it has one; false: the canonical order
-  Ledger* ledger = nullptr;  // set by the Reducer
-  GradientExit* exit = nullptr;             // null if reduced gradients stay on the device; set by the Reducer
-  WriteHold::WhileWaiting while_read = {};  // called while new gradients wait because GradBucket::read() is held
-};
 
 // Takes the gradients of one trained group of a unit from autograd, and reduces them over ranks to the elements that
 // this rank updates.
@@ -77,10 +63,9 @@ class GradBucket {
   // among the parameter's gradients of the pass.
   void add_late(size_t index, const at::Tensor& grad, Ledger& ledger);
   // Returns whether this rank's own sum waits for a launch.
-  bool has_local() const { return local_used_; }
-  // Returns whether every parameter has at least as many gradients in this backward pass as are expected (see
-  // end_backward()). In the first pass, one is expected.
-  bool is_complete() const { return missing_ == 0; }
+  bool has_local() const { return own_sum_.is_used(); }
+  // See GradientCounts.
+  bool is_complete() const { return counts_.is_complete(); }
 
   // Filling -> InFlight. A parameter without a gradient counts as zero. `scratch` is passed to Comm::exchange. If
   // `with_local` is true, the launch includes this rank's own sum, if there is one, and has_local() becomes false.
@@ -104,9 +89,8 @@ class GradBucket {
   // one. A bucket in state Draining is Idle at once. A bucket in state Crossing stays in that state.
   Lent hand_over();
 
-  // Call it after a backward pass. The next passes are then expected to bring as many gradients of each parameter as
-  // this one. A parameter without gradients in this pass keeps its expected number.
-  void end_backward();
+  // Call it after a backward pass (see GradientCounts).
+  void end_backward() { counts_.end_backward(); }
   // Drops all gradients since the last step, and leaves the expected numbers of gradients as they are. Not allowed
   // while in flight. Returns the slot that the bucket was filling, or null.
   SlotRing::Slot* discard();
@@ -116,20 +100,8 @@ class GradBucket {
   // Call it after the optimizer's step. The next sum then overwrites the reduced gradients.
   void end_step();
 
-  // Returns the reduced gradients that this rank's optimizer reads: this rank's part, or all. If they are copied to the
-  // host, first waits until they have arrived there.
-  Array& reduced() const;
-  // Returns reduced() as a tensor. It is undefined if the gradients are in files.
-  at::Tensor grads() const;
-  // For offloaded gradients: as long as the result exists, new reduced gradients wait before they overwrite the present
-  // ones.
-  WriteHold::Reading read() const { return hold_->read(); }
-  // Returns the reduced gradients of `range`, as a copy if they are in files.
-  at::Tensor part(Range range) const { return reduced().part(range); }
-  // Returns a view of the reduced gradients of this rank's part. They must be in memory.
-  at::Tensor shard() const;
-  // Returns whether reduced() has gradients of the current step.
-  bool is_reduced() const { return reduced_; }
+  // The reduced gradients that this rank's optimizer reads.
+  const ReducedGradients& reduced() const { return reduced_; }
   // Replaces this rank's elements of parameter `index` with `values`, which has as many elements. The bucket must be
   // reduced, and neither Filling nor in flight.
   void replace(size_t index, const at::Tensor& values);
@@ -140,9 +112,6 @@ class GradBucket {
   // Returns whether reduced gradients are copied from the device to the host or to files. If so, GradientExit has their
   // sums of squares.
   bool leaves() const { return options_.exit != nullptr; }
-  // Returns the sum of squares of this rank's part of the reduced gradients. Only on the CPU. It is zero before the
-  // first finish() or take_sum() of the step.
-  const ExactSum& squares() const { return squares_; }
   // Returns whether parameter `index` got a gradient on this rank since the last step.
   bool has_grad(size_t index) const { return has_grad_.at(index); }
 
@@ -168,21 +137,12 @@ class GradBucket {
   };
   struct Crossing : Draining {};
 
-  void count(size_t index);
   math::Packed placed(size_t index, const at::Tensor& grad) const;
   bool lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const;
   void pack_waiting(Filling& filling);
   StreamUses& uses(SlotRing::Slot* slot) { return slot ? slot->uses() : uses_; }
   std::vector<const void*> arrived_pieces(InFlight& in_flight) const;
   DType dtype_of_pieces(const InFlight& in_flight) const;
-  void take(std::span<const void* const> pieces, DType dtype, const at::Tensor& elsewhere);
-  at::Tensor sum_elsewhere();
-  Range mine() const { return group_.layout.part(options_.rank); }
-  Range owned(size_t index) const { return group_.layout.owned(index, options_.rank); }
-  // Returns the positions of this rank's part in grads_.
-  Range shard_range() const;
-  void end_exit();
-  ExactSum* squares_here() { return options_.device.is_cpu() ? &squares_ : nullptr; }
 
   const UnitLayout& unit_;
   const FlatGroup& group_;
@@ -190,19 +150,11 @@ class GradBucket {
   const ReduceOptions& options_;
   Comm& comm_;
   at::Tensor full_;  // undefined if a ring lends it
-  std::unique_ptr<Array> grads_;
-  std::unique_ptr<WriteHold> hold_;            // protects grads_ from writes
-  size_t number_ = 0;                          // number of this bucket at the exit
-  mutable std::optional<c10::Event> arrived_;  // end of the last copy of reduced gradients to the host
-  at::Tensor kept_;   // an earlier sum of the step, while a second reduction packs gradients in its memory
-  FlatBuffer local_;  // this rank's own sum under no_sync, in the gradient dtype; allocated at first use
-  bool local_used_ = false;
-  StreamUses uses_, local_uses_;  // uses of full_ and of local_; a slot has its own
-  bool reduced_ = false;          // grads_ holds gradients of this step
-  std::vector<int> expected_, fired_;
-  int missing_ = 0;
-  std::vector<bool> has_grad_;
-  ExactSum squares_;
+  StreamUses uses_;  // of full_; a slot has its own
+  GradientCounts counts_;
+  OwnSum own_sum_;
+  ReducedGradients reduced_;
+  std::vector<bool> has_grad_;  // for each parameter: whether it got a gradient since the last step
   std::variant<Idle, Filling, InFlight, Crossing, Draining> state_;
 };
 

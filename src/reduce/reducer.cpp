@@ -159,8 +159,8 @@ void Reducer::read_ahead() {
   std::vector<ChunkStore::Announced> next;
   for (auto unit = order_of_forward_.rbegin(); unit != order_of_forward_.rend(); ++unit) {
     for (size_t bucket = first_of_[*unit]; bucket < first_of_[*unit + 1]; ++bucket) {
-      if (!buckets_[bucket].is_reduced()) continue;
-      const Array& grads = buckets_[bucket].reduced();
+      if (!buckets_[bucket].reduced().are_current()) continue;
+      const Array& grads = buckets_[bucket].reduced().values();
       if (const auto place = grads.place_in_files({0, grads.numel()})) next.push_back(*place);
     }
   }
@@ -382,7 +382,7 @@ bool Reducer::has_grad(size_t unit, size_t param) const {
   const Place& place = place_of_.at(unit).at(param);
   if (place.bucket < 0) return false;
   const GradBucket& bucket = buckets_[size_t(place.bucket)];
-  return bucket.is_reduced() || bucket.has_grad(place.index);
+  return bucket.reduced().are_current() || bucket.has_grad(place.index);
 }
 
 void Reducer::drop(size_t unit, size_t param) {
@@ -412,15 +412,15 @@ ExactSum Reducer::squares() const {
   ExactSum sum;
   if (exit_) {
     std::vector<bool> reduced;
-    for (const GradBucket& bucket : buckets_) reduced.push_back(bucket.is_reduced());
+    for (const GradBucket& bucket : buckets_) reduced.push_back(bucket.reduced().are_current());
     return exit_->squares(reduced);
   }
   std::vector<at::Tensor> shards;
   for (const GradBucket& bucket : buckets_) {
     if (options_.device.is_cpu()) {
-      sum.add(bucket.squares());
-    } else if (bucket.is_reduced()) {
-      shards.push_back(bucket.shard());
+      sum.add(bucket.reduced().squares());
+    } else if (bucket.reduced().are_current()) {
+      shards.push_back(bucket.reduced().shard());
     }
   }
   if (shards.empty()) return sum;

@@ -450,10 +450,10 @@ TEST(GradBucket, NewGradientsWaitForReadersOfTheOldOnes) {
       bucket.finish();
       ring.release(bucket.hand_over().drain());
       bucket.end_backward();
-      EXPECT_TRUE(bucket.grads().eq(value).all().item<bool>());
+      EXPECT_TRUE(bucket.reduced().tensor().eq(value).all().item<bool>());
       bucket.end_step();
       EXPECT_EQ(has_waited, value > 1);
-      reading = bucket.read();
+      reading = bucket.reduced().read();
     }
     reading.reset();
   }

@@ -38,7 +38,7 @@ TEST(Reducer, AUnitsLastEndLaunchesItsBucketWithoutGradients) {
     if (pass > 0) reducer.add(0, 0, grad, /*sync=*/true);  // after the last end: late, and expected there from then on
     reducer.end_backward(/*sync=*/true);
     EXPECT_EQ(recording.count(OpKind::kExchange), pass == 1 ? 3 : 2);
-    EXPECT_TRUE(reducer.buckets()[0].grads().slice(0, 0, 4).equal(pass > 0 ? grad : at::zeros({4})));
+    EXPECT_TRUE(reducer.buckets()[0].reduced().tensor().slice(0, 0, 4).equal(pass > 0 ? grad : at::zeros({4})));
     reducer.end_step();
   }
 }
@@ -89,7 +89,7 @@ TEST(Reducer, TheSumOfNoSyncGoesWithGradientsNotWithAnEnd) {
       reducer.end_backward(/*sync=*/true);
       const GradBucket& bucket = reducer.buckets()[0];
       if (bucket.group().layout.owned(0, comm.rank()).size() > 0) {
-        EXPECT_EQ(bucket.grads()[0].item<float>(), 1) << ends_early;
+        EXPECT_EQ(bucket.reduced().tensor()[0].item<float>(), 1) << ends_early;
       }
       reducer.end_step();
       comm.barrier("step");
@@ -100,7 +100,7 @@ TEST(Reducer, TheSumOfNoSyncGoesWithGradientsNotWithAnEnd) {
     reducer.end_backward(/*sync=*/true);
     const GradBucket& bucket = reducer.buckets()[0];
     if (bucket.group().layout.owned(0, comm.rank()).size() > 0) {
-      EXPECT_EQ(bucket.grads()[0].item<float>(), 7);
+      EXPECT_EQ(bucket.reduced().tensor()[0].item<float>(), 7);
     }
     comm.barrier("end");
   });
@@ -168,7 +168,7 @@ TEST(Reducer, APassInWhichAnExchangeFailsCanBeDiscarded) {
         reducer.end_backward(/*sync=*/true);
         EXPECT_EQ(failing.started, 6);
         for (size_t u = 0; u < 3; ++u)
-          EXPECT_TRUE(reducer.buckets()[u].grads().slice(0, 0, 4).equal(at::full({4}, 2.0F))) << u;
+          EXPECT_TRUE(reducer.buckets()[u].reduced().tensor().slice(0, 0, 4).equal(at::full({4}, 2.0F))) << u;
       }
     }
   }

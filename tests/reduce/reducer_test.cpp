@@ -157,8 +157,9 @@ void check_step(const Scenario& scenario, const Script& script, const std::vecto
       const Range mine = units[u].groups[g].layout.shard(comm.rank());
       const at::Tensor shard = whole.slice(0, mine.begin, mine.end);
       const at::Tensor& expected = scenario.placement.stage == 0 ? whole : shard;
-      EXPECT_EQ(bucket->grads().scalar_type(), expected.scalar_type());
-      EXPECT_TRUE(bucket->grads().equal(expected)) << units[u].name << ", rank " << comm.rank() << ", step " << step;
+      EXPECT_EQ(bucket->reduced().tensor().scalar_type(), expected.scalar_type());
+      EXPECT_TRUE(bucket->reduced().tensor().equal(expected))
+          << units[u].name << ", rank " << comm.rank() << ", step " << step;
       math::add_sum_of_squares(shard, squares);
       for (size_t i = 0; i < units[u].groups[g].params.size(); ++i) {
         bool expected_grad = false;
@@ -395,7 +396,7 @@ TEST(Reducer, AnExhaustedRingBorrowsAndGivesBack) {
       for (size_t u = 0; u < kUnits; ++u) {
         const Range mine = units[u].groups[0].layout.shard(comm.rank());
         const int64_t valid = std::clamp<int64_t>(110 - mine.begin, 0, mine.size());
-        EXPECT_EQ(reducer.buckets()[u].grads().sum().item<float>(), float(valid) * 3 * float(u + 1));
+        EXPECT_EQ(reducer.buckets()[u].reduced().tensor().sum().item<float>(), float(valid) * 3 * float(u + 1));
       }
       reducer.end_step();
     }

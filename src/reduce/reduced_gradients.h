@@ -1,0 +1,94 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "base/write_hold.h"
+#include "device/exact_sum.h"
+#include "layout/unit_layout.h"
+#include "reduce/gradient_exit.h"
+#include "store/array.h"
+
+namespace zeroshard {
+
+class Ledger;
+
+// Options that all buckets of a run share.
+struct ReduceOptions {
+  at::Device device = at::kCPU;
+  int rank = 0;              // index among the ranks that shard one copy of the states; set by the Reducer
+  float pack_scale = 1;      // factor before the sum over ranks
+  float sum_scale = 1;       // factor after the sum over ranks
+  bool native = false;       // true: use the transport's own reduce-scatter, if it has one; false: the canonical order
+  Ledger* ledger = nullptr;  // set by the Reducer
+  GradientExit* exit = nullptr;             // null if reduced gradients stay on the device; set by the Reducer
+  WriteHold::WhileWaiting while_read = {};  // called while new gradients wait because read() is held
+};
+
+// The reduced gradients of a group: those of the elements that this rank updates. They are on the device, on the host
+// or in files. Each bucket adds the sums over ranks of a step to them. The first sum of a step overwrites them.
+class ReducedGradients {
+ public:
+  // `values` has the gradients of this rank's part, or of all padded_numel elements if `are_whole`. `group` and
+  // `options` must outlive this object.
+  ReducedGradients(const FlatGroup& group, bool are_whole, const ReduceOptions& options, std::unique_ptr<Array> values);
+
+  // Returns the gradients. If they are copied to the host, first waits until they have arrived there.
+  Array& values() const;
+  // Returns values() as a tensor. It is undefined if the gradients are in files.
+  at::Tensor tensor() const;
+  // Returns a view of the gradients of this rank's part. They must be in memory.
+  at::Tensor shard() const;
+  // As long as the result exists, new gradients that are copied to the host wait before they overwrite the present
+  // ones.
+  WriteHold::Reading read() const { return hold_->read(); }
+  // Returns whether there are gradients of the current step.
+  bool are_current() const { return are_current_; }
+  // Returns the sum of squares of this rank's part. Only on the CPU. It is zero before the first sum of the step.
+  const ExactSum& squares() const { return squares_; }
+
+  // Copies the gradients aside, because new ones are packed in their memory. The next add() adds them again.
+  void keep() { kept_ = shard().clone(); }
+  // Returns the memory in which the next add() forms the sum if that is not the memory of the gradients. It is a buffer
+  // of the exit, or that of keep().
+  at::Tensor sum_elsewhere();
+  // Adds the sum of the pieces, which have this rank's part, to the gradients. Forms the sum in `elsewhere`, the result
+  // of sum_elsewhere(), if that is defined. Gradients in files are summed in several parts.
+  void add(std::span<const void* const> pieces, DType dtype, const at::Tensor& elsewhere);
+  // Replaces this rank's elements of parameter `index` with `values`, which has as many elements.
+  void replace(size_t index, const at::Tensor& values);
+  // Sets this rank's elements of parameter `index` to zero while a bucket may be adding to them. Returns false, and
+  // does nothing, if they are on a device or in files.
+  bool zero_under_way(size_t index);
+  void discard() {
+    kept_ = at::Tensor();
+    end_step();
+  }
+  // Call it after the optimizer's step. The next sum then overwrites the gradients.
+  void end_step() {
+    are_current_ = false;
+    squares_ = ExactSum();
+  }
+
+ private:
+  // Returns the positions of this rank's part in values_, and the positions of its elements of a parameter in the part.
+  Range mine() const;
+  Range owned(size_t index) const;
+  void end_exit();
+  ExactSum* squares_here() { return options_.device.is_cpu() ? &squares_ : nullptr; }
+
+  const FlatGroup& group_;
+  const ReduceOptions& options_;
+  bool are_whole_;
+  std::unique_ptr<Array> values_;
+  std::unique_ptr<WriteHold> hold_;            // protects values_ from writes
+  size_t number_ = 0;                          // number of this bucket at the exit
+  mutable std::optional<c10::Event> arrived_;  // end of the last copy to the host
+  at::Tensor kept_;                            // see keep()
+  bool are_current_ = false;
+  ExactSum squares_;
+};
+
+}  // namespace zeroshard
