@@ -117,13 +117,13 @@ void read_config(const PlanArguments& arguments, const PlannedRanks& ranks, Plan
   inputs.options = plan_options(config, on_device);
   inputs.config = config;
   if (inputs.stages.empty()) inputs.stages = {config.stage};
-  inputs.micro_batch = config.micro_batch_size;
-  inputs.sequence_parallel = config.sequence_parallel_size;
-  inputs.checkpoints = tier_of_checkpoints(config, inputs.options.on_device);
+  inputs.batch.sequences = config.micro_batch_size;
+  inputs.batch.sequence_parallel = config.sequence_parallel_size;
+  inputs.batch.checkpoints = tier_of_checkpoints(config, inputs.options.on_device);
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
   const MemoryLimits limits = configured_limits(config.offload, inputs.options.on_device);
-  if (limits.device) inputs.device_bytes = limits.device->bytes;
-  if (limits.host) (inputs.options.on_device ? inputs.host_bytes : inputs.device_bytes) = limits.host->bytes;
+  if (limits.device) inputs.limits.device = limits.device->bytes;
+  if (limits.host) (inputs.options.on_device ? inputs.limits.host : inputs.limits.device) = limits.host->bytes;
   if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");
   for (const std::string& line : parsed.without_effect)
     if (line.starts_with("zero_optimization.offload_")) inputs.notes.push_back(line);
@@ -152,7 +152,7 @@ void read_stages(const std::string& text, PlanInputs& inputs) {
 }
 
 void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
-  if (inputs.checkpoints != Tier::kDevice && arguments.sequence_length && !arguments.checkpoint_activations)
+  if (inputs.batch.checkpoints != Tier::kDevice && arguments.sequence_length && !arguments.checkpoint_activations)
     inputs.notes.push_back("zeroshard.offload.activations is for checkpointed layers: give --checkpoint-activations");
   if (!arguments.sequence_length) {
     if (arguments.batch || arguments.checkpoint_activations || arguments.sequence_parallel || arguments.tile)
@@ -162,12 +162,12 @@ void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
     return;
   }
   if (!inputs.model) throw ValueError("--sequence-length needs --model: a count of parameters has no activations");
-  inputs.activations = {.batch = arguments.batch.value_or(inputs.micro_batch),
+  inputs.activations = {.batch = arguments.batch.value_or(inputs.batch.sequences),
                         .sequence_length = *arguments.sequence_length,
-                        .sequence_parallel = arguments.sequence_parallel.value_or(inputs.sequence_parallel),
+                        .sequence_parallel = arguments.sequence_parallel.value_or(inputs.batch.sequence_parallel),
                         .compute_dtype = inputs.options.compute_dtype,
                         .checkpointing = arguments.checkpoint_activations,
-                        .checkpoints = inputs.checkpoints,
+                        .checkpoints = inputs.batch.checkpoints,
                         .on_device = inputs.options.on_device,
                         .tiled = arguments.tile};
   if (const int64_t size = inputs.activations->sequence_parallel; inputs.ranks() % size != 0)
@@ -210,12 +210,12 @@ PlanInputs read_inputs(const PlanArguments& arguments) {
   read_activations(arguments.batch, inputs);
   inputs.rates = read_rates(arguments.batch.rates, inputs);
   if (!arguments.memory.device.empty())
-    inputs.device_bytes = parse_device_bytes("--device-memory", arguments.memory.device);
+    inputs.limits.device = parse_device_bytes("--device-memory", arguments.memory.device);
   if (!arguments.memory.host.empty())
-    (inputs.options.on_device ? inputs.host_bytes : inputs.device_bytes) =
+    (inputs.options.on_device ? inputs.limits.host : inputs.limits.device) =
         parse_device_bytes("--host-memory", arguments.memory.host);
   if (!arguments.memory.device_overhead.empty())
-    inputs.device_overhead = parse_device_bytes("--device-overhead", arguments.memory.device_overhead);
+    inputs.limits.device_overhead = parse_device_bytes("--device-overhead", arguments.memory.device_overhead);
   if (inputs.model) inputs.notes.insert(inputs.notes.end(), inputs.model->notes.begin(), inputs.model->notes.end());
   return inputs;
 }
@@ -234,8 +234,8 @@ MemoryLimits limits_of(const PlanInputs& inputs) {
   const auto limit = [](const std::optional<double>& bytes) {
     return bytes ? std::optional(MemoryLimit{*bytes, "as given"}) : std::nullopt;
   };
-  if (!inputs.options.on_device) return {.device = {}, .host = limit(inputs.device_bytes)};
-  return {limit(inputs.device_bytes), limit(inputs.host_bytes)};
+  if (!inputs.options.on_device) return {.device = {}, .host = limit(inputs.limits.device)};
+  return {limit(inputs.limits.device), limit(inputs.limits.host)};
 }
 
 // If the device of an offload is "auto" in the configuration, replaces it as an engine would under the user's memory

@@ -96,10 +96,10 @@ std::string describe_needs(const PlanInputs& inputs, const MemoryNeeds& needs) {
   };
   const bool on_device = inputs.options.on_device;
   std::string text;
-  if (inputs.device_bytes)
-    text = of_limit(on_device ? needs.device : needs.host, *inputs.device_bytes) + (on_device ? " of a device" : "");
-  if (on_device && inputs.host_bytes && needs.host > 0)
-    text += (text.empty() ? "" : ", and ") + of_limit(needs.host, *inputs.host_bytes) + " of the host";
+  if (inputs.limits.device)
+    text = of_limit(on_device ? needs.device : needs.host, *inputs.limits.device) + (on_device ? " of a device" : "");
+  if (on_device && inputs.limits.host && needs.host > 0)
+    text += (text.empty() ? "" : ", and ") + of_limit(needs.host, *inputs.limits.host) + " of the host";
   return text;
 }
 
@@ -131,10 +131,10 @@ std::string describe_advice(const PlanInputs& inputs, const FitReport& fit,
 
 // Returns a sentence about the memory that a GPU needs in addition to the totals of the table.
 std::string describe_overhead(const PlanInputs& inputs) {
-  if (!inputs.device_overhead)
+  if (!inputs.limits.device_overhead)
     return "Not counted on a GPU: the device's context and the collectives' own buffers (--device-overhead adds them).";
   return format("The device's context and the collectives' own buffers: %s GB, as given; in no total.",
-                gigabytes(*inputs.device_overhead).c_str());
+                gigabytes(*inputs.limits.device_overhead).c_str());
 }
 
 void print_row(const char* name, const std::vector<StagePlan>& plans, const auto& value, double unit = 1e9) {
@@ -200,7 +200,7 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   print_tier("host", plans, &PlannedBytes::host);
   print_tier("file", plans, &PlannedBytes::file);
   if (const double bytes = inputs.planned_activations().elsewhere; bytes > 0) {
-    const std::string name = inputs.checkpoints == Tier::kFile ? "file: activations" : "host: activations";
+    const std::string name = inputs.batch.checkpoints == Tier::kFile ? "file: activations" : "host: activations";
     print_row(name.c_str(), plans, [bytes](const PlannedBytes&) { return bytes; });
   }
   if (const double bytes = inputs.planned_activations().on_the_way; bytes > 0)
@@ -236,7 +236,7 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
     std::cout << "\n";
     for (const StagePlan& plan : plans) std::cout << describe_step(inputs, inputs.at_stage(plan.stage));
   }
-  if (!inputs.device_bytes && !inputs.host_bytes) return;
+  if (!inputs.limits.device && !inputs.limits.host) return;
   std::cout << "\n";
   for (const StagePlan& plan : plans) std::cout << describe_fit(inputs, plan) << describe_longest(plan) << "\n";
   std::cout << describe_advice(inputs, *plans.front().fit, recommended) << "\n";
@@ -275,7 +275,7 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
   if (has_swap(inputs)) json["breakdown"]["swap"] = number(plan.bytes.swap);
   if (plan.fit) {
     const auto or_null = [](const std::optional<int>& value) { return value ? Json(*value) : Json(); };
-    json["fit"] = {{"device_memory_bytes", inputs.device_bytes ? number(*inputs.device_bytes) : Json()},
+    json["fit"] = {{"device_memory_bytes", inputs.limits.device ? number(*inputs.limits.device) : Json()},
                    {"fits", plan.fit->fits},
                    {"ratio", plan.fit->ratio},
                    {"smallest_world_size", or_null(plan.fit->min_world_size)},
@@ -284,9 +284,9 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
   }
   if (inputs.options.ranks_per_host > 0) json["network"] = network_as_json(inputs, inputs.at_stage(plan.stage));
   if (inputs.rates) json["step"] = step_as_json(inputs, inputs.at_stage(plan.stage));
-  if (inputs.device_bytes || inputs.host_bytes) {
+  if (inputs.limits.device || inputs.limits.host) {
     json["limits"] = {{"fits", plan.passed_limits.empty()}};
-    if (inputs.host_bytes) json["limits"]["host_memory_bytes"] = number(*inputs.host_bytes);
+    if (inputs.limits.host) json["limits"]["host_memory_bytes"] = number(*inputs.limits.host);
     if (plan.longest_sequence) json["limits"]["longest_sequence"] = *plan.longest_sequence;
     if (!plan.passed_limits.empty()) {
       json["limits"]["problem"] = plan.passed_limits;
@@ -334,13 +334,14 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
                            {"at_most_besides_bytes", number(planned.at_most)},
                            {"total_bytes", number(planned.total())}};
     if (planned.elsewhere > 0)
-      json["activations"][inputs.checkpoints == Tier::kFile ? "file_bytes" : "host_bytes"] = number(planned.elsewhere);
+      json["activations"][inputs.batch.checkpoints == Tier::kFile ? "file_bytes" : "host_bytes"] =
+          number(planned.elsewhere);
     if (planned.on_the_way > 0) json["activations"]["host_bytes"] = number(planned.on_the_way);
   } else {
     json["not_counted"].insert(json["not_counted"].begin(), "activations");
   }
-  if (inputs.device_overhead) {
-    json["device_overhead_bytes"] = number(*inputs.device_overhead);
+  if (inputs.limits.device_overhead) {
+    json["device_overhead_bytes"] = number(*inputs.limits.device_overhead);
   } else {
     json["not_counted"].push_back("the device's context and the collectives' own buffers");
   }

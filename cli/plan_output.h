@@ -13,6 +13,20 @@
 // The inputs and results of `zeroshard plan`, and the functions that print the results as tables or as JSON.
 namespace zeroshard::cli {
 
+// The bytes of memory that a plan may use. Unset limits are not known.
+struct PlanLimits {
+  std::optional<double> device;           // of a device, or of the host if ranks run on the CPU
+  std::optional<double> host;             // of the host, if ranks run on devices
+  std::optional<double> device_overhead;  // used on each device for its context and for collectives
+};
+
+// Settings of the configuration that a plan of activations needs.
+struct PlanBatch {
+  int64_t sequences = 1;             // of a micro-batch
+  int64_t sequence_parallel = 1;     // ranks that share a sequence
+  Tier checkpoints = Tier::kDevice;  // where activation checkpoints are
+};
+
 // The values from the command line, and from the configuration file and the model that the command line names.
 struct PlanInputs {
   std::optional<int64_t> num_params;  // set if there is no `model`
@@ -20,13 +34,9 @@ struct PlanInputs {
   PlanOptions options;
   std::vector<int> stages;
   std::string optimizer_name;
-  std::optional<double> device_bytes;            // memory limit of a device, or of the host if ranks run on the CPU
-  std::optional<double> host_bytes;              // memory limit of the host, if ranks run on devices
-  std::optional<double> device_overhead;         // bytes on each device for its context and for collectives
-  int64_t micro_batch = 1;                       // sequences per micro-batch, from the configuration
-  int64_t sequence_parallel = 1;                 // ranks that share a sequence, from the configuration
+  PlanLimits limits;
+  PlanBatch batch;
   std::optional<ActivationOptions> activations;  // only with a `model`
-  Tier checkpoints = Tier::kDevice;              // tier of activation checkpoints, from the configuration
   std::vector<std::string> notes;
   std::optional<Config> config;
   std::optional<double> network;      // bytes per second of a host's link to the others, in each direction
@@ -45,12 +55,12 @@ struct PlanInputs {
   double activation_bytes() const { return planned_activations().total(); }
   // Returns the bytes that must fit in addition to the plan: the device's overhead and the activations. They must fit
   // on a device, or in the host's memory if ranks run on the CPU.
-  double besides() const { return device_overhead.value_or(0) + activation_bytes(); }
+  double besides() const { return limits.device_overhead.value_or(0) + activation_bytes(); }
   MemoryNeeds memory_needs(const PlannedBytes& planned) const {
     MemoryNeeds needs = zeroshard::memory_needs(planned, options.on_device);
     (options.on_device ? needs.device : needs.host) += besides();
     const PlannedActivations planned_inputs = planned_activations();
-    needs.host += checkpoints == Tier::kHost ? planned_inputs.elsewhere : planned_inputs.on_the_way;
+    needs.host += batch.checkpoints == Tier::kHost ? planned_inputs.elsewhere : planned_inputs.on_the_way;
     needs.with_activations = activations.has_value();
     return needs;
   }

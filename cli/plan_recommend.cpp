@@ -31,9 +31,9 @@ Json optimizer_of(const std::string& name) {
 // Returns a configuration for a plan that was made without a configuration file. The learning rate in it is "auto",
 // because a plan has none.
 Json new_file(const PlanInputs& inputs) {
-  const int64_t batch = inputs.activations ? inputs.activations->batch : inputs.micro_batch;
+  const int64_t batch = inputs.activations ? inputs.activations->batch : inputs.batch.sequences;
   Json json{{"train_micro_batch_size_per_gpu", batch}, {"gradient_accumulation_steps", 1}};
-  const int64_t sharing = inputs.activations ? inputs.activations->sequence_parallel : inputs.sequence_parallel;
+  const int64_t sharing = inputs.activations ? inputs.activations->sequence_parallel : inputs.batch.sequence_parallel;
   if (sharing > 1) json["sequence_parallel_size"] = sharing;
   if (inputs.options.compute_dtype != DType::kFloat32)
     json[std::string(name_of(inputs.options.compute_dtype))] = {{"enabled", true}};
@@ -118,7 +118,7 @@ std::optional<Recommendation> recommend(const PlanInputs& inputs, const std::vec
 void write_recommended(const std::string& path, const std::optional<Recommendation>& recommended,
                        const RecommendedFrom& from) {
   if (!recommended)
-    throw ValueError(from.inputs.device_bytes || from.inputs.host_bytes
+    throw ValueError(from.inputs.limits.device || from.inputs.limits.host
                          ? "--write: no configuration fits, so none is written"
                          : "--write needs one --stage, or --device-memory, by which one is chosen");
   Json json = file_to_change(from);

@@ -13,17 +13,10 @@ MAX_MEMBERS = 12
 SETTINGS = ("Options", "Config")
 # file and class -> what its members have in common
 OVER_THE_LIMIT = {
-    "c10d_core.h:C10dCore": "one process group: its operations under way, and how it can end",
     "config.h:Config": "settings, with two questions that need several of them",
-    "file_writer.cpp:FileWriter::Impl": "the buffer being filled, the one being written, and how far both are",
-    "grad_bucket.h:GradBucket": "the gradients of one group, and which of them have come",
     "meeting_state.h:Meeting::State": "what is known of one meeting: Meeting's own functions alone see it",
-    "model_shapes.cpp:Family": "constants of a family of models",
-    "plan_output.h:PlanInputs": "the parsed command line of one command, which its output shows",
     "reducer.h:Reducer": "the lists by bucket that one backward pass fills, and the order that ranks agreed on",
     "run.py:Run": "the parts of one engine and its counters, for the modules that share them",
-    "shm_memory.h:ShmMemory": "segments of one rank: its own, its peers', and those it has yet to show",
-    "token_writer.cpp:TokenFileWriter::Impl": "one file being written: what of it is buffered, and the sums so far",
     "trainer.cpp:Run": "one training: its model, data and engine, and how far it is",
     "unit.h:Unit": "one unit's memory in three placements",
 }

@@ -45,6 +45,33 @@ class Spill {
   std::vector<std::byte> buffer_;
 };
 
+// Collects the mask, one bit for each token.
+class MaskSpill {
+ public:
+  MaskSpill(Directory& directory, std::string name) : spill_(directory, std::move(name)) {}
+
+  void add(bool learned) {
+    bits_ = uint8_t(bits_ | (learned ? 1U << count_ : 0U));
+    if (++count_ == 8) flush();
+  }
+  // Returns the spill with all bits. The last byte may have fewer than 8 bits.
+  Spill& all() {
+    if (count_ > 0) flush();
+    return spill_;
+  }
+
+ private:
+  void flush() {
+    spill_.add(bits_);
+    bits_ = 0;
+    count_ = 0;
+  }
+
+  Spill spill_;
+  uint8_t bits_ = 0;  // bits that the spill does not have yet
+  int count_ = 0;
+};
+
 // Deletes the temporary files of processes of this host that died while they wrote `name`.
 void sweep(Directory& directory, const std::string& name) {
   const std::string begin = concat(".tmp-", name, ".");
@@ -150,15 +177,8 @@ struct TokenFileWriter::Impl {
     for (size_t i = 0; i < count; ++i) {
       const bool learned = learn.empty() || learn[i] != 0;
       foot_.learned += learned;
-      bits_ = uint8_t(bits_ | (learned ? 1U << bit_ : 0U));
-      if (++bit_ == 8) write_bits();
+      mask_->add(learned);
     }
-  }
-
-  void write_bits() {
-    mask_->add(bits_);
-    bits_ = 0;
-    bit_ = 0;
   }
 
   void finish() {
@@ -167,8 +187,7 @@ struct TokenFileWriter::Impl {
     state_ = State::kFailed;  // changed after success
     if (!masked_) foot_.learned = foot_.tokens;
     pad();
-    if (bit_ > 0) write_bits();
-    if (masked_) copy(*mask_);
+    if (masked_) copy(mask_->all());
     copy(*ends_);
     const TokenSections at = token_sections(foot_);
     if (!piece_.empty()) write_piece();
@@ -230,12 +249,11 @@ struct TokenFileWriter::Impl {
   TokenFoot foot_;
   std::vector<std::string> temporaries_;  // the first one becomes the file itself
   std::optional<FileWriter> main_;
-  std::optional<Spill> ends_, mask_;  // the sections after the ids
-  std::vector<std::byte> piece_;      // part of the body that is not written yet
-  std::vector<uint64_t> table_;       // checksums of the written pieces
+  std::optional<Spill> ends_;      // the section after the ids and the mask
+  std::optional<MaskSpill> mask_;  // the section after the ids, if there is a mask
+  std::vector<std::byte> piece_;   // part of the body that is not written yet
+  std::vector<uint64_t> table_;    // checksums of the written pieces
   int64_t written_ = 0;
-  uint8_t bits_ = 0;  // bits of the mask that are not written yet
-  int bit_ = 0;
 };
 
 TokenFileWriter::TokenFileWriter(const std::string& path, const TokenFileOptions& options)

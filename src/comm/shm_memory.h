@@ -19,6 +19,28 @@ struct ShmHello {
   int32_t control_fd = -1, staging_fd = -1;  // only rank 0 has a control_fd
 };
 
+// The segments of shared memory that this rank has created and not freed. Thread-safe, because any thread may free
+// them.
+class OwnSegments {
+ public:
+  // Creates a segment of at least `bytes`, and enters its id in `own`, this rank's part of the control block. Throws
+  // CommError if kMaxSegments are alive.
+  SegmentGrant create(int64_t bytes, RankControl& own);
+  // Closes the descriptor of a segment that all ranks have attached.
+  void close(uint64_t id);
+  void free(uint64_t id, RankControl& own);
+  // Returns where `data` is, or nothing if it is in no segment.
+  std::optional<PeerAddress> find(const void* data, int64_t bytes) const;
+
+ private:
+  uint64_t new_id(const RankControl& own);
+
+  mutable std::mutex mutex_;
+  uint64_t ids_ = 0;
+  std::map<const std::byte*, std::pair<uint64_t, Mapping>> memory_;  // by address: id and memory
+  std::unordered_map<uint64_t, Fd> open_;  // descriptors of segments that some rank has not attached yet
+};
+
 // Anonymous shared memory that peers open through /proc/<pid>/fd. A descriptor is open only while peers attach its
 // memory.
 class ShmMemory final : public DirectMemory {
@@ -34,31 +56,30 @@ class ShmMemory final : public DirectMemory {
   std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) override;
   uint64_t oldest_staged() const override { return staging_.oldest(); }
   const void* read(int peer, const PeerAddress& address) override;
-  SegmentGrant create(int64_t bytes) override;
+  SegmentGrant create(int64_t bytes) override { return own_.create(bytes, own_control()); }
   void attach(int peer, const SegmentGrant& grant, int64_t bytes) override;
-  void attached(const SegmentGrant& grant) override;
+  void attached(const SegmentGrant& grant) override { own_.close(grant.segment); }
   void free(uint64_t segment) noexcept override;
   void sweep() noexcept override;
 
  private:
-  std::optional<PeerAddress> find(const void* data, int64_t bytes);
-  uint64_t new_id();
+  // What this rank knows of another one.
+  struct Peer {
+    ShmHello hello;
+    std::unordered_map<uint64_t, Mapping> segments;  // by id, read-only
+  };
+  RankControl& own_control() { return control_->rank(rank_); }
 
-  int rank_, world_size_;
+  int rank_;
   RankNumbers numbers_;
   ShmHello hello_;
   Fd control_fd_, staging_fd_;
   Mapping control_memory_;
   std::optional<ControlBlock> control_;
   StagingRing staging_;
-  std::vector<ShmHello> hellos_;                              // by rank
-  std::vector<std::unordered_map<uint64_t, Mapping>> peers_;  // [rank][segment id], read-only
-  uint64_t ids_ = 0;
+  std::vector<Peer> peers_;  // by rank
   ProcessMark process_;
-
-  std::mutex mutex_;  // protects the own segments, because any thread may free them
-  std::map<const std::byte*, std::pair<uint64_t, Mapping>> own_;  // own segments by address: id and memory
-  std::unordered_map<uint64_t, Fd> open_;  // descriptors of segments that some rank has not attached yet
+  OwnSegments own_;
 };
 
 }  // namespace zeroshard

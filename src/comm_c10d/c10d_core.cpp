@@ -62,13 +62,12 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       device_(device),
       watch_(std::move(watch)),
       options_(options),
-      rank_(group_ ? group_->getRank() : 0),
-      world_size_(group_ ? group_->getSize() : 1),
-      divergence_(divergence ? std::move(divergence)
-                             : std::make_shared<Divergence>(group_ ? group_->getStore() : nullptr, rank_, world_size_,
-                                                            options.numbers)),
-      number_(divergence_->add_communicator()),
+      compared_{divergence ? std::move(divergence)
+                           : std::make_shared<Divergence>(group_ ? group_->getStore() : nullptr, rank(), world_size(),
+                                                          options.numbers),
+                0},
       failure_(options.failure ? options.failure : std::make_shared<SharedFailure>()) {
+  compared_.number = compared_.divergence->add_communicator();
   renew_thread_pool();
 }
 
@@ -82,7 +81,7 @@ c10::intrusive_ptr<c10d::Work> C10dCore::issue(Op& op, const std::function<c10::
   throw_if_failed();
   op.seq = ++history_.seq;
   history_.hash = extend(history_.hash, op);
-  divergence_->note(number_, op, history_.hash);
+  compared_.divergence->note(compared_.number, op, history_.hash);
   try {
     auto work = start();
     if (watching_) watching_->note(op, work);
@@ -117,7 +116,7 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
 // after waiting for a second, and the connection of a dying rank breaks before its process is gone.
 void C10dCore::fail_explained(const Op& op, const std::string& message, bool waits) {
   for (int attempt = 0; attempt < 12; ++attempt) {
-    const auto difference = divergence_->look(number_, waits ? &op : nullptr);
+    const auto difference = compared_.divergence->look(compared_.number, waits ? &op : nullptr);
     if (difference) fail(op, concat(*difference, ": ", message));
     if (const std::string trouble = watch_.check_all(); !trouble.empty()) fail(op, concat(trouble, ": ", message));
     std::this_thread::sleep_for(std::chrono::milliseconds(110));
@@ -156,7 +155,7 @@ void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
       looks = waited_ms / kLookMs;
       // Compares even if the work has just ended. The work also ends when another rank finds the difference first and
       // closes its connections.
-      if (const auto difference = divergence_->look(number_, &op)) fail(op, *difference);
+      if (const auto difference = compared_.divergence->look(compared_.number, &op)) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
   }
@@ -181,8 +180,8 @@ void C10dCore::await_stream(const Op& op, const std::function<void()>& check) {
 void C10dCore::watch(std::function<std::string()> why_host) {
   const auto watch = options_.device_watch ? options_.device_watch : std::make_shared<DeviceWatch>();
   watching_ = std::make_unique<DeviceWatch::Watching>(
-      watch,
-      WatchedComm{number_of(rank_), options_.timeout_ms, watch_, failure_, divergence_, number_, std::move(why_host)});
+      watch, WatchedComm{number_of(rank()), options_.timeout_ms, watch_, failure_, compared_.divergence,
+                         compared_.number, std::move(why_host)});
 }
 
 void C10dCore::report_difference(const Op& op) {
@@ -203,12 +202,12 @@ void C10dCore::complete_all() {
 }
 
 void C10dCore::throw_if_failed() const {
-  if (is_forked()) throw CommError(process_.refusal(number_of(rank_), "communicator"));
+  if (is_forked()) throw CommError(process_.refusal(number_of(rank()), "communicator"));
   if (failed()) throw CommError(failure_->text());
 }
 
 void C10dCore::fail(const Op& op, const std::string& what) {
-  failure_->set(concat("rank ", number_of(rank_), ": collective #", op.seq, " ", op.text(), " failed: ", what));
+  failure_->set(concat("rank ", number_of(rank()), ": collective #", op.seq, " ", op.text(), " failed: ", what));
   throw CommError(failure_->text());
 }
 
@@ -217,14 +216,14 @@ void C10dCore::heed_interrupt(const Op& op) {
     check_interrupt();
   } catch (const std::exception&) {
     abort(
-        concat("rank ", number_of(rank_), " was interrupted while it waited in collective #", op.seq, " ", op.text()));
+        concat("rank ", number_of(rank()), " was interrupted while it waited in collective #", op.seq, " ", op.text()));
     throw;
   }
 }
 
 void C10dCore::abort(std::string_view reason) noexcept {
   if (is_forked()) return;
-  failure_->set(concat(reason, " [reported by rank ", number_of(rank_), "]"));
+  failure_->set(concat(reason, " [reported by rank ", number_of(rank()), "]"));
   end();
 }
 

@@ -39,8 +39,8 @@ class C10dCore {
 
   c10d::ProcessGroup& group() { return *group_; }
   at::Device device() const { return device_; }
-  int rank() const { return rank_; }
-  int world_size() const { return world_size_; }
+  int rank() const { return group_ ? group_->getRank() : 0; }
+  int world_size() const { return group_ ? group_->getSize() : 1; }
   // Returns the number by which messages name `rank`.
   int number_of(int rank) const { return options_.numbers.of(rank); }
   // Returns whether this process is a forked child of the rank. A child must not destroy the process group and the
@@ -106,14 +106,17 @@ class C10dCore {
   // says whether this rank's thread has waited in `op`.
   [[noreturn]] void fail_explained(const Op& op, const std::string& message, bool waits);
 
+  struct Compared {
+    std::shared_ptr<Divergence> divergence;  // several communicators can share it
+    size_t number;                           // index of this communicator in `divergence`
+  };
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Device device_;
   PeerWatch watch_;
   CommOptions options_;
-  int rank_, world_size_;
   History history_;
-  std::shared_ptr<Divergence> divergence_;  // several communicators can share it
-  size_t number_;                           // index of this communicator in divergence_
+  Compared compared_;
   std::shared_ptr<SharedFailure> failure_;
   std::atomic<bool> ended_ = false;  // whether end() was called
   bool was_left_ = false;            // whether a collective was abandoned before it was complete

@@ -13,54 +13,44 @@ namespace {
 
 constexpr int64_t kRunBytes = int64_t{16} << 20;  // bytes of one direct write; larger ones are not faster
 
-}  // namespace
-
-class FileWriter::Impl {
+// The file that is written. It knows no position.
+class WrittenFile {
  public:
-  Impl(Directory& directory, const std::string& name, int64_t expected_bytes)
+  // Creates the file and reserves `expected_bytes` for it. Throws IoError if there is less space.
+  WrittenFile(Directory& directory, const std::string& name, int64_t expected_bytes)
       : io_(directory.io()),
         path_(directory.path_of(name)),
         fd_(directory.create_file(name)),
-        reserved_(expected_bytes),
-        capacity_(align_up(std::clamp(expected_bytes, int64_t{1}, kBufferBytes), kDirectAlignment)),
-        filling_(allocate_direct(capacity_)) {
+        reserved_(expected_bytes) {
     reserve();
     direct_ = retry_interrupted([&] { return io_.set_direct(fd_.get(), true); }) == 0;
   }
 
-  void append(const std::byte* data, int64_t bytes, bool stable) {
-    ZS_CHECK(state_ == State::kOpen, "append() to ", path_, ", which is finished or has failed");
-    try {
-      if (stable) {
-        lengthen_run(data, bytes);
-      } else {
-        end_run();
-        copy(data, bytes);
-      }
-    } catch (...) {
-      state_ = State::kFailed;
-      throw;
-    }
+  const std::string& path() const { return path_; }
+  // Writes aligned data to an aligned position, past the page cache if the file system can.
+  void write(const std::byte* data, int64_t bytes, int64_t offset) {
+    write_all_direct(io_, fd_.get(), path_, data, bytes, offset, direct_);
   }
-
-  void finish() {
-    ZS_CHECK(state_ == State::kOpen, "finish() of ", path_, ", which is finished or has failed");
-    state_ = State::kFailed;  // becomes kClosed at the end, if all goes well
-    end_run();
-    background_.wait();
-    write_rest();
-    if (offset_ < reserved_)
-      check_io(retry_interrupted([&] { return io_.ftruncate(fd_.get(), offset_); }), "cut", path_);
+  // Writes the last data, whose size need not be aligned.
+  void write_last(const std::byte* data, int64_t bytes, int64_t offset) {
+    const int64_t whole = direct_ ? bytes / kDirectAlignment * kDirectAlignment : bytes;
+    write(data, whole, offset);
+    if (whole < bytes && direct_) {
+      direct_ = false;
+      check_io(retry_interrupted([&] { return io_.set_direct(fd_.get(), false); }), "write", path_);
+    }
+    write_all(io_, fd_.get(), path_, data + whole, bytes - whole, offset + whole);
+  }
+  // Frees reserved space after the first `bytes`, makes the file durable, and closes it.
+  void finish(int64_t bytes) {
+    if (bytes < reserved_) check_io(retry_interrupted([&] { return io_.ftruncate(fd_.get(), bytes); }), "cut", path_);
     check_io(retry_interrupted([&] { return io_.fdatasync(fd_.get()); }), "make durable", path_);
     const int closed = fd_.close();
     // If a signal interrupts close(), the file is closed nevertheless, and it is durable already.
     if (closed != -EINTR) check_io(closed, "close", path_);
-    state_ = State::kClosed;
   }
 
  private:
-  enum class State { kOpen, kFailed, kClosed };
-
   void reserve() {
     if (reserved_ == 0) return;
     const int result = retry_interrupted([&] { return io_.fallocate(fd_.get(), reserved_); });
@@ -78,6 +68,50 @@ class FileWriter::Impl {
     const std::string full = space_details(io_, fd_.get(), result, reserved_);
     throw_io_error("reserve space for", path_, result, full.empty() ? concat("it needs ", reserved_, " bytes") : full);
   }
+
+  Io& io_;
+  std::string path_;
+  OpenFd fd_;
+  int64_t reserved_;
+  bool direct_ = false;  // whether fd_ has O_DIRECT
+};
+
+}  // namespace
+
+class FileWriter::Impl {
+ public:
+  Impl(Directory& directory, const std::string& name, int64_t expected_bytes)
+      : file_(directory, name, expected_bytes),
+        capacity_(align_up(std::clamp(expected_bytes, int64_t{1}, kBufferBytes), kDirectAlignment)),
+        filling_(allocate_direct(capacity_)) {}
+
+  void append(const std::byte* data, int64_t bytes, bool stable) {
+    ZS_CHECK(state_ == State::kOpen, "append() to ", file_.path(), ", which is finished or has failed");
+    try {
+      if (stable) {
+        lengthen_run(data, bytes);
+      } else {
+        end_run();
+        copy(data, bytes);
+      }
+    } catch (...) {
+      state_ = State::kFailed;
+      throw;
+    }
+  }
+
+  void finish() {
+    ZS_CHECK(state_ == State::kOpen, "finish() of ", file_.path(), ", which is finished or has failed");
+    state_ = State::kFailed;  // becomes kClosed at the end, if all goes well
+    end_run();
+    background_.wait();
+    file_.write_last(filling_.get(), filled_, offset_);
+    file_.finish(offset_ + filled_);
+    state_ = State::kClosed;
+  }
+
+ private:
+  enum class State { kOpen, kFailed, kClosed };
 
   // Adds data to the run, the next part of the file. The data of a run is contiguous in the caller's memory and is
   // written directly from there. Data that does not continue the run begins a new one, or is copied if its position in
@@ -102,9 +136,7 @@ class FileWriter::Impl {
 
   void write_run(int64_t bytes) {
     background_.wait();
-    background_.start([this, data = run_, bytes, offset = offset_] {
-      write_all_direct(io_, fd_.get(), path_, data, bytes, offset, direct_);
-    });
+    background_.start([this, data = run_, bytes, offset = offset_] { file_.write(data, bytes, offset); });
     offset_ += bytes;
     run_ += bytes;
     run_bytes_ -= bytes;
@@ -126,36 +158,18 @@ class FileWriter::Impl {
     background_.wait();
     std::swap(filling_, writing_);
     if (!filling_) filling_ = allocate_direct(capacity_);
-    background_.start([this, size = filled_, offset = offset_] {
-      write_all_direct(io_, fd_.get(), path_, writing_.get(), size, offset, direct_);
-    });
+    background_.start([this, size = filled_, offset = offset_] { file_.write(writing_.get(), size, offset); });
     offset_ += filled_;
     filled_ = 0;
   }
 
-  void write_rest() {
-    const int64_t whole = direct_ ? filled_ / kDirectAlignment * kDirectAlignment : filled_;
-    write_all_direct(io_, fd_.get(), path_, filling_.get(), whole, offset_, direct_);
-    if (whole < filled_ && direct_) {
-      direct_ = false;
-      check_io(retry_interrupted([&] { return io_.set_direct(fd_.get(), false); }), "write", path_);
-    }
-    write_all(io_, fd_.get(), path_, filling_.get() + whole, filled_ - whole, offset_ + whole);
-    offset_ += filled_;
-    filled_ = 0;
-  }
-
-  Io& io_;
-  std::string path_;
-  OpenFd fd_;
-  int64_t reserved_;
+  WrittenFile file_;  // only the thread uses it while the thread has a job
   int64_t capacity_;
   DirectBuffer filling_, writing_;
   int64_t filled_ = 0;
   const std::byte* run_ = nullptr;
   int64_t run_bytes_ = 0;  // run_bytes_ and filled_ are never both above 0
   int64_t offset_ = 0;     // the position in the file of the first byte of filling_, or of the run
-  bool direct_ = false;    // whether fd_ has O_DIRECT; only the thread uses this member while it has a job
   State state_ = State::kOpen;
   Background background_;  // the last member, because its thread must end before the members that the thread uses
 };

@@ -16,10 +16,13 @@ using Json = nlohmann::json;
 
 // A family of models: the values that transformers takes for absent fields, and how the family differs from Llama.
 struct Family {
+  struct Sizes {
+    int64_t vocab, hidden, intermediate, layers, heads;
+    int64_t kv_heads;  // 0: as many as heads
+    int64_t head_dim;  // 0: hidden / heads
+  };
   std::string_view model_type;
-  int64_t vocab, hidden, intermediate, layers, heads;
-  int64_t kv_heads;  // 0: as many as heads
-  int64_t head_dim;  // 0: hidden / heads
+  Sizes sizes;
   bool tied = false;
   bool qkv_bias = false;        // q, k and v always have a bias
   bool attention_bias = false;  // the field "attention_bias" adds a bias to q, k, v and o
@@ -31,61 +34,61 @@ struct Family {
 
 constexpr std::array kFamilies{
     Family{.model_type = "llama",
-           .vocab = 32000,
-           .hidden = 4096,
-           .intermediate = 11008,
-           .layers = 32,
-           .heads = 32,
-           .kv_heads = 0,
-           .head_dim = 0,
+           .sizes = {.vocab = 32000,
+                     .hidden = 4096,
+                     .intermediate = 11008,
+                     .layers = 32,
+                     .heads = 32,
+                     .kv_heads = 0,
+                     .head_dim = 0},
            .attention_bias = true,
            .mlp_bias = true},
     Family{.model_type = "mistral",
-           .vocab = 32000,
-           .hidden = 4096,
-           .intermediate = 14336,
-           .layers = 32,
-           .heads = 32,
-           .kv_heads = 8,
-           .head_dim = 0},
+           .sizes = {.vocab = 32000,
+                     .hidden = 4096,
+                     .intermediate = 14336,
+                     .layers = 32,
+                     .heads = 32,
+                     .kv_heads = 8,
+                     .head_dim = 0}},
     Family{.model_type = "qwen2",
-           .vocab = 151936,
-           .hidden = 4096,
-           .intermediate = 22016,
-           .layers = 32,
-           .heads = 32,
-           .kv_heads = 32,
-           .head_dim = 0,
+           .sizes = {.vocab = 151936,
+                     .hidden = 4096,
+                     .intermediate = 22016,
+                     .layers = 32,
+                     .heads = 32,
+                     .kv_heads = 32,
+                     .head_dim = 0},
            .qkv_bias = true},
     Family{.model_type = "qwen3",
-           .vocab = 151936,
-           .hidden = 4096,
-           .intermediate = 22016,
-           .layers = 32,
-           .heads = 32,
-           .kv_heads = 32,
-           .head_dim = 128,
+           .sizes = {.vocab = 151936,
+                     .hidden = 4096,
+                     .intermediate = 22016,
+                     .layers = 32,
+                     .heads = 32,
+                     .kv_heads = 32,
+                     .head_dim = 128},
            .attention_bias = true,
            .qk_norm = true},
     Family{.model_type = "gemma2",
-           .vocab = 256000,
-           .hidden = 2304,
-           .intermediate = 9216,
-           .layers = 26,
-           .heads = 8,
-           .kv_heads = 4,
-           .head_dim = 256,
+           .sizes = {.vocab = 256000,
+                     .hidden = 2304,
+                     .intermediate = 9216,
+                     .layers = 26,
+                     .heads = 8,
+                     .kv_heads = 4,
+                     .head_dim = 256},
            .tied = true,
            .attention_bias = true,
            .feedforward_norms = true},
     Family{.model_type = "mixtral",
-           .vocab = 32000,
-           .hidden = 4096,
-           .intermediate = 14336,
-           .layers = 32,
-           .heads = 32,
-           .kv_heads = 8,
-           .head_dim = 0,
+           .sizes = {.vocab = 32000,
+                     .hidden = 4096,
+                     .intermediate = 14336,
+                     .layers = 32,
+                     .heads = 32,
+                     .kv_heads = 8,
+                     .head_dim = 0},
            .experts = true},
 };
 constexpr std::string_view kSupported = "llama, mistral, qwen2, qwen3, gemma2, mixtral, gpt2";
@@ -223,15 +226,15 @@ void check_divides(const Fields& fields, const char* name, int64_t value, const 
 
 ModelShapes llama_like(const Family& family, Fields& fields) {
   LlamaDims dims{};
-  const int64_t vocab = fields.size("vocab_size", family.vocab);
-  dims.hidden = fields.size("hidden_size", family.hidden);
-  dims.intermediate = fields.size("intermediate_size", family.intermediate);
-  const int64_t layers = fields.size("num_hidden_layers", family.layers, kMaxLayers);
-  dims.heads = fields.size("num_attention_heads", family.heads);
-  dims.kv_heads = fields.optional_size("num_key_value_heads", family.kv_heads);
+  const int64_t vocab = fields.size("vocab_size", family.sizes.vocab);
+  dims.hidden = fields.size("hidden_size", family.sizes.hidden);
+  dims.intermediate = fields.size("intermediate_size", family.sizes.intermediate);
+  const int64_t layers = fields.size("num_hidden_layers", family.sizes.layers, kMaxLayers);
+  dims.heads = fields.size("num_attention_heads", family.sizes.heads);
+  dims.kv_heads = fields.optional_size("num_key_value_heads", family.sizes.kv_heads);
   if (dims.kv_heads == 0) dims.kv_heads = dims.heads;
   check_divides(fields, "num_key_value_heads", dims.kv_heads, "num_attention_heads", dims.heads);
-  dims.head_dim = fields.optional_size("head_dim", family.head_dim);
+  dims.head_dim = fields.optional_size("head_dim", family.sizes.head_dim);
   if (dims.head_dim == 0) {
     check_divides(fields, "num_attention_heads", dims.heads, "hidden_size", dims.hidden);
     dims.head_dim = dims.hidden / dims.heads;

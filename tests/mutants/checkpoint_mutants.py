@@ -67,14 +67,14 @@ FILE = [
     (
         "file-tail-at-wrong-offset",
         _WRITER,
-        "filled_ - whole, offset_ + whole);",
-        "filled_ - whole, offset_);",
+        "bytes - whole, offset + whole);",
+        "bytes - whole, offset);",
         "FileWriter.WritesWhatWasAppended",
     ),
     (
         "file-not-cut",
         _WRITER,
-        "if (offset_ < reserved_)",
+        "if (bytes < reserved_)",
         "if (false)",
         "FileWriter.WritesWhatWasAppended",
     ),

@@ -2,10 +2,11 @@
 
 from mutant import Mutant
 
-_BACKWARD, _EXECUTOR, _BUCKET = (
+_BACKWARD, _EXECUTOR, _BUCKET, _REDUCED = (
     "src/engine/pass.cpp",
     "src/engine/executor.cpp",
     "src/reduce/grad_bucket.cpp",
+    "src/reduce/reduced_gradients.h",
 )
 _AGAIN, _CLEARED = "FailedBackward.TheStepBeginsAgainWithTheSameBits", "FailedBackward.WhatWasClearedIsInNoStep"
 
@@ -14,9 +15,9 @@ MUTANTS = [
     for name, file, old, new, test in [
         ("failed-backward-untold", _BACKWARD, "if (words[0] > 0) {", "if (!failure.empty()) {", _AGAIN),
         ("failed-pass-left-early", _EXECUTOR, "  begin_backward();\n  end_units_of_backward();", "", _AGAIN),
-        ("failed-local-sum-kept", _BUCKET, "  local_used_ = false;\n  std::fill(", "  std::fill(", _CLEARED),
+        ("failed-local-sum-kept", _BUCKET, "  own_sum_.discard();\n", "", _CLEARED),
         ("failed-gradients-kept", _BUCKET, "  end_step();\n  return slot;", "  return slot;", _CLEARED),
-        ("norm-of-the-step-before", _BUCKET, "= false;\n  squares_ = ExactSum();", "= false;", _CLEARED),
+        ("norm-of-the-step-before", _REDUCED, "= false;\n    squares_ = ExactSum();", "= false;", _CLEARED),
         (
             "other-ranks-units-not-gathered",
             _EXECUTOR,

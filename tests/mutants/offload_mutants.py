@@ -2,7 +2,7 @@
 
 from mutant import Mutant
 
-_EXIT, _BUCKET = "src/reduce/gradient_exit.cpp", "src/reduce/grad_bucket.cpp"
+_EXIT, _REDUCED = "src/reduce/gradient_exit.cpp", "src/reduce/reduced_gradients.cpp"
 _MOVER, _GROUP = "src/device/mover.cpp", "src/group/sharded_group.cpp"
 _BITS, _AGAIN = "*Placements.GiveTheSameBitsInThe*", "*Placements.UseBuffersAgain*"
 _GOES = "*Placements.LetAnEngineGo*"
@@ -17,7 +17,7 @@ _LATE, _ENGINE_LATE, _LATE_BITS = (
 _TABLE = [
     (
         "gradients-replaced-while-read",
-        _BUCKET,
+        _REDUCED,
         "  hold_->await_readers();\n",
         "",
         "GradBucket.NewGradientsWaitForReadersOfTheOldOnes",
@@ -65,7 +65,7 @@ _TABLE = [
         "",
         "*DelayedUpdates.WeightsThatAreSetStay*",
     ),
-    ("gradient-used-before-it-arrived", _BUCKET, "  if (arrived_) arrived_->synchronize();\n", "", _BITS),
+    ("gradient-used-before-it-arrived", _REDUCED, "  if (arrived_) arrived_->synchronize();\n", "", _BITS),
     ("copied-before-the-sum", _EXIT, "  buffer_->uses.take();\n  mover_", "  buffer_->uses.share();\n  mover_", _BITS),
     (
         "sum-over-what-is-copied",

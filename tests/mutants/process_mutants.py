@@ -16,8 +16,8 @@ MUTANTS = [
     Mutant(
         "fork-frees-memory-of-the-rank",
         "src/comm/shm_memory.cpp",
-        "  if (!process_.is_own()) return;  // peers still read the memory, so a forked child must not free it\n",
-        "",
+        "  if (process_.is_own()) own_.free(",
+        "  own_.free(",
         "comm",
         "ForkedChild.IsRefusedByTheCommunicatorOfItsParent",
     ),

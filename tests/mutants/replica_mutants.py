@@ -9,7 +9,13 @@ _SHARED = "*Replicas.ThatShareStatesGiveTheBits*"
 MUTANTS = [
     Mutant(name, file, old, new, "world", test)
     for name, file, old, new, test in [
-        ("replicas-keep-their-own-sums", _BUCKET, "  take(pieces, DType::kFloat32, sum_elsewhere());\n", "", _SAME),
+        (
+            "replicas-keep-their-own-sums",
+            _BUCKET,
+            "  reduced_.add(pieces, DType::kFloat32, reduced_.sum_elsewhere());\n",
+            "",
+            _SAME,
+        ),
         (
             "replicas-each-count-in-the-norm",
             "src/engine/step.cpp",
