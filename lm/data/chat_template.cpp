@@ -119,7 +119,8 @@ std::vector<TextPiece> ChatTemplate::render(const std::vector<Message>& messages
   return pieces;
 }
 
-// Renders each message under a heading with its role.
+// Renders each message after a heading with its role. The templates llama3 and gemma begin with BOS. Throws ValueError
+// for gemma if the roles do not alternate or if there is a system message.
 void ChatTemplate::render_headed(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   struct Marks {
     const char *before_role, *after_role, *end, *after_end;
@@ -144,7 +145,8 @@ void ChatTemplate::render_headed(const std::vector<Message>& messages, std::vect
   }
 }
 
-// Renders the user's messages in [INST]. The first of them includes the system message.
+// Renders each message of the user in [INST], and each answer with EOS after it. The first message of the user includes
+// the system message. BOS comes before each message of the user for llama2, and only once for mistral.
 void ChatTemplate::render_bracketed(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   const bool llama = form_ == Form::kLlama2;
   std::string system;
@@ -181,7 +183,8 @@ void ChatTemplate::render_alpaca(const std::vector<Message>& messages, std::vect
   begin_prose(pieces);
 }
 
-// Renders the contents of the messages one after another. Separators are part of the contents.
+// Renders the contents of the messages one after another, with EOS after each answer. Adds no separators, because the
+// contents include them.
 void ChatTemplate::render_plain(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   for (const Message& message : messages) {
     const bool answer = message.role == Role::kAssistant;
@@ -190,8 +193,8 @@ void ChatTemplate::render_plain(const std::vector<Message>& messages, std::vecto
   begin_prose(pieces);
 }
 
-// Puts the BOS token before the pieces, and separates it from them. So the first piece is encoded as the beginning of a
-// text, in the same way as a prompt for the trained model.
+// Puts BOS before the pieces, as a piece of its own, if the template uses BOS. Sets `starts` in the piece after BOS. So
+// that piece is encoded as the beginning of a text, in the same way as a prompt for the trained model.
 void ChatTemplate::begin_prose(std::vector<TextPiece>& pieces) const {
   if (bos_.empty()) return;
   pieces.front().starts = true;

@@ -6,7 +6,8 @@
 
 #include "zeroshard/tokenizer.h"
 
-// Turns conversations into the text formats on which models are trained, without Jinja.
+// Turns conversations into text in the chat formats of known models, and this text into ids. The formats are built in,
+// so no Jinja interpreter is needed.
 namespace zeroshard {
 
 enum class Role : uint8_t { kSystem, kUser, kAssistant, kTool };
@@ -16,9 +17,9 @@ struct Message {
   std::string content;
 };
 
-// A part of a conversation's text. The model learns all tokens of the part as targets, or none of them. If `starts` is
-// true, this piece and the pieces after it are encoded separately from the pieces before it. Such a piece either begins
-// with a special token, where tokenizers cut the text anyway, or follows BOS.
+// A piece of a conversation's text. The model learns all tokens of the piece as targets, or none of them. If `starts`
+// is true, this piece and the pieces after it are encoded separately from the pieces before it. A piece with `starts`
+// either begins with a special token, where tokenizers cut the text anyway, or follows BOS.
 struct TextPiece {
   std::string text;
   bool learn = false;  // true: the tokens are targets
@@ -57,11 +58,12 @@ class ChatTemplate {
 
 struct EncodedDocument {
   std::vector<int32_t> ids;
-  std::vector<uint8_t> learn;  // one entry per id
+  std::vector<uint8_t> learn;  // one entry per id: 1 if the id is a target; empty if all ids are targets
 };
 
-// Encodes `pieces` together. The ids are those of the whole text, except that pieces with `starts` are encoded
-// separately from the pieces before them. A token that lies in two pieces belongs to the later piece.
+// Encodes `pieces` together and fills `ids` and `learn`. The ids are those of the whole text, except that a piece with
+// `starts` and the pieces after it are encoded separately from the pieces before it. A token that lies in two pieces
+// belongs to the later piece.
 EncodedDocument encode_pieces(const std::vector<TextPiece>& pieces, const Tokenizer& tokenizer);
 
 }  // namespace zeroshard

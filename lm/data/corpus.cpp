@@ -12,8 +12,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kScanBytes = int64_t{64} << 20;  // the constructor checks all ids of smaller files of other programs
-constexpr int64_t kAllIds = INT64_C(1) << 31;      // limit if there is no vocabulary size
+// The constructor checks all ids of a file of another program if the file is smaller than this.
+constexpr int64_t kScanBytes = int64_t{64} << 20;
+constexpr int64_t kAllIds = INT64_C(1) << 31;  // limit if there is no vocabulary size
 
 // Returns the limit below which all ids of the file must be.
 int64_t limit_of(const TokenFileInfo& info, int64_t vocab_size) {

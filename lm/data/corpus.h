@@ -9,8 +9,9 @@
 
 namespace zeroshard {
 
-// The documents of token files that belong to one part of the data: the training part or the validation part. If the
-// validation part would be less than one document, each document is divided between the two parts. Immutable.
+// The documents of token files that belong to one part of the data: the training part or the validation part. If
+// validation_share is above 0 but means less than one document, each document of at least two tokens is divided between
+// the two parts. Immutable.
 class Corpus {
  public:
   // Throws the same errors as the constructor of Dataset.
@@ -23,14 +24,14 @@ class Corpus {
   int64_t length(uint32_t member) const { return place(member).length; }
 
   // Appends tokens [begin, begin + count) of a member to `ids`. Appends the target of each of these tokens to
-  // `targets`. A target is the member's next token, or kNoTarget if there is no next token or if that token is not
-  // learned.
+  // `targets`. A target is the member's next token, or kNoTarget if there is no next token or if the next token is not
+  // learned. Throws the errors of TokenFile::read().
   void read(uint32_t member, int64_t begin, int64_t count, std::vector<int32_t>& ids,
             std::vector<int32_t>& targets) const;
 
-  // Throw IoError if a file has been truncated since it was opened (see TokenFile). The first function checks all
-  // files, and a caller calls it before it reads the lengths of many members. The second function checks only the file
-  // of one member, and a caller calls it before it reads the member's length.
+  // Throw IoError if a file has been truncated since it was opened. check_whole() checks all files. check_whole(member)
+  // checks the file of one member. A caller checks before it calls length(), because length() reads a mapped file
+  // without a check.
   void check_whole() const;
   void check_whole(uint32_t member) const;
 
@@ -50,8 +51,10 @@ class Corpus {
 
   DatasetOptions options_;
   std::vector<TokenFile> files_;
-  std::vector<int64_t> first_document_;  // by file: number of its first document; last: number of all documents
-  bool divided_ = false;  // true: a document of two or more tokens is divided; false: a document belongs to one part
+  // By file: the index of its first document among the documents of all files. One more entry at the end has the number
+  // of all documents.
+  std::vector<int64_t> first_document_;
+  bool divided_ = false;           // true: documents of two or more tokens are divided; false: no document is divided
   std::vector<uint32_t> members_;  // by member: index of its document
   int64_t tokens_ = 0;
   uint64_t identity_ = 0;

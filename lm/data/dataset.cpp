@@ -53,7 +53,7 @@ struct Dataset::Impl {
       if (&kept != &recent[0]) std::swap(recent[0], recent[1]);
       return recent[0].epoch;
     }
-    recent[1] = {};  // frees the memory of the old epoch before the new one is made
+    recent[1] = {};  // frees the older epoch before the new one is made
     corpus.check_whole();
     std::shared_ptr<const Epoch> made;
     if (options.packing == DatasetOptions::Packing::kStream) {

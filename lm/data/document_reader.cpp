@@ -92,7 +92,7 @@ bool LineReader::next(std::string_view& line, int64_t max_bytes) {
 
 DocumentReader::DocumentReader(const std::vector<std::string>& inputs, const TokenizeOptions& options)
     : inputs_(inputs), options_(options) {
-  // Throws now if the Parquet plugin is missing, and not after the earlier files were read.
+  // Loads the Parquet plugin now, so that a missing plugin is an error before any file is read.
   const auto found = std::find_if(inputs.begin(), inputs.end(), is_parquet);
   if (found != inputs.end()) parquet_ = &load_parquet_plugin(*found);
 }
@@ -145,7 +145,7 @@ bool DocumentReader::ends_document(std::string_view line) const {
 }
 
 // Reads the next document of a text file. Returns false if there is none. The newline before a separator does not
-// belong to the document, nor does the newline at the end of the file, unless the whole file is one document.
+// belong to the document. The newline at the end of the file belongs to the document only with Split::kFile.
 bool DocumentReader::next_text(RawDocument& document) {
   if (!more_of_file_) return false;
   std::string_view line;

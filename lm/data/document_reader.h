@@ -19,12 +19,13 @@ class LineSource {
  public:
   virtual ~LineSource() = default;
 
-  // Sets `line` to the next line. The line has its newline, except that the last line of an input and the rows of a
-  // ParquetReader can lack one. `line` is valid until the next call. Returns false at the end of the input. Throws
-  // ValueError for a line of more than `max_bytes`, and IoError.
+  // Sets `line` to the next line. The line ends with its newline, except that the last line of an input can lack one,
+  // and that the rows of a ParquetReader have none. `line` is valid until the next call. Returns false at the end of
+  // the input. Throws ValueError for a line of more than `max_bytes` bytes, and for Parquet data in the input of a
+  // LineReader. Throws IoError if reading fails, and Error if the `stop` of the reader is set.
   virtual bool next(std::string_view& line, int64_t max_bytes) = 0;
   const std::string& path() const { return path_; }
-  int64_t line() const { return line_; }    // number of the last line, counted from 1; 0: no line was read yet
+  int64_t line() const { return line_; }    // number of the line that was read last, from 1; 0: none was
   int64_t bytes() const { return bytes_; }  // bytes of the input that were read
 
  protected:
@@ -37,7 +38,7 @@ class LineSource {
 // Reads the lines of a file, pipe or device.
 class LineReader : public LineSource {
  public:
-  // `path` "-" means standard input. Throws IoError.
+  // `path` "-" means standard input. Throws the errors of open_input().
   LineReader(const std::string& path, const std::atomic<bool>* stop);
 
   bool next(std::string_view& line, int64_t max_bytes) override;
@@ -54,8 +55,9 @@ class LineReader : public LineSource {
   bool ended_ = false;
 };
 
-// Opens an input for reading. `flags` are added to the flags of open(2). Throws IoError if that fails or if the input
-// is a directory, ValueError for an empty path or one with a zero byte, and Error if `stop` is set.
+// Opens an input for reading. `flags` are added to the flags of open(2). Throws IoError if the input cannot be opened
+// or is a directory, ValueError for an empty path or one with a zero byte, and Error if `stop` is set. `stop` can be
+// null.
 OpenFd open_input(const std::string& path, int flags, const std::atomic<bool>* stop);
 
 // Throws Error if `stop` is set. `stop` can be null.
@@ -72,10 +74,12 @@ struct RawDocument {
 // Reads the documents of all inputs, one after another.
 class DocumentReader {
  public:
-  // Throws ValueError if `inputs` has a Parquet file but the library that reads such files is missing.
+  // Throws ValueError if `inputs` has a Parquet file but load_parquet_plugin() fails. `inputs` and `options` must live
+  // as long as the reader.
   DocumentReader(const std::vector<std::string>& inputs, const TokenizeOptions& options);
 
-  // Returns the next document, or nothing at the end.
+  // Returns the next document, or nothing after the last one. Throws the errors of opening and reading an input, and
+  // ValueError for a document of more than max_document_bytes.
   std::optional<RawDocument> next();
   int64_t bytes() const { return bytes_ + (reader_ ? reader_->bytes() : 0); }
 
@@ -91,8 +95,8 @@ class DocumentReader {
   const ParquetPlugin* parquet_ = nullptr;  // set if an input is a Parquet file
   std::unique_ptr<LineSource> reader_;
   size_t file_ = 0;
-  bool more_of_file_ = true;  // false: all documents of a text file were returned
-  int64_t bytes_ = 0;         // bytes of earlier files
+  bool more_of_file_ = true;  // false: reader_ has reached the end of a text file
+  int64_t bytes_ = 0;         // bytes of the files before the current one
 };
 
 }  // namespace zeroshard

@@ -56,7 +56,7 @@ PieceEpoch::PieceEpoch(const Corpus& corpus, const DatasetOptions& options, int6
     : corpus_(corpus), length_(options.length) {
   int64_t count = 0;
   for (uint32_t member = 0; member < corpus.members(); ++member) count += ceil_div(corpus.length(member), length_);
-  check_rows(count, length_);  // `count` is the number of pieces, and there are at most as many rows
+  check_rows(count, length_);  // `count` is the number of parts, and there are at most as many rows
   parts_.reserve(size_t(count));
   for (uint32_t member = 0; member < corpus.members(); ++member)
     for (int64_t number = ceil_div(corpus.length(member), length_), i = 0; i < number; ++i)
@@ -83,7 +83,7 @@ std::vector<uint32_t> PieceEpoch::pack() const {
   for (const Part& part : parts_) lengths.push_back(uint32_t(length_of(part)));
   std::stable_sort(by_length.begin(), by_length.end(),
                    [&](uint32_t one, uint32_t other) { return lengths[one] > lengths[other]; });
-  std::map<int64_t, std::vector<uint32_t>> open;  // rows by free room
+  std::map<int64_t, std::vector<uint32_t>> open;  // the rows that are not full, by their free tokens
   std::vector<uint32_t> row_of(parts_.size());
   uint32_t rows = 0;
   for (const uint32_t part : by_length) {
@@ -103,8 +103,8 @@ std::vector<uint32_t> PieceEpoch::pack() const {
   return row_of;
 }
 
-// Sorts parts_ by row, and fills row_begins_. The row with the first part in parts_ becomes the first row, and so on.
-// The parts of a row keep their order.
+// Sorts parts_ by row and fills row_begins_. Numbers the rows anew, in the order in which their first parts lie in
+// parts_. The parts of a row keep their order.
 void PieceEpoch::group(const std::vector<uint32_t>& row_of, int64_t rows) {
   const auto count = size_t(rows);
   std::vector<uint32_t> place(count, kMaxRows), counts(count + 1);

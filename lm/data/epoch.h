@@ -6,13 +6,14 @@
 
 namespace zeroshard {
 
-// Consecutive tokens of a member (a document of the Corpus) that are in one row.
+// Consecutive tokens of a member of the Corpus that lie in one row. `begin` counts from the beginning of the member.
 struct Piece {
   uint32_t member;
   int64_t begin, count;
 };
 
-// Assigns tokens to the rows of an epoch. The number of rows is the same in every epoch. Immutable.
+// Assigns tokens to the rows of an epoch. The number of rows is the same in every epoch. row() returns the pieces of a
+// row in their order in the row. Immutable.
 class Epoch {
  public:
   virtual ~Epoch() = default;
@@ -20,7 +21,7 @@ class Epoch {
   virtual std::vector<Piece> row(int64_t index) const = 0;
 };
 
-// The rows of an epoch with Packing::kStream. Needs 12 bytes per document and, if rows are shuffled, 4 bytes per row.
+// The rows of an epoch with Packing::kStream. Needs 12 bytes per member and, if rows are shuffled, 4 bytes per row.
 class StreamEpoch final : public Epoch {
  public:
   StreamEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);
@@ -34,8 +35,9 @@ class StreamEpoch final : public Epoch {
   std::vector<uint32_t> row_order_;  // empty if rows are not shuffled
 };
 
-// The rows of an epoch with Packing::kWhole or kSeparate: documents are cut into pieces that fit into a row. Needs
-// about 12 bytes per piece.
+// The rows of an epoch with Packing::kWhole or kSeparate. A member that is longer than a row is cut into parts, of
+// which only the last can be shorter than a row. With kWhole, several parts can share a row. With kSeparate, each part
+// has its own row. Needs at most 12 bytes per part.
 class PieceEpoch final : public Epoch {
  public:
   PieceEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);
@@ -44,7 +46,7 @@ class PieceEpoch final : public Epoch {
 
  private:
   struct Part {
-    uint32_t member, number;  // `number` is the index of the piece in its document
+    uint32_t member, number;  // `number` is the index of the part in its member
   };
   int64_t length_of(const Part& part) const;
   std::vector<uint32_t> pack() const;  // returns the row of each part
@@ -53,7 +55,7 @@ class PieceEpoch final : public Epoch {
   const Corpus& corpus_;
   int64_t length_;
   std::vector<Part> parts_;           // row by row
-  std::vector<uint32_t> row_begins_;  // positions in parts_: the beginning of each row, and the end of the last row
+  std::vector<uint32_t> row_begins_;  // indices in parts_: the beginning of each row, and the end of the last row
 };
 
 }  // namespace zeroshard

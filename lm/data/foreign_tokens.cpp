@@ -12,13 +12,14 @@ namespace {
 
 constexpr std::string_view kNumpyMagic = "\x93NUMPY";
 
-// The header of a file of llm.c has 256 int32. Number 0 is the magic, 1 the version, and 2 the number of tokens.
+// The header of a file of llm.c has 256 int32. The first is the magic, the second the version, and the third the number
+// of tokens.
 constexpr int64_t kLlmcHeadBytes = 1024;
 constexpr int32_t kLlmcMagic16 = 20240520, kLlmcMagic32 = 20240801;
 
 void check_size(const ForeignTokens& found, std::string_view file, const std::string& path) {
-  // Divides `bytes` instead of multiplying `found.tokens`, because the header can have any number of tokens, and the
-  // product could overflow.
+  // Divides `bytes` instead of multiplying `found.tokens`, because a damaged header can have any number of tokens, and
+  // the product could overflow.
   const int64_t bytes = int64_t(file.size()) - found.begin, width = bytes_of(found.type);
   ZS_CHECK(found.tokens >= 0 && bytes % width == 0 && bytes / width == found.tokens, path, ": its header tells of ",
            found.tokens, " tokens of ", width, " bytes, but ", bytes, " bytes follow: it is cut off or damaged");

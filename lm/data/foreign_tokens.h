@@ -15,11 +15,11 @@ constexpr int bytes_of(IdType type) {
 struct ForeignTokens {
   std::string format;
   IdType type = IdType::kUint16;
-  int64_t begin = 0, tokens = 0;  // offset of the first id in bytes, which can be unaligned; number of ids
+  int64_t begin = 0, tokens = 0;  // byte offset of the first id, maybe unaligned; number of ids
 };
 
-// Finds the ids in the contents `file` of the file `path`. Recognises the format by the suffix ".u16" (plain uint16),
-// or else by the first bytes. Throws a ValueError that names `path` and what is wrong.
+// Finds the ids in a file of another program. `file` is the contents of the file `path`. Recognises the format by the
+// suffix ".u16" (plain uint16), or else by the first bytes. Throws a ValueError that names `path` and what is wrong.
 ForeignTokens parse_foreign_tokens(std::string_view file, const std::string& path);
 
 }  // namespace zeroshard

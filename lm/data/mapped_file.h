@@ -7,7 +7,7 @@ namespace zeroshard {
 
 // Maps a whole regular file into memory, for reading. Throws IoError, or ValueError for an empty path or one with a
 // zero byte. If the file is truncated later, the kernel ends a process that reads mapped memory past the file's new
-// end. So the caller must call check_whole() before each later use of bytes().
+// end. A caller that calls check_whole() before it reads bytes() gets an IoError instead.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);

@@ -3,8 +3,8 @@
 #include <cstdint>
 
 // The interface of libzeroshard_parquet.so, the only library that links Arrow (lm/parquet_plugin). The interface is C.
-// No exception and no type of Arrow or the standard library crosses it, so both sides can be compiled differently.
-// Every change of this file needs a new kParquetPluginVersion.
+// No exception and no type of Arrow or the standard library crosses it, so the library can be built with another
+// compiler or standard library than zeroshard. Every change of this file needs a new kParquetPluginVersion.
 namespace zeroshard {
 
 inline constexpr const char* kParquetPluginFile = "libzeroshard_parquet.so";
@@ -17,7 +17,7 @@ extern "C" {
 struct ParquetRows;
 
 // A column to read. Without fields, it is a column of strings. With fields, it is a column of lists of structs. The
-// plugin then reads only these fields of the structs. They must be strings.
+// plugin then reads only these fields of the structs, and each of these fields must have strings.
 struct ParquetColumn {
   const char* name;
   const char* const* fields;
@@ -25,7 +25,7 @@ struct ParquetColumn {
 };
 
 struct ParquetPlugin {
-  uint32_t version;  // must stay the first member, so that any version can read it
+  uint32_t version;  // must stay the first member, so that every version of zeroshard can read it
   // Opens the file `fd` and takes ownership of `fd` in every case. Returns null if there is not enough memory. For
   // other failures, error() of the result has the reason.
   ParquetRows* (*open)(int fd);

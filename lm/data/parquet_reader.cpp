@@ -38,8 +38,8 @@ std::vector<std::string> columns_of(const ParquetPlugin& plugin, const ParquetRo
   return names;
 }
 
-// Returns the columns that DocumentEncoder expects in a record, if the file has the columns `there`. The file can lack
-// the result's columns.
+// Returns the columns that DocumentEncoder reads from a record. `there` is the list of the file's columns. The result
+// can have columns that the file lacks.
 std::vector<std::string> wanted_columns(const TokenizeOptions& options, const std::vector<std::string>& there) {
   const auto has = [&](const char* name) { return std::find(there.begin(), there.end(), name) != there.end(); };
   if (options.format == Format::kInstruct) {
@@ -83,7 +83,8 @@ ParquetReader::ParquetReader(const ParquetPlugin& plugin, const std::string& pat
   check_io(::fstat(fd.get(), &found) < 0 ? -errno : 0, "read", path);
   ZS_CHECK(S_ISREG(found.st_mode), "cannot read ", path,
            ": Parquet is read from files alone, and this is a pipe or device");
-  // Duplicates the descriptor, because OpenFd cannot give up its own.
+  // Duplicates the descriptor, because plugin_.open() takes ownership of its argument, and OpenFd cannot give up its
+  // own.
   const int for_rows = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0);
   check_io(for_rows < 0 ? -errno : 0, "open", path);
   rows_.reset(plugin_.open(for_rows));

@@ -11,8 +11,8 @@ namespace zeroshard {
 // Returns whether the name of a file ends in .parquet.
 bool is_parquet(const std::string& path);
 
-// Throws ValueError if `beginning`, the first bytes of an input that is to be read as lines, is the beginning of a
-// Parquet file.
+// Throws ValueError if `beginning`, the first bytes of the input `path`, are those of a Parquet file. LineReader calls
+// it, because it cannot read Parquet files.
 void refuse_parquet(std::string_view beginning, const std::string& path);
 
 // Loads the library that reads Parquet files. Looks for it in the directory of the program, or else where the dynamic
@@ -21,11 +21,12 @@ void refuse_parquet(std::string_view beginning, const std::string& path);
 const ParquetPlugin& load_parquet_plugin(const std::string& path);
 
 // Reads the rows of a Parquet file as lines of JSON, without a newline. The lines have only the columns that the
-// options ask for with `format` and `field`. bytes() is the size of the whole file from the beginning.
+// options ask for with `format` and `field`. bytes() returns the size of the whole file, even before the first row is
+// read.
 class ParquetReader : public LineSource {
  public:
-  // Throws IoError for a file that cannot be read, and ValueError for a pipe or device, and for a file that lacks a
-  // column or has another type in it.
+  // Throws IoError for a file that cannot be read, and Error if the options' `stop` is set. Throws ValueError for a
+  // pipe or device, and for a file in which a wanted column is missing or has a type that the plugin cannot read.
   ParquetReader(const ParquetPlugin& plugin, const std::string& path, const TokenizeOptions& options);
 
   bool next(std::string_view& line, int64_t max_bytes) override;

@@ -20,7 +20,8 @@ int64_t load_id(const char* data, int64_t index) {
   return int64_t(load<Stored>(data + index * int64_t(sizeof(Stored))));
 }
 
-// Returns call(id), where id(i) is the i-th id at `data`, which has ids of `type`.
+// Calls call(id) and returns its result. id(i) returns the i-th id of the array at `data`, whose ids have the type
+// `type`.
 template <typename Call>
 auto with_ids(IdType type, const char* data, const Call& call) {
   switch (type) {
@@ -73,8 +74,8 @@ struct TokenFile::Impl {
     check_ends();
   }
 
-  // Checks that the ends of the documents ascend and that the last is the end of the tokens. A correct checksum does
-  // not prove that, because anybody can have made the file.
+  // Checks that the ends of the documents ascend and that the last end is the number of tokens. A correct checksum does
+  // not prove that, because the program that made the file can have computed the checksum of wrong ends.
   void check_ends() const {
     int64_t before = 0;
     for (int64_t document = 0; document < info_.documents; ++document) {

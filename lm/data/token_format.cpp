@@ -6,7 +6,7 @@
 namespace zeroshard {
 namespace {
 
-// The offsets of fields in the footer. All other bytes are zero.
+// The offsets of fields in the footer. The bytes from kReserved to kTableHash are zero.
 enum Offset : size_t {
   kTokens = 0,
   kDocuments = 8,

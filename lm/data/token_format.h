@@ -19,7 +19,7 @@ inline constexpr uint32_t kTokenVersion = 1;
 inline constexpr int64_t kTokenHeadBytes = 64;   // magic, version and zeros; the ids come next
 inline constexpr int64_t kTokenAlignment = 64;   // alignment of each section
 inline constexpr int64_t kTokenFootBytes = 128;  // size of the footer, the last bytes of the file
-inline constexpr int64_t kPieceBytes = 1 << 20;  // bytes that one checksum covers
+inline constexpr int64_t kPieceBytes = 1 << 20;  // bytes that one checksum covers; the last one may cover fewer
 inline constexpr size_t kTokenizerDigestBytes = 16;
 
 // The contents of the footer.
@@ -27,17 +27,17 @@ struct TokenFoot {
   int64_t tokens = 0, documents = 0, vocab_size = 0, max_id = 0, max_position = 0, learned = 0;
   int32_t id_bytes = 0;
   bool masked = false;
-  std::string tokenizer;    // empty, or kTokenizerDigestBytes
+  std::string tokenizer;    // empty, or a digest of kTokenizerDigestBytes digits
   uint64_t table_hash = 0;  // hash of the table of checksums
 };
 
-// The offsets of the sections in the file. They follow from the counts in the footer.
+// The offsets of the sections in the file, the number of pieces that have a checksum, and the size of the file. All
+// follow from the counts in the footer.
 struct TokenSections {
   int64_t mask = 0, ends = 0, body_end = 0, table = 0, pieces = 0, foot = 0, file_bytes = 0;
 };
 
-// Returns the offsets of the sections. The caller must make sure that no offset overflows. parse_token_foot() does so
-// for the footer that it returns.
+// The caller must make sure that no offset overflows. No offset overflows for a footer from parse_token_foot().
 inline TokenSections token_sections(const TokenFoot& foot) {
   TokenSections at;
   at.mask = align_up(kTokenHeadBytes + foot.tokens * foot.id_bytes, kTokenAlignment);
@@ -53,9 +53,10 @@ inline TokenSections token_sections(const TokenFoot& foot) {
 std::array<std::byte, kTokenHeadBytes> make_token_head();
 std::array<std::byte, kTokenFootBytes> make_token_foot(const TokenFoot& foot);
 
-// Parses the footer of the whole file in `file`. Also checks the file's head and its table of checksums, but not the
-// sections before the table. Throws a ValueError that names `source` and what is wrong: the head, the footer or one of
-// the checksums, a count that is impossible, or a size of the file that does not follow from the counts.
+// Parses the footer of a token file. `file` is the contents of the whole file. Also checks the magic and the version in
+// its head and the checksum of its table of checksums, but not the sections before the table. Throws a ValueError that
+// names `source` and what is wrong. A size of the file other than the one that follows from the footer is an error,
+// too.
 TokenFoot parse_token_foot(std::string_view file, const std::string& source);
 
 template <typename Number>

@@ -11,11 +11,11 @@
 namespace zeroshard {
 namespace {
 
-// The size that a file gets at first. The unused end is cut off when the file is finished. A FileWriter also needs
-// memory of twice this size.
+// The number of bytes that a FileWriter reserves for a file at first. finish() cuts off the unused end. A FileWriter
+// also needs memory of twice this size.
 constexpr int64_t kReservedBytes = 1 << 20;
 
-// Collects a section of the token file in a temporary file. It can be read after finish().
+// Collects a section of the token file in a temporary file, which can be read after finish().
 class Spill {
  public:
   Spill(Directory& directory, std::string name) : name_(std::move(name)), writer_(directory, name_, kReservedBytes) {}
@@ -141,7 +141,7 @@ struct TokenFileWriter::Impl {
     ZS_CHECK(learn.empty() || (masked_ && learn.size() == ids.size()), "a document of ", ids.size(), " tokens has ",
              learn.size(), " marks of what is learned, in a file ", masked_ ? "with" : "without", " a mask");
     if (ids.empty()) return;
-    state_ = State::kFailed;  // changed after success
+    state_ = State::kFailed;  // kOpen again after success
     if (foot_.id_bytes == 2) {
       append_ids<uint16_t>(ids);
     } else {
@@ -184,7 +184,7 @@ struct TokenFileWriter::Impl {
   void finish() {
     ZS_CHECK(state_ == State::kOpen, "finish() of ", directory_.path_of(name_), ", which is finished or has failed");
     ZS_CHECK(foot_.tokens > 0, "there is no token to write to ", directory_.path_of(name_));
-    state_ = State::kFailed;  // changed after success
+    state_ = State::kFailed;  // kFinished after success
     if (!masked_) foot_.learned = foot_.tokens;
     pad();
     if (masked_) copy(mask_->all());
@@ -205,7 +205,8 @@ struct TokenFileWriter::Impl {
     state_ = State::kFinished;
   }
 
-  // Appends to the body of the file, which is written in pieces of kPieceBytes. Each piece gets a checksum.
+  // Appends to the body of the file. The body is written in pieces of kPieceBytes, and finish() writes the rest as the
+  // last piece. Each piece gets a checksum.
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const size_t size = std::min(bytes.size(), size_t(kPieceBytes) - piece_.size());

@@ -17,8 +17,8 @@
 namespace zeroshard {
 namespace {
 
-// A batch, which one thread encodes, ends with the document that reaches this number of bytes. The last document can
-// make the batch longer.
+// read_batch() adds documents to a batch until the batch has this number of bytes. The last document can make it
+// longer.
 constexpr size_t kBatchBytes = 1 << 18;
 
 struct Batch {
@@ -28,8 +28,8 @@ struct Batch {
   bool done = false;
 };
 
-// Encodes batches on threads. Any number of batches can wait or run at a time. Without threads, start() itself encodes
-// the batch.
+// Encodes batches on threads, each batch on one thread. Any number of batches can wait for a thread. Without threads,
+// start() itself encodes the batch.
 class Encoders {
  public:
   Encoders(const DocumentEncoder& encoder, int threads) : encoder_(encoder) {
@@ -178,7 +178,7 @@ class Job {
   TokenFileWriter writer_;
   TokenizeReport report_;
   std::deque<std::unique_ptr<Batch>> batches_;  // in the order of the documents; encoders_ has pointers to the batches
-  Encoders encoders_;  // the last member, because its threads must end before the members that they use
+  Encoders encoders_;  // the last member, so that its threads end before members that they use are destroyed
 };
 
 // Throws ValueError if the output is the same file as an input, even under another name, because the tokens would
