@@ -16,7 +16,7 @@ class AddedTokens {
     int32_t id = 0;
     bool special = false;                 // found only with parse_special; decoding can leave it out
     bool single_word = false;             // is not found next to a word character
-    bool lstrip = false, rstrip = false;  // takes the white space before or after it, too
+    bool lstrip = false, rstrip = false;  // also takes the white space before or after it
   };
 
   // Adds a token that cut() finds by `text`, which must not be empty. If two tokens have the same text, the first one
@@ -24,9 +24,10 @@ class AddedTokens {
   void insert(std::string_view text, Token token);
   bool empty() const { return tokens_.empty(); }
 
-  // Cuts `text` at the tokens. Calls part(begin, end) for the text between tokens and token(id) for each token, from
-  // left to right. If several tokens match at a position, the longest one wins. If that token must not be taken there,
-  // for example because it is inside a word, no other token that begins within its text is found.
+  // Cuts `text`, which must be well formed, at the tokens. Calls part(begin, end) for the text between tokens and
+  // token(id) for each token, from left to right. If several tokens match at a position, only the longest one is
+  // considered. If that token must not be taken there, for example because it is inside a word, no other token that
+  // begins within its text is found.
   template <typename Part, typename Found>
   void cut(std::string_view text, bool parse_special, const Part& part, const Found& token) const {
     size_t done = 0;
@@ -41,7 +42,7 @@ class AddedTokens {
       const Token& candidate = tokens_[static_cast<size_t>(found->value)];
       if (!is_taken(candidate, text, begin, end, parse_special)) continue;
       widen(candidate, text, done, begin, end);
-      if (candidate.lstrip && begin >= end) continue;  // an earlier token took this white space, too
+      if (candidate.lstrip && begin >= end) continue;  // an earlier token has taken all of this text as its white space
       if (done < begin) part(done, begin);
       token(candidate.id);
       done = end;

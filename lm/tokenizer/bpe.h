@@ -11,22 +11,22 @@
 namespace zeroshard {
 
 // Encodes words by byte-pair encoding. Merges the units of a word (bytes or characters) pair by pair. The pair with the
-// lowest rank merges first, and the leftmost of pairs with equal rank. Immutable. Any number of threads may encode,
-// each with a Scratch of its own.
+// lowest rank merges first, and of pairs with equal rank the leftmost merges first. Immutable. Any number of threads
+// may encode, each with a Scratch of its own.
 class Bpe {
  public:
   struct Scratch {
     WordCache cache;
     std::vector<int32_t> symbols;
-    std::vector<Merge> pairs;              // merges of each symbol with its right neighbour
-    std::vector<uint32_t> previous, next;  // only for long words
+    std::vector<Merge> pairs;              // by symbol: the merge with its right neighbour
+    std::vector<uint32_t> previous, next;  // by symbol: its neighbours; only for long words
     std::vector<uint64_t> heap;            // rank << 32 | index of the left symbol
   };
   // Says how a character that is not a token is encoded.
   struct Unknown {
-    int32_t id = -1;             // id of such a character; -1: it is left out
-    bool fuse = false;           // true: a run of such characters gives one id
-    bool after_merging = false;  // true: chosen after merging, as in SentencePiece; false: before, as in Hugging Face
+    int32_t id = -1;                // id of such a character; -1: it is left out
+    bool fuse = false;              // true: a run of such characters gives one id
+    bool after_merging = false;     // true: `extra` characters that did not merge are encoded so, as in SentencePiece
     ByteIds bytes = no_byte_ids();  // if all bytes of the character have tokens, these are used instead
   };
   struct Parts {
@@ -34,7 +34,8 @@ class Bpe {
     MergeTable merges;
     bool byte_units = false;     // true: units are bytes; false: characters of well-formed UTF-8
     bool ignore_merges = false;  // true: a word that is itself a token becomes that token
-    // true: no merge joins U+2581 to a different character before it, so text can be cut into words before each U+2581.
+    // true: no merge joins U+2581 to a different character before it. So text can be cut into words before each U+2581
+    // that follows a different character.
     bool words_begin_at_space = false;
     Unknown unknown;
     // Ids from first_extra on belong to the characters in `extra`. These characters are no tokens themselves, but merge

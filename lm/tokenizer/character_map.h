@@ -8,7 +8,7 @@ namespace zeroshard {
 enum class CharacterMap {
   kLowercase,     // does not depend on neighbouring characters
   kStripAccents,  // drops combining marks
-  kNmt,           // drops control characters; spaces, U+2581, U+FEFF and U+FFFD become U+0020
+  kNmt,           // drops some control characters; others, spaces, U+2581, U+FEFF and U+FFFD become U+0020
 };
 
 // Returns `text` with the change made to each character. `text` must be well formed.

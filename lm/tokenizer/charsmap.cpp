@@ -14,7 +14,7 @@ uint32_t little_endian(std::string_view bytes) {
 
 // These functions return the parts of a unit of the double array. label_of() returns the byte that leads to the unit,
 // or a number with bit 31 set, which equals no byte. ends_text() returns whether a text ends at the unit. The XOR of
-// offset_of() and the unit's position is the position of the unit's successors.
+// offset_of(), the unit's position and a byte is the position of the successor for that byte.
 uint32_t label_of(uint32_t unit) {
   return unit & 0x800000FFU;
 }

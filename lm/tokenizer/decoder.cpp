@@ -74,7 +74,7 @@ void Decoder::run(const Fuse&, Tokens& tokens) {
   join(tokens, [](std::string&& token) { return std::move(token); });
 }
 
-// Joins each run of byte tokens to one token.
+// Replaces each run of tokens like <0x0A> by one token that consists of these bytes.
 void Decoder::run(const ByteFallback&, Tokens& tokens) {
   Tokens result;
   bool after_byte = false;

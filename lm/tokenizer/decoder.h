@@ -15,7 +15,7 @@ class Decoder {
 
   // Returns the text of `tokens`. Bytes of an incomplete character stay unchanged.
   std::string decode(std::vector<std::string> tokens) const;
-  // Returns whether decoding consists only of from_byte_alphabet() for each single token.
+  // Returns whether decode() only applies from_byte_alphabet() to each token and joins the results.
   bool byte_level_only() const { return steps_.size() == 1 && std::holds_alternative<ByteLevel>(steps_[0]); }
 
  private:
@@ -27,7 +27,7 @@ class Decoder {
   };
   struct Strip {
     std::string character;
-    size_t start = 0, stop = 0;  // largest number of characters to strip
+    size_t start = 0, stop = 0;  // most characters to strip at the start and the end of a token
   };
   struct Metaspace {
     std::string replacement;

@@ -24,7 +24,8 @@ Json read_json(const fs::path& path) {
   return parse_json(read_file(path), path.string());
 }
 
-// Returns the tokenizer's file for `path`, which is that file or a directory with it.
+// Returns the tokenizer's file. `path` is that file or a directory that has it. Throws IoError if there is none, or if
+// a directory has several *.model and no tokenizer.json or tokenizer.model.
 fs::path file_of(const fs::path& path) {
   std::error_code error;
   if (!fs::exists(path, error))
@@ -58,8 +59,8 @@ struct Settings {
   bool boolean_or(const char* key, bool otherwise) const {
     return json.is_null() ? otherwise : field().boolean_or(key, otherwise);
   }
-  // Returns the token that the settings have under `key`, as "</s>" or as an object with that content. Returns "" if
-  // there is none.
+  // Returns the token under `key`, which the settings write as "</s>" or as {"content": "</s>"}. Returns "" if there is
+  // none.
   std::string token(const char* key) const {
     if (!has(key)) return {};
     const JsonField value = field()[key];

@@ -62,7 +62,7 @@ Normalizer::Normalizer(const JsonField& field) {
   if (!field.is_null()) add(field, 0);
 }
 
-// Adds a normalizer without parameters. Returns false if `type` is not one.
+// Adds a normalizer without parameters. Returns false and adds nothing if no such normalizer has the name `type`.
 bool Normalizer::add_by_name(const JsonField& field, const std::string& type) {
   using Named = std::variant<UnicodeForm, CharacterMap>;
   static constexpr std::pair<std::string_view, Named> kSteps[] = {{"NFC", UnicodeForm::kNfc},

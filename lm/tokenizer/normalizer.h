@@ -13,8 +13,8 @@
 
 namespace zeroshard {
 
-// Returns a pattern, which is {"String": ...} or {"Regex": ...}, as a regular expression. Throws ValueError if it is
-// something else or an empty string.
+// Returns a regular expression for `pattern`, which is {"String": TEXT} or {"Regex": EXPRESSION}. Throws ValueError for
+// another pattern, for an empty TEXT, and for an EXPRESSION that Regex does not support.
 Regex regex_of(const JsonField& pattern);
 
 // Changes text before the pre-tokenizer cuts it into words, by the rules in the field "normalizer" of tokenizer.json.
@@ -46,8 +46,8 @@ class Normalizer {
   void add(const JsonField& field, int depth);
   bool add_by_name(const JsonField& field, const std::string& type);
   void add_replace(const JsonField& field);
-  // Each function runs a step. It returns false if it knows at once that `text` does not change. Otherwise it writes
-  // the result to `result` and returns true.
+  // Each function runs a step. It returns false and leaves `result` alone if it can tell without running the step that
+  // `text` would not change. Otherwise it writes the result to `result` and returns true.
   static bool run(const UnicodeForm& form, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const CharacterMap& map, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const Charsmap& charsmap, std::string_view text, std::string& result, Workspace& workspace);

@@ -12,14 +12,14 @@ struct PieceTrie::Range {
 };
 
 PieceTrie::PieceTrie(std::vector<Entry> entries) {
-  constexpr size_t kMaxBytes = size_t{1} << 26;  // in the worst case each byte takes a node of 13 bytes
+  constexpr size_t kMaxBytes = size_t{1} << 26;  // in the worst case each byte takes a node and a label, 13 bytes
   size_t bytes = 0;
   for (const Entry& entry : entries) bytes += entry.first.size();
   ZS_CHECK(bytes <= kMaxBytes, "the vocabulary has ", bytes, " bytes of text: at most ", kMaxBytes, " are supported");
   std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.first < b.first; });
   nodes_.emplace_back();
   labels_.push_back(0);
-  // Builds the trie level by level, so that the children of a node get consecutive numbers.
+  // Builds the trie level by level, so that the children of a node are next to each other.
   std::vector<Range> level{{0, entries.size()}}, below;
   uint32_t node = 0;
   for (size_t depth = 0; !level.empty(); ++depth) {

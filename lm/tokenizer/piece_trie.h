@@ -9,13 +9,14 @@
 namespace zeroshard {
 
 // Maps byte strings to values, and finds the strings that are prefixes of a text. The constructor sorts the strings,
-// and then builds the whole trie in time linear in their bytes. The children of a node have consecutive numbers.
+// and then builds the whole trie in time linear in their bytes. The children of a node are next to each other in
+// nodes_.
 class PieceTrie {
  public:
   using Entry = std::pair<std::string_view, int32_t>;  // a string and its value, which is not negative
 
-  // If entries have equal strings, the last one counts. Empty strings are skipped. Throws ValueError for too many
-  // bytes.
+  // If entries have equal strings, the last one counts. Empty strings are skipped. Throws ValueError if the strings
+  // have more than 64 MiB together.
   explicit PieceTrie(std::vector<Entry> entries);
 
   // Calls visit(value, bytes) for each string that is a prefix of `text`, the shortest first.

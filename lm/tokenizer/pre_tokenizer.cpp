@@ -95,7 +95,7 @@ void PreTokenizer::add_metaspace(const JsonField& field) {
   steps_.emplace_back(std::move(step));
 }
 
-// One call of each_word(). Each step passes its pieces on to the next step.
+// One call of each_word(). Each step passes its pieces on to the next step, and the last step passes them to `visit`.
 struct PreTokenizer::Run {
   const std::vector<Step>& steps;
   Workspace& workspace;

@@ -33,7 +33,7 @@ class Regex {
   Regex& operator=(Regex&&) noexcept;
 
   // Calls visit(match) for each match from left to right. Matches do not overlap, and an empty match never directly
-  // follows another match. Throws ValueError if a match takes too many steps.
+  // follows another match. Throws ValueError if the search for a match takes too many steps.
   template <typename Visit>
   void each_match(std::string_view text, Scratch& scratch, const Visit& visit) const {
     Match match;

@@ -61,8 +61,8 @@ class Translator {
     at_ += bytes;
   }
 
-  // Throws ValueError for characters with which Oniguruma can match a different number of characters if case is
-  // ignored, such as "ss" and U+00DF.
+  // Throws ValueError for two letters that Oniguruma matches with one character if case is ignored, such as "ss" with
+  // U+00DF, and for every character beyond ASCII.
   void check_case() const {
     const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; };
     const std::string pair = {lower(peek()), lower(peek(1))};
@@ -167,7 +167,7 @@ class Translator {
       default:
         if (is_alnum(c)) refuse(begin, at_, "is not supported");
     }
-    // Any other character stands for itself. The loop copies the rest of its bytes unchanged.
+    // Any other character stands for itself. The caller copies the remaining bytes of a character beyond ASCII.
     if (static_cast<unsigned char>(c) < 0x80) out_ += '\\';
     out_ += c;
   }
@@ -216,7 +216,7 @@ class Translator {
   std::string_view in_;
   std::string out_;
   size_t at_ = 0;
-  std::vector<bool> ignores_case_ = {false};  // by open group; true: the group ignores case
+  std::vector<bool> ignores_case_ = {false};  // first for the whole pattern, then by open group
 };
 
 }  // namespace

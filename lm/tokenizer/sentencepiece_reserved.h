@@ -12,18 +12,18 @@ inline bool is_ordinary(const SentencePieceModel::Piece& piece) {
   return piece.type == SentencePieceModel::Type::kNormal || piece.type == SentencePieceModel::Type::kUserDefined;
 }
 
-// Checks what models of all types have in common. Throws a ValueError that names `name` for an unsupported setting, and
-// for a piece of more than Unigram::kMaxPieceBytes.
+// Checks the settings and pieces of a model of any type. Throws a ValueError that names `name` for an unsupported
+// setting, and for a piece of more than Unigram::kMaxPieceBytes.
 void check_supported(const SentencePieceModel& model, const std::string& name);
 
-// The ids of pieces that are not text.
+// The ids of the unknown piece and of the byte pieces.
 struct ReservedPieces {
   int32_t unknown = -1;
   ByteIds bytes = no_byte_ids();  // either all or none are set
 };
 
-// Returns the reserved pieces of a model. Throws a ValueError that names `name` if they contradict the model's
-// settings.
+// Returns the reserved pieces of a model. Throws a ValueError that names `name` unless the model has exactly one
+// unknown piece, and one byte piece per byte if byte_fallback is true, else none.
 ReservedPieces reserved_pieces(const SentencePieceModel& model, const std::string& name);
 
 }  // namespace zeroshard

@@ -158,7 +158,7 @@ std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids, bool
     } else {
       if (at_start && (dummy_prefix_ || removes_extra_spaces_) && piece.starts_with(kSpaceSymbol)) {
         piece.remove_prefix(kSpaceSymbol.size());
-        // If the model removes extra spaces, drops every space before the first word.
+        // If the model removes extra spaces, the next piece loses its first space, too, while `text` is empty.
         dropped_space = !removes_extra_spaces_;
       }
       text += replaced(piece, kSpaceSymbol, " ");

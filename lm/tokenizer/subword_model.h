@@ -12,8 +12,8 @@ namespace zeroshard {
 // The model that turns a word into ids.
 using SubwordModel = std::variant<Bpe, Unigram>;
 
-// The working memory of encode_word(), for one call at a time. Only the member for the type of the model in use takes
-// memory.
+// The working memory of encode_word(), for one call at a time. Only the member for the type of the model in use
+// allocates memory.
 struct SubwordScratch {
   Bpe::Scratch bpe;
   Unigram::Scratch unigram;

@@ -10,7 +10,7 @@ namespace zeroshard {
 // Returns the 64-bit XXH3 hash of `text`.
 uint64_t hash_text(std::string_view text);
 
-// Maps byte strings to ids, with open addressing.
+// Maps byte strings to ids, which are not negative, with open addressing.
 class StringTable {
  public:
   // `expected` is the probable number of insertions. More are possible.
@@ -68,7 +68,7 @@ class MergeTable {
   size_t mask_ = 0, count_ = 0;
 };
 
-// A set of byte strings. Finds the longest string that is a prefix of a text.
+// Maps byte strings to values, which are not negative. Finds the longest string that is a prefix of a text.
 class PrefixTrie {
  public:
   struct Found {
@@ -94,7 +94,7 @@ class PrefixTrie {
   uint32_t child(uint32_t node, char byte) const;  // 0: none
 
   std::vector<Node> nodes_;
-  std::vector<uint32_t> first_ = std::vector<uint32_t>(256, 0);  // by first byte of a string: its node; 0: none
+  std::vector<uint32_t> first_ = std::vector<uint32_t>(256, 0);  // by byte: the child of the root; 0: none
 };
 
 }  // namespace zeroshard

@@ -17,7 +17,8 @@ class TokenList {
   explicit TokenList(int64_t size)
       : texts_(static_cast<size_t>(size)), used_(static_cast<size_t>(size), 0), ids_(static_cast<size_t>(size)) {}
 
-  // Sets the token of an id. Returns false and changes nothing if the id already has another token.
+  // Sets the token of an id. Returns false and changes nothing if the id already has another token. If several ids have
+  // the same token, id_of() returns the id that was set last.
   bool set(int32_t id, const std::string& text) {
     const auto at = static_cast<size_t>(id);
     if (used_[at] != 0) return texts_[at] == text;

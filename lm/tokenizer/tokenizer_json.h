@@ -47,7 +47,7 @@ class JsonTokenizer : public Tokenizer {
   Decoder decoder_;
   AddedTokens added_, added_normalized_;  // tokens found in the unchanged text, and in the normalized text
   std::vector<uint8_t> special_;          // by id
-  std::vector<std::string> bytes_;        // by id: the token's bytes, if each token can be decoded alone
+  std::vector<std::string> bytes_;        // by id: the token's bytes; empty if the decoder needs all tokens at a time
   SpecialIds around_;
   mutable WorkspacePool workspaces_;
 };

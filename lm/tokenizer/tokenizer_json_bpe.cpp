@@ -34,7 +34,7 @@ std::optional<Parts> parts_of(const JsonField::Json& merge) {
 }
 
 // Calls visit(left, right, index) for each merge. There are hundreds of thousands of merges, so this function makes the
-// path of a merge only for an error.
+// JsonField of a merge, which has a path for messages, only for an error.
 template <typename Visit>
 void each_merge(const JsonField& merges, const Visit& visit) {
   if (!merges.json().is_array()) merges.refuse("it must be an array");
@@ -53,8 +53,8 @@ bool has_every_byte(const StringTable& tokens) {
   return true;
 }
 
-// Reads how unknown characters are encoded. `complete` says that no character can be unknown, because every byte has a
-// token.
+// Reads how unknown characters are encoded. Does nothing if `complete`, which says that no character can be unknown
+// because every byte has a token.
 void read_unknown(const JsonField& model, const StringTable& ids, bool complete, bool byte_level,
                   Bpe::Unknown& unknown) {
   if (complete) return;

@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Reads a model of type BPE in tokenizer.json. `byte_level` says that its tokens are written in GPT-2's alphabet.
-// Throws ValueError for a model that is wrong or not supported.
+// Reads a model of type BPE in tokenizer.json. `byte_level` says that the model's tokens are written in GPT-2's
+// alphabet. Throws ValueError for a model that is wrong or not supported.
 Bpe read_bpe(const JsonField& model, bool byte_level);
 // Adds everything in the model except its tokens to the digest.
 void add_bpe_to_digest(const JsonField& model, TokenizerDigest& digest);

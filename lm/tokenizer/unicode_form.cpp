@@ -15,8 +15,8 @@ namespace {
 struct SafeRange {
   char32_t first, last;
 };
-// Ranges of characters that NFC does not decompose. No two of these characters compose with each other, nor with those
-// below U+0300. They are Cyrillic, kana, Chinese, Hangul, punctuation and emoji.
+// Ranges of characters that NFC leaves unchanged. No two of these characters compose with each other, nor with
+// characters below U+0300. They are Cyrillic, kana, Chinese, Hangul, punctuation and emoji.
 constexpr std::array kSafeForNfc = {SafeRange{0x400, 0x482},     SafeRange{0x2010, 0x2027},  SafeRange{0x2030, 0x205E},
                                     SafeRange{0x3000, 0x3029},   SafeRange{0x3041, 0x3096},  SafeRange{0x30A0, 0x30FF},
                                     SafeRange{0x4E00, 0x9FFF},   SafeRange{0xAC00, 0xD7A3},  SafeRange{0xFF00, 0xFFEF},
@@ -66,7 +66,8 @@ std::string to_form(std::string_view text, UnicodeForm form) {
               static_cast<uint32_t>(next.code));
     codes.insert(codes.end(), parts.begin(), parts.begin() + count);
   }
-  // Sorts combining marks by their class, because the sort in utf8proc takes time quadratic in the length of a run.
+  // Sorts each run of combining marks by class, because the sort in utf8proc takes time quadratic in the length of a
+  // run.
   for (size_t begin = 0; begin < codes.size();) {
     size_t end = begin;
     while (end < codes.size() && combining_class(codes[end]) != 0) ++end;

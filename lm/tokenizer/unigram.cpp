@@ -63,7 +63,8 @@ class Unigram::Run {
   }
 
  private:
-  // Extends the best path to `at` by every piece that begins there. Returns the length of the character at `at`.
+  // Extends the best path to `at` by every piece that begins there. If no piece is exactly the character at `at`,
+  // extends the path by this character as an unknown one, too. Returns the length of the character.
   size_t extend(size_t at) {
     if (is_single() && std::abs(nodes_[at - begin_].score) > kMaxScore) rebase(at);
     const std::string_view rest = text_.substr(at);
@@ -83,8 +84,8 @@ class Unigram::Run {
 
   bool is_single() const { return model_.flavor_ == Flavor::kSentencePiece; }
 
-  // Sets the best path to the end of a piece, if the new path is better than the old one. The piece begins at `at`.
-  // Returns false if the old path is at least as good.
+  // Offers a new path to the end of the piece that begins at `at`. The new path becomes the best one if there is no
+  // path yet or if its score is higher. Returns false if the old path stays.
   bool offer(size_t at, size_t bytes, double score, int32_t id) {
     if (is_single()) score = static_cast<float>(score);  // rounding the double sum of two floats gives their float sum
     const size_t end = at + bytes - begin_;
@@ -101,7 +102,8 @@ class Unigram::Run {
     for (size_t i = at - begin_; i < nodes_.size(); ++i) nodes_[i].score = static_cast<float>(nodes_[i].score - offset);
   }
 
-  // Appends the ids of the best path that ends at the last node. The last node becomes the first one.
+  // Appends the ids of the best path that ends at the last node. Unknown characters at its end wait, because their run
+  // can go on. The last node becomes the first one.
   void settle() {
     const Node last = nodes_.back();
     path_.clear();
@@ -129,7 +131,7 @@ class Unigram::Run {
 
   const Unigram& model_;
   std::string_view text_;
-  std::vector<Node>& nodes_;  // of the positions from begin_ to the end of the longest piece
+  std::vector<Node>& nodes_;  // by position from begin_ to the furthest end of a piece
   std::vector<Step>& path_;
   std::vector<int32_t>& out_;
   size_t begin_ = 0;

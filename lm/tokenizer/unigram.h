@@ -10,15 +10,16 @@
 
 namespace zeroshard {
 
-// Cuts text into the pieces with the highest sum of scores (Kudo 2018, arXiv:1804.10959). If paths have equal sums, the
-// path whose last piece begins first wins. Immutable. Any number of threads may encode, each with a Scratch of its own.
+// Cuts text into the pieces with the highest sum of scores (Kudo 2018, arXiv:1804.10959). If two ways to cut the text
+// have equal sums, the one whose last piece begins first wins. Immutable. Any number of threads may encode, each with a
+// Scratch of its own.
 class Unigram {
  public:
   // The library whose results encode() reproduces. SentencePiece and Hugging Face differ in their rounding, which
   // decides between nearly equal sums, and in how they encode unknown characters.
   enum class Flavor {
     kSentencePiece,  // sums are floats; a run of unknown characters becomes bytes, or one unknown id
-    kHuggingFace,    // sums are doubles; such a run becomes one token if it is one, else bytes, else one unknown id
+    kHuggingFace,    // sums are doubles; such a run becomes the token with its text, else bytes, else one unknown id
   };
   struct Piece {
     std::string text;  // at most kMaxPieceBytes long
@@ -28,15 +29,15 @@ class Unigram {
     std::vector<Piece> pieces;      // by id; pieces that are not text have an empty text
     double unknown_score = 0;       // score of a character that is not a piece
     int32_t unknown_id = -1;        // id of such a character; -1: encode() throws for it
-    ByteIds bytes = no_byte_ids();  // tokens of bytes; used instead of unknown_id for a run whose bytes all have one
+    ByteIds bytes = no_byte_ids();  // ids of bytes; used instead of unknown_id for a run whose bytes all have ids
     bool byte_units = false;        // true: characters are bytes; false: characters of well-formed UTF-8
     Flavor flavor = Flavor::kHuggingFace;
   };
-  // A position in the text, and the best path that ends there.
+  // The best path to a position in the text. A path is a way to cut the text before that position into pieces.
   struct Node {
     double score = 0;
     int32_t id = -1;
-    uint32_t bytes = 0;  // length of the path's last piece; 0: no path
+    uint32_t bytes = 0;  // length of the path's last piece, which has the id; 0: no path
   };
   struct Step {
     size_t begin = 0;

@@ -14,7 +14,7 @@ class WordCache {
   static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
 
   // Appends the ids of `word` to `out`. If the word is cached, takes them from the cache. Otherwise calls append_ids(),
-  // which appends them, and caches them.
+  // which appends them, and caches them with put(). Words of more than kMaxBytes are never cached.
   template <typename AppendIds>
   void encode(std::string_view word, std::vector<int32_t>& out, const AppendIds& append_ids) {
     if (word.size() > kMaxBytes) return append_ids();
@@ -25,7 +25,7 @@ class WordCache {
     put(word, hash, out.data() + before, out.size() - before);
   }
 
-  // Appends the ids of `word` and returns true if it is cached.
+  // Appends the ids of `word` and returns true if the word is cached, else returns false.
   bool find(std::string_view word, uint64_t hash, std::vector<int32_t>& out) const {
     if (entries_.empty()) return false;
     const Entry& entry = entries_[hash % kEntries];

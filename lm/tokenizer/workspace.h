@@ -14,7 +14,7 @@ struct Workspace {
   Regex::Scratch regex;
   SubwordScratch model;
   std::string well_formed, normalized, spare;
-  std::vector<std::string> steps;  // texts that steps of the pre-tokenizer have changed
+  std::vector<std::string> steps;  // by step of the pre-tokenizer: the text that it has changed
 };
 
 // A pool of workspaces. Each call of encode() takes one and gives it back, so the caches of a workspace survive the
@@ -56,7 +56,7 @@ class WorkspacePool {
   std::vector<std::unique_ptr<Workspace>> free_ = reserved();
   static std::vector<std::unique_ptr<Workspace>> reserved() {
     std::vector<std::unique_ptr<Workspace>> result;
-    result.reserve(kMost);  // so that give_back() cannot fail
+    result.reserve(kMost);  // so that push_back() in give_back() cannot throw
     return result;
   }
 };
