@@ -16,7 +16,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Saves the state of a device's default random generator, from which the first call of `forward` draws its numbers.
+// Saves the state that a device's default random generator has before the first call of `forward`. exchange() sets a
+// state and returns the generator's state from before.
 class RandomState {
  public:
   explicit RandomState(at::Device device)

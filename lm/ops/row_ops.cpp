@@ -24,14 +24,14 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kGrainNumel = 32768;  // with fewer elements than this, a thread costs more time than it saves
 // The number of rows in a chunk. Each chunk adds up what its rows contribute to a weight's gradient, and then the sums
-// of the chunks are added in order. The number does not depend on the number of threads, so neither does the gradient.
+// of the chunks are added in order. The gradient does not depend on the number of threads, because the chunks do not.
 constexpr int64_t kChunkRows = 64;
 
 int64_t num_chunks(int64_t rows) {
   return (rows + kChunkRows - 1) / kChunkRows;
 }
 
-// Spreads the chunks over the threads, and calls run(first row, number of rows) once for each.
+// Spreads the chunks over the threads, and calls run(first row, number of rows) once for each chunk.
 template <class Run>
 void for_each_chunk(int64_t rows, int64_t features, const Run& run) {
   const int64_t grain = std::max<int64_t>(1, kGrainNumel / (kChunkRows * features));
@@ -84,7 +84,8 @@ struct RmsNormFunction final : torch::autograd::Function<RmsNormFunction> {
     return {dx, parts.defined() ? sum_of_parts(parts) : at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
-  // Computes the backward pass with differentiable operations, for gradients of gradients.
+  // Computes the backward pass with differentiable operations. backward() uses it if gradients of the gradients are
+  // wanted.
   static variable_list differentiable_backward(AutogradContext* context, const at::Tensor& dy, const at::Tensor& x,
                                                const at::Tensor& weight) {
     const double eps = context->saved_data["eps"].toDouble(), offset = context->saved_data["offset"].toDouble();
