@@ -17,7 +17,7 @@ class JsonNulls : public JsonCells {
   void append(std::string& json, int64_t) const override { json += "null"; }
 };
 
-// Array is any type with GetView().
+// The cells of a column of strings. Array is any type with GetView().
 template <typename Array>
 class JsonStrings : public JsonCells {
  public:
@@ -39,7 +39,8 @@ class JsonStrings : public JsonCells {
   const Array& array_;
 };
 
-// The cells of a column of strings that the file stores once each, in a dictionary. A row has the index of its string.
+// The cells of a dictionary-encoded column of strings. The dictionary has each string once, and a row has the index of
+// its string.
 class JsonDictionary : public JsonCells {
  public:
   explicit JsonDictionary(std::shared_ptr<arrow::Array> array)
@@ -98,7 +99,7 @@ class JsonStructs : public JsonCells {
   std::vector<std::pair<std::string, std::unique_ptr<JsonCells>>> fields_;
 };
 
-// Array is any type with values(), value_offset() and value_length().
+// The cells of a column of lists of structs. Array is any type with values(), value_offset() and value_length().
 template <typename Array>
 class JsonLists : public JsonCells {
  public:
@@ -185,8 +186,8 @@ bool holds_lists(const arrow::DataType& type) {
 
 std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array,
                                            const std::vector<std::string>& fields) {
-  // Checks the type of the array, because the schema of a damaged file can contradict its pages. Otherwise the casts of
-  // the classes above would not be safe.
+  // Checks the type of the array, because the casts in the classes above rely on the type, and the schema of a damaged
+  // file can contradict its pages.
   const arrow::DataType* const type = array == nullptr ? nullptr : array->type().get();
   if (type == nullptr || !(fields.empty() ? holds_strings(*type) : holds_lists(*type)))
     throw std::runtime_error("a column has another type than the file says");

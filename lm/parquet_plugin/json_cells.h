@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// Appends `text`, which is UTF-8, as a JSON string.
+// Appends `text`, which is UTF-8, to `json` as a JSON string.
 void append_json_string(std::string& json, std::string_view text);
 
 // holds_strings() returns whether a column of the type can be read as strings, and holds_lists() whether it can be read
@@ -25,9 +25,9 @@ class JsonCells {
   virtual void append(std::string& json, int64_t row) const = 0;
 };
 
-// Makes the cells of an array. With `fields`, holds_lists() must be true of its type, and the JSON has only these
-// fields of each struct. Without `fields`, holds_strings() must be true of its type. Throws std::runtime_error for any
-// other array, and for null.
+// Makes the cells of an array. With `fields`, holds_lists() must be true of the array's type, and the JSON has only
+// these fields of each struct. Without `fields`, holds_strings() must be true of the array's type. Throws
+// std::runtime_error for any other array, and for a null pointer.
 std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array, const std::vector<std::string>& fields);
 
 }  // namespace zeroshard

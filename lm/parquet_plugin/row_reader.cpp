@@ -16,8 +16,10 @@ namespace {
 
 using parquet::arrow::SchemaField;
 
-constexpr int64_t kBatchBytes = 8 << 20;  // bytes of a batch whose rows have the mean length of their row group
-constexpr int64_t kBatchRows = 4096;      // most rows of a batch
+// A batch has as many rows of mean length as fit into kBatchBytes, but at least one and at most kBatchRows. The mean is
+// that of the row group.
+constexpr int64_t kBatchBytes = 8 << 20;
+constexpr int64_t kBatchRows = 4096;
 
 template <typename Value>
 Value take(arrow::Result<Value> result) {
@@ -46,13 +48,13 @@ RowReader::RowReader(int fd) {
   arrow::util::InitializeUTF8();
   auto file = take(arrow::io::ReadableFile::Open(fd));
   parquet::ReaderProperties properties;
-  properties.enable_buffered_stream();  // without this, a whole column of a row group is read at once
+  properties.enable_buffered_stream();  // otherwise memory would hold a whole column of a row group
   properties.set_buffer_size(1 << 18);
   properties.set_page_checksum_verification(true);
   auto parquet = parquet::ParquetFileReader::Open(std::move(file), properties);
   metadata_ = parquet->metadata();
   parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
-  arrow_properties.set_pre_buffer(false);  // with pre-buffering, whole columns would be read at once, too
+  arrow_properties.set_pre_buffer(false);  // pre-buffering would hold whole columns in memory, too
   reader_ = take(parquet::arrow::FileReader::Make(arrow::default_memory_pool(), std::move(parquet), arrow_properties));
   int64_t rows = 0;
   for (int i = 0; i < metadata_->num_row_groups(); ++i) {

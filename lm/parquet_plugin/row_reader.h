@@ -21,7 +21,8 @@ class RowReader {
   explicit RowReader(int fd);
 
   const std::vector<std::string>& columns() const { return columns_; }
-  // Selects the columns that next() returns. Must be called once, before next().
+  // Selects the columns whose values next() returns. Must be called once, before next(). Throws std::runtime_error for
+  // a column or field that is missing or has another type.
   void select(const ParquetColumn* columns, size_t count);
   // Sets `json` to the next row as a JSON object. The text is valid until the next call. Returns false at the end.
   bool next(std::string_view& json);
@@ -41,10 +42,10 @@ class RowReader {
   std::shared_ptr<parquet::FileMetaData> metadata_;
   std::vector<std::string> columns_;
   std::vector<Wanted> wanted_;
-  std::vector<int> leaves_;                            // indices of the leaf columns to read
+  std::vector<int> leaves_;                            // columns to read, by their number in the row groups
   int row_group_ = 0;                                  // index of the next row group
   std::unique_ptr<arrow::RecordBatchReader> batches_;  // batches of row group row_group_ - 1
-  int64_t left_ = 0;                                   // rows of that group that are not read into a batch yet
+  int64_t left_ = 0;                                   // rows of row group row_group_ - 1 that are in no batch yet
   std::shared_ptr<arrow::RecordBatch> batch_;
   int64_t row_ = 0;  // index of the next row of batch_
   std::string json_;
