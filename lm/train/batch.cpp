@@ -11,8 +11,8 @@
 namespace zeroshard {
 namespace {
 
-// Copies numbers to `device`, and the host does not wait for the copy. The device's stream reads the numbers from
-// pinned memory later, and torch's allocator keeps that memory until then.
+// Copies numbers to `device`. The host does not wait for the copy. The device's stream reads the numbers from pinned
+// memory later, and torch's allocator does not reuse that memory before then.
 class Upload {
  public:
   Upload(int64_t rows, int64_t length, at::Device device)

@@ -17,10 +17,10 @@ struct TrainBatch {
 };
 
 // Makes a batch of `rows` on `device`. If the ranks of `sequence` share the rows, the batch has this rank's piece of
-// each row's ids and targets, but the documents of whole rows. It has no documents at all if no row has more than one.
-// All rows must have the same length, which must be a multiple of the number of these ranks. The host does not wait for
-// the copy to a device. The batch has the range of its ids, so that the model can check them later without waiting for
-// the device.
+// each row's ids and targets, but the documents of whole rows. `documents` stays undefined if no row has more than one
+// document. All rows must have the same length, which must be a multiple of the number of ranks in `sequence`. The host
+// does not wait for the copy to a device. The batch has the range of its ids, so that the model can check the ids later
+// without waiting for the device.
 TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device,
                       const std::shared_ptr<const SequenceGroup>& sequence = nullptr);
 

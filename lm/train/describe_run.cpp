@@ -56,8 +56,8 @@ void describe_steps(std::ostream& out, const TrainConfig& config, Dataset& train
   out << ": " << rows / static_cast<double>(training.rows_in_epoch(0)) << " epochs\n";
 }
 
-// Writes the planned memory of a rank to `out`. The plan counts frozen parameters as if they were trained, so the
-// numbers are upper limits.
+// Writes the stage, dtype and ranks of the engine and the planned memory of a rank to `out`. The plan counts frozen
+// parameters as if they were trained, so the numbers are upper limits.
 void describe_memory(std::ostream& out, const CausalLM& model, const Config& config, bool on_device) {
   const PlannedBytes bytes = plan_model(shapes_of(model, config), plan_options(config, on_device));
   out << "engine      stage " << config.stage << ", " << name_of(config.compute_dtype) << ", " << config.world_size
@@ -88,8 +88,8 @@ MemoryLimits limits_of(const Config& config, bool on_device, int ranks_of_host) 
   return limits;
 }
 
-// Returns `config` with the engine's choice instead of "auto" as the device of an offload, and writes the choice to
-// `out`. Without "auto", returns `config` unchanged and writes nothing.
+// If the device of an offload is "auto", returns `config` with the engine's choice as the device, and writes the choice
+// to `out`. Otherwise returns `config` unchanged and writes nothing.
 Config with_offload_chosen(std::ostream& out, const CausalLM& model, const Config& config, bool on_device,
                            const MemoryLimits& limits) {
   if (!has_auto_offload(config)) return config;

@@ -28,7 +28,7 @@ std::optional<EvaluationState> state_in(const Directory& folder, int64_t step) {
   }
 }
 
-// Does rank 0's part of read_evaluation().
+// Does rank 0's part of read_evaluation(). Returns nothing if the result of read_evaluation() must be `saved`.
 std::optional<EvaluationState> take(const std::string& checkpoints, int64_t step) {
   try {
     std::optional<Directory> folder = Directory::open_if_there(posix_io(), checkpoints);

@@ -71,7 +71,7 @@ class PipelineRunner final : public PartRunner {
   int64_t num_blocks_;
 };
 
-// Counts the blocks of a model and finds the parameters of each part, without computing anything.
+// Collects the parts of a model before the blocks, the blocks, and the parts after them, without computing anything.
 class PartFinder final : public PartRunner {
  public:
   at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward&) const override {
@@ -86,8 +86,8 @@ class PartFinder final : public PartRunner {
   mutable std::vector<const torch::nn::Module*> before, blocks, after;
 };
 
-// Returns the first `options.vocab_size` of the logits, or all if that is 0. Sets the logits of tokens that must never
-// be chosen to -infinity, in `logits` itself.
+// Returns the first `options.vocab_size` of the logits, or all logits if that option is 0. Sets the logits of tokens
+// that must never be chosen to -infinity, in `logits` itself.
 at::Tensor choices_of(const at::Tensor& logits, const GenerateOptions& options) {
   const int64_t all = logits.numel(), ids = options.vocab_size > 0 ? std::min(options.vocab_size, all) : all;
   float* const values = logits.data_ptr<float>();
@@ -144,8 +144,8 @@ struct Generator::Impl {
     }
   }
 
-  // Reads the values of parameter `name` to `to`. If `to` is not fp32 on the CPU, reads them to fp32 memory of the
-  // host, piece by piece, and copies each piece.
+  // Reads the values of parameter `name` into `to`. If `to` is not fp32 on the CPU, reads them into fp32 memory of the
+  // host, piece by piece, and copies each piece to `to`.
   static void read(const ParameterValues& values, const std::string& name, const at::Tensor& to) {
     constexpr int64_t kPieceNumel = int64_t{1} << 20;
     if (to.is_cpu() && to.scalar_type() == at::kFloat) return values.read(name, 0, to.numel(), to.data_ptr<float>());

@@ -17,7 +17,8 @@ namespace {
 
 using Read = ExportOptions::Read;
 
-// Adds the adapters' changes to the weights, some rows at a time.
+// Adds the adapters' changes to the weights, one piece of a weight per call. Keeps A and B of the last weight for its
+// next piece.
 class Merge {
  public:
   explicit Merge(const CausalLM& model) {

@@ -10,7 +10,8 @@ namespace zeroshard {
 ExportOptions adapters_alone(const CausalLM& model);
 
 // Returns options that export the equivalent model without adapters, which has W + scale * B A instead of each W with
-// an adapter. The export needs memory for A and B of one module, and for their product over the piece that it writes.
+// an adapter. The export needs memory for A and B of one module, and for the rows of their product that it writes at a
+// time.
 ExportOptions merged_weights(const CausalLM& model);
 
 }  // namespace zeroshard

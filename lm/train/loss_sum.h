@@ -11,8 +11,9 @@ namespace zeroshard {
 // device continues to compute. So the host waits only once, in total(), for the last loss.
 class LossSum {
  public:
-  // Prepares for at most `most` losses on `device`, which can be the CPU. The current stream of `device` must compute
-  // one loss after the other.
+  // Prepares for at most `most` losses on `device`, which can be the CPU. Each loss must be computed on the stream of
+  // `device` that is current in add(), and this must be the same stream each time, because total() waits only for the
+  // last copy.
   LossSum(int64_t most, at::Device device);
   void add(const at::Tensor& loss);  // a scalar, fp32
   double total();

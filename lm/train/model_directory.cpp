@@ -81,7 +81,8 @@ void write_directory(const ModelExport& what, ExportOptions weights, const Files
   write_small_file(output, config_name, config);
 }
 
-// Returns the name of the first file in `output` that a run would also write at its end, or "" if there is none.
+// Returns the name of the first file that it finds in `output` of those that a run can write at its end, or "" if there
+// is none. `copied` are the files that the run copies.
 std::string file_of_model(const std::string& output, const Files& copied) {
   const std::optional<Directory> directory = Directory::open_if_there(shared_posix_io(), output);
   if (!directory) return "";
@@ -101,7 +102,7 @@ void check_output(const std::string& model, const std::string& output, const std
   std::error_code none;  // the functions that get it return false on an error
   ZS_CHECK(!fs::equivalent(model, output, none), "train.output is '", output,
            "', the directory of train.model: its weights would be overwritten. Name another folder");
-  // Reads the files before the training, so that their errors are reported before it.
+  // Reads the files now, so that a file that cannot be read is an error before the training.
   const Files copied = fs::is_directory(model, none) ? companions(model) : Files();
   if (fs::is_directory(checkpoints, none) && !list_checkpoints(checkpoints).empty()) return;
   const std::string found = file_of_model(output, copied);

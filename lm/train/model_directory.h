@@ -12,13 +12,13 @@ struct ModelExport {
   std::string dtype = "F32";  // F32, BF16 or F16
 };
 
-// Checks the output directory of a run. Throws ValueError if the run would overwrite a model of somebody else. Such a
-// model is the one from which the run starts, or a model in `output` if `checkpoints` has no checkpoint. Throws IoError
+// Checks the output directory of a run. Throws ValueError if the run would overwrite a model of somebody else: the
+// model from which the run starts, or files of a model in `output` if `checkpoints` has no checkpoint. Throws IoError
 // if a file that the run copies at its end cannot be read.
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints);
 
 // Returns the symbolic links that lead out of the directory `model` as "NAME (TARGET), ...", or "" if there are none.
-// Lists only files that a run copies to its output. Leaves out links into the blobs/ of a Hugging Face cache.
+// Considers only files that a run copies to its output. Leaves out links into the blobs/ of a Hugging Face cache.
 std::string links_out_of(const std::string& model);
 
 // Writes a Hugging Face directory. The directory contains the tensors that `weights` chooses, as safetensors in

@@ -31,8 +31,8 @@ const std::vector<Block>& blocks() {
   return all;
 }
 
-// Returns the paths of all known keys. This includes the keys outside of "train", because a user can write such a key
-// inside of it.
+// Returns the paths of all known keys, for suggestions. Keys outside of "train" are included, because a user can put
+// one of them inside "train" by mistake.
 std::vector<std::string> known_paths() {
   std::vector<std::string> known;
   for (const Block& block : blocks())

@@ -59,8 +59,8 @@ void read_checkpoints(Fields& fields, TrainOptions& options) {
   options.checkpoints = fields.path("folder", "");
 }
 
-// Returns the value of "activation_checkpointing", which is "none", "full" or {"every": k}, as the k of
-// TrainOptions::recompute_every.
+// Reads "activation_checkpointing", which is "none", "full" or {"every": k}. Returns 0, 1 or k for them, as
+// TrainOptions::recompute_every has it.
 int64_t read_recompute(Fields& fields, const nlohmann::json& train) {
   const auto found = train.find("activation_checkpointing");
   if (found == train.end() || !found->is_object()) {
@@ -80,8 +80,8 @@ void read_length_of_run(Fields& fields, TrainOptions& options) {
     fields.fail("steps", "exactly one of \"steps\" and \"epochs\" says how long to train");
 }
 
-// Reads "lora". With "adapter", the values in the adapter's directory are the defaults, and a key may have no other
-// value. Only dropout may differ.
+// Reads "lora". With "adapter", the defaults are the values in the adapter_config.json of the adapter's directory. A
+// given r, alpha, use_rslora or target_modules must then be equal to the value there.
 void read_lora(Fields& fields, TrainOptions& options) {
   options.lora_adapter = fields.path("adapter", "");
   options.lora_merge = fields.boolean("merge", false);
@@ -196,9 +196,9 @@ void tell_keys_of_python(ParsedConfig& parsed) {
   }
 }
 
-// Replaces the "auto" of a schedule's total_num_steps by the number of steps of the run. Returns true if the data and
-// train.epochs determine that number. Then the value is a placeholder, and train() must set it when it has read the
-// data.
+// Replaces the "auto" of a schedule's total_num_steps by the number of steps of the run. Returns true if that number
+// depends on the data, because train.epochs is given. The new value is then a placeholder, and train() must replace it
+// after it has read the data. Returns false and changes nothing if the value is not "auto".
 bool fill_total_steps(Json& config, const TrainOptions& options) {
   const Json::json_pointer where("/scheduler/params/total_num_steps");
   if (!config.contains(where) || config[where] != "auto") return false;
@@ -206,7 +206,7 @@ bool fill_total_steps(Json& config, const TrainOptions& options) {
   return options.steps == 0;
 }
 
-// Adds the keys of metrics that have no effect to parsed.without_effect. A run without Python always writes its metrics
+// Adds the metrics' keys that have no effect to parsed.without_effect. A run without Python always writes its metrics
 // to files, and never sends them.
 void tell_blocks_of_metrics(ParsedConfig& parsed) {
   const auto tell = [&](const MetricFilesConfig& files, const char* block) {

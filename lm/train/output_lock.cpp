@@ -23,7 +23,7 @@ std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world
   }
   try {
     if (world.mean(error ? 1 : 0) == 0) return locks;
-  } catch (const CommError&) {  // another rank knew the result and ended before this rank knew it
+  } catch (const CommError&) {  // another rank got the result and ended before this rank got it
     if (!error) throw;
   }
   if (error) std::rethrow_exception(error);

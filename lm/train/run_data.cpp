@@ -22,8 +22,8 @@ DatasetOptions rows_of(const TrainOptions& options, const CausalLM& model, Part 
   return rows;
 }
 
-// Returns whether one of the first `rows` rows has a target. There can be none: a document of one token has no next
-// token, and a mask can hide all targets.
+// Returns whether one of the first `rows` rows has a target. There can be none, because a document of one token has no
+// next token, and because a mask can hide all targets.
 bool has_targets(Dataset& data, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) {
     const TokenRow row = data.row(i);
@@ -50,7 +50,7 @@ std::unique_ptr<Dataset> validation_data(const TrainOptions& options, const Caus
 }
 
 int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size, const RowsDone& done) {
-  constexpr int64_t kMostRows = int64_t{1} << 53;  // a double can count them one by one
+  constexpr int64_t kMostRows = int64_t{1} << 53;  // a double can represent every integer up to this
   if (options.steps > 0) {
     ZS_CHECK(options.steps <= kMostRows / batch_size, "train.steps is ", options.steps, ", of ", batch_size,
              " rows each: a run may have 2^53 rows at most. Give fewer steps");

@@ -19,14 +19,14 @@ struct RowsDone {
   int64_t steps = 0, rows = 0;
 };
 
-// Returns the number of steps of a run. If train.steps is given, this is train.steps, and `done` counts among these
-// steps. With train.epochs it is the steps in `done`, plus as many steps of `batch_size` rows as remain, but at least
-// 1. Throws ValueError if there would be too many rows to count.
+// Returns the number of steps of a run. If train.steps is given, this is train.steps, which includes the steps in
+// `done`. With train.epochs it is the steps in `done`, plus the steps of `batch_size` rows that the remaining rows
+// need, but at least 1. Throws ValueError if the run would have more than 2^53 rows.
 int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size, const RowsDone& done = {});
 
-// Checks that a run of `steps` steps can learn and be evaluated. Throws ValueError if no row for training has a target,
-// if evaluations are wanted but there are no rows for them, or if early stopping has no loss to compare. Returns a
-// warning if evaluations would have no targets, else "".
+// Checks that a run of `steps` steps can learn and be evaluated. Throws ValueError if no row that the run trains on has
+// a target, if evaluations are wanted but there are no rows for them, or if early stopping has no evaluations or no
+// loss to compare. Returns a warning if evaluations would have no targets, else "".
 std::string check_targets(const TrainOptions& options, int64_t batch_size, int64_t steps, Dataset& training,
                           Dataset* validation);
 

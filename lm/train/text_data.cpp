@@ -76,7 +76,7 @@ bool tokenize_texts(TrainOptions& options, World& world, const std::atomic<bool>
   // Waits in the communicator of checkpoints, which has the longest time-out, because rank 0 can have much to read.
   if (world.checkpoint() != nullptr) world.checkpoint()->barrier("texts become tokens");
   if (world.mean(stop ? 1 : 0) > 0) return false;
-  if (world.rank() != 0) tokenize_texts(options);  // only takes the names, because rank 0 has made the files
+  if (world.rank() != 0) tokenize_texts(options);  // makes no files if those of rank 0 are there
   return true;
 }
 

@@ -10,11 +10,11 @@ namespace zeroshard {
 bool is_text(const std::string& path);
 
 // Makes a token file of each text file in `options` with the tokenizer of the model's directory, and replaces the text
-// file in `options` by it. The token files stay in output/tokens. A later run takes such a file instead of making it
-// again.
+// file in `options` by it. The token files stay in output/tokens. A later run uses a token file again if the text, the
+// tokenizer and the options of tokenizing are the same. Throws the errors of tokenize_files() and load_tokenizer().
 void tokenize_texts(TrainOptions& options);
-// Does the same on all ranks, and rank 0 makes the files for all. Collective. Returns false on all ranks if `stop` has
-// become true on any of them.
+// Does the same on all ranks. Rank 0 comes first, and the other ranks take its files if they see them. Collective.
+// Returns false on all ranks if `stop` has become true on any of them.
 bool tokenize_texts(TrainOptions& options, World& world, const std::atomic<bool>& stop);
 
 }  // namespace zeroshard

@@ -36,8 +36,8 @@
 namespace zeroshard {
 namespace {
 
-// Runs the parts of a model as units of an engine. Every `recompute_every`-th block runs with activation checkpointing,
-// and none if that is 0.
+// Runs the parts of a model as units of an engine. A block runs with activation checkpointing if its index is a
+// multiple of `recompute_every`. If `recompute_every` is 0, no block does.
 class EngineRunner final : public PartRunner {
  public:
   EngineRunner(ModuleEngine& engine, int64_t recompute_every) : engine_(engine), recompute_every_(recompute_every) {}
@@ -136,8 +136,8 @@ class Run {
                             options_.model, "', or train in bf16"));
   }
 
-  // Returns the number of steps of the run, and throws if such a run cannot learn. Tells the observer about the run
-  // before any parameter is read.
+  // Returns the number of steps of the run, and throws if such a run cannot learn. On rank 0, tells the observer about
+  // the run before any parameter is read.
   int64_t planned_steps(const TrainConfig& config) {
     const int64_t steps = total_steps(options_, *training_, config_.train_batch_size);
     const std::string warning = check_targets(options_, config_.train_batch_size, steps, *training_, validation_.get());
@@ -223,7 +223,7 @@ class Run {
   }
 
   // Evaluates if an evaluation is due after this step and is not yet done. Does not evaluate after the last step,
-  // because run() does that after the last save. Returns false if a signal came during the evaluation.
+  // because run() does that after the last save. Returns false if a signal came during the evaluation, else true.
   bool evaluate_if_due() {
     const int64_t done = engine_.steps();
     return !is_due(options_.evaluate_every, done) || done >= total_ || evaluations_.step == done || evaluate();
@@ -231,7 +231,7 @@ class Run {
 
   // Reports progress of this rank to the launcher, and returns whether a signal came on any rank. Called before each
   // pass of an evaluation. The result is the same on all ranks. The ranks communicate only before every fourth pass,
-  // because a pass of a small model takes less time than the communication.
+  // because a pass of a small model takes less time than the communication. Before other passes, the result is false.
   bool is_stopped(int64_t pass) {
     if (world_.observer()) world_.observer()->step_finished(engine_.steps());
     return pass % 4 == 0 && world_.mean(stop_ ? 1 : 0) > 0;
@@ -335,7 +335,7 @@ class Run {
                            options_.checkpoints, "': rank 0 has logged why"));
   }
 
-  // Logs and drops the error of an earlier save, because that error must not prevent the last save.
+  // If an earlier save failed, logs and drops its error, because that error must not prevent the last save.
   void forget_failed_save() {
     try {
       engine_.wait_for_checkpoint();
@@ -368,7 +368,7 @@ class Run {
   }
 
   void resume_from(const nlohmann::json& state) {
-    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // earlier versions saved no such count
+    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // old checkpoints have the count only here
     saved_ = engine_.steps();
     evaluations_ = evaluation_state_of(state, saved_);
     const RowsDone done{engine_.steps(), engine_.progress().global_samples};

@@ -12,7 +12,7 @@ namespace zeroshard {
 struct AttentionOptions {
   double scale = 1;
   double softcap = 0;  // if not 0, scores become softcap * tanh(score / softcap)
-  int64_t window = 0;  // number of tokens to which a token attends, including itself; 0: all earlier tokens
+  int64_t window = 0;  // number of tokens to which a token attends, including itself; 0: no limit
   double dropout = 0;  // dropout of the attention probabilities; 0 outside of training
   int64_t layer = 0;   // index of the layer, for the cache
 };
@@ -32,9 +32,9 @@ class AttentionContext {
   const SequenceGroup* sequence() const { return batch_.sequence.get(); }
 
   // Returns a mask of bool, [batch or 1, 1, length, past + length], where `length` is the length of whole rows. An
-  // element is true if the token of its row attends to the token of its column. The mask is undefined if each token
-  // attends to all earlier tokens and attend() can do without a mask, because past() is 0 or there is only one token in
-  // a row.
+  // element at [.., i, j] is true if token i of the batch's row attends to token j of the row, where j also counts the
+  // tokens in the cache. The mask is undefined if each token attends to itself and to all earlier tokens and attend()
+  // can do without a mask, because past() is 0 or there is only one token in a row.
   const at::Tensor& mask(int64_t window);
   // Returns the same mask as mask(), but a defined one in every case.
   const at::Tensor& explicit_mask(int64_t window);

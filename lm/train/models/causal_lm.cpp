@@ -87,7 +87,8 @@ at::Tensor count_positions(const TokenBatch& batch) {
 
 constexpr int64_t kInitialBlock = int64_t{1} << 16;
 
-// Throws ValueError for a model with so many parameters that code which computes numbers of bytes could overflow.
+// Throws ValueError for a model of more than 2^53 parameters, because code that computes numbers of bytes could
+// overflow.
 void check_count(const CausalLM& model, const std::string& source) {
   constexpr double kMost = int64_t{1} << 53;
   double count = 0;
@@ -145,8 +146,8 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, K
     ZS_CHECK(least >= 0 && greatest < sizes_.vocab_size, "token id ", least < 0 ? least : greatest,
              " is outside the model's vocabulary of ", sizes_.vocab_size,
              ": the text was made with another tokenizer than the model's");
-    // Does not read positions that the model computed itself. They lie within the row, and reading them would make the
-    // host wait for the device.
+    // Does not read the positions if the model computed them and the whole row ends within max_length. They cannot be
+    // too large then, and reading them would make the host wait for the device.
     const bool within = !batch.positions.defined() && past + batch.row_length() <= sizes_.max_length;
     const int64_t last = within ? 0 : whole.positions.max().item<int64_t>();
     ZS_CHECK(last < sizes_.max_length, "position ", last, " is outside the model's ", sizes_.max_length,

@@ -34,8 +34,8 @@ struct DecoderOptions {
   double embedding_scale = 1;  // the embedding's result is multiplied by this
   double logit_softcap = 0;    // 0: none
 
-  // If set, makes the module that replaces the gated feed-forward. `feed_forward_name` is the name of that module in
-  // model files.
+  // If set, makes the module that replaces the gated feed-forward. `feed_forward_name` is the name of the feed-forward
+  // module in model files, whether replaced or not.
   std::function<std::shared_ptr<class FeedForward>(const DecoderOptions&)> make_feed_forward;
   std::string feed_forward_name = "mlp";
 };

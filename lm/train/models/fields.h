@@ -23,8 +23,8 @@ class Fields {
   bool written(std::string_view name) const;                                     // true also for the value null
   int64_t integer(std::string_view name, std::optional<int64_t> fallback = {});  // at least 0
   int64_t positive(std::string_view name, std::optional<int64_t> fallback = {});
-  // Returns a dimension or the number of layers, from 1 to `most`. Real models stay below kMostSize, and products of
-  // two values up to it do not overflow.
+  // Returns a dimension or the number of layers, from 1 to `most`. Real models stay below kMostSize, and the product of
+  // two numbers up to kMostSize does not overflow.
   int64_t size(std::string_view name, std::optional<int64_t> fallback = {}, int64_t most = kMostSize);
   double number(std::string_view name, std::optional<double> fallback = {});
   double probability(std::string_view name, double fallback);  // in [0, 1)
@@ -36,7 +36,8 @@ class Fields {
   std::vector<std::string> text_or_texts(std::string_view name);                      // a string becomes a list of one
   std::optional<Fields> object(std::string_view name);
 
-  // Throws if the field has another value than `only`, because zeroshard supports no other value.
+  // Throws if the field has another value than `only`, because zeroshard supports no other value. A field that is not
+  // given is accepted.
   void require(std::string_view name, const nlohmann::json& only);
   // Marks fields as read, because they do not change the model.
   void ignore(std::initializer_list<const char*> names);
@@ -47,7 +48,7 @@ class Fields {
   [[noreturn]] void fail(std::string_view name, const std::string& what) const;
 
  private:
-  // Returns the field. If there is none, returns null if the field is `optional`, else throws.
+  // Returns the field and marks it as read. If there is none, returns null if the field is `optional`, else throws.
   const nlohmann::json* find(std::string_view name, bool optional = true);
   void check_path(std::string_view name, const std::string& path) const;
 

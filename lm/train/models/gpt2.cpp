@@ -130,7 +130,7 @@ class Gpt2 final : public CausalLM {
   }
 
   // Divides the initial values of projections into the residual stream by the square root of the number of sums in that
-  // stream (Radford et al. 2019, 2.3).
+  // stream, which is two per layer (Radford et al. 2019, 2.3).
   void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) override {
     if (name.ends_with(".bias")) {
       elements.zero_();

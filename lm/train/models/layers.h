@@ -10,8 +10,8 @@
 
 #include "train/models/fields.h"
 
-// Modules whose parameters have neither memory nor values. The code that uses the model decides where the values come
-// from. Inputs and outputs have the shape [..., features].
+// Modules whose parameters have neither memory nor values at first. The code that uses the model decides where the
+// values come from. Inputs and outputs have the shape [..., features].
 namespace zeroshard {
 
 // Computes y = x W^T + b like torch.nn.Linear. With `transposed`, the module keeps W as [in, out], as GPT-2 does. With
@@ -75,7 +75,8 @@ class LayerNorm final : public torch::nn::Module {
   at::Tensor weight_, bias_;
 };
 
-// An elementwise activation function. read_activation() returns the one that the field `name` of config.json names.
+// An elementwise activation function. read_activation() returns the one that the field `name` of config.json names, or
+// the one with the name `fallback` if the field is not given. Throws ValueError for an unknown function.
 using Activation = std::function<at::Tensor(const at::Tensor&)>;
 Activation read_activation(Fields& fields, std::string_view name, const std::string& fallback);
 

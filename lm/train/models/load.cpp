@@ -16,8 +16,8 @@ const ModelFiles::Tensor* find_tensor(const ModelFiles& files, const std::string
   return files.find(std::string_view(parameter).substr(parameter.find('.') + 1));
 }
 
-// Returns whether a tensor of old files can be ignored: tables that the model computes itself, and the head's weight if
-// it is tied to the embedding.
+// Returns whether a tensor that belongs to no parameter can be ignored. Such tensors are tables that the model computes
+// itself and that old files have, and the head's weight if a parameter is tied.
 bool is_leftover(std::string_view name, bool tied) {
   const auto ends = [&](std::string_view end) { return name.ends_with(end); };
   return ends(".rotary_emb.inv_freq") || ends(".attn.bias") || ends(".attn.masked_bias") ||

@@ -20,8 +20,8 @@ void ignore_fields_without_bearing(Fields& fields) {
                  "auto_mapping", "megatron_core", "qalora_group_size"});
 }
 
-// Throws ValueError for values with which the adapter or its base model would be something that LoraOptions cannot
-// express.
+// Throws ValueError for values that LoraOptions cannot express, such as another kind of adapter or a change of the base
+// model.
 void require_plain_lora(Fields& fields) {
   if (fields.text("peft_type") != "LORA") fields.fail("peft_type", "is not supported; only \"LORA\" is");
   fields.require("task_type", "CAUSAL_LM");
@@ -35,7 +35,7 @@ void require_plain_lora(Fields& fields) {
 }
 
 // Throws ValueError for kinds of initialisation that may also change the model's own weights. Only true, false and the
-// three kinds that the function names do not change them.
+// three kinds in the code leave these weights unchanged.
 void require_untouched_base(Fields& fields, const nlohmann::json& config) {
   const auto found = config.find("init_lora_weights");
   if (found == config.end() || !found->is_string()) {

@@ -32,9 +32,9 @@ class Expert final : public torch::nn::Module {
   std::shared_ptr<Linear> gate_, down_, up_;
 };
 
-// `experts` has the number of the chosen expert for each choice. Returns, for each of `count` experts, the ascending
-// indices of the choices that name this expert. If the choices are on a device, the host waits for it once, because
-// only the device knows how often each expert was chosen.
+// A choice is one of the experts that the router chose for one token. `experts` has the expert's index for each choice.
+// Returns, for each of `count` experts, the ascending indices of the choices of this expert. If `experts` is on a
+// device, the host waits for the device once, because only the device knows how often each expert was chosen.
 std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t count) {
   std::vector<at::Tensor> choices;
   if (experts.is_cpu()) {
@@ -53,7 +53,8 @@ std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t cou
   return choices;
 }
 
-// Sends each token through the `chosen` experts to which the router gives the largest shares (Jiang et al. 2024).
+// Sends each token through the `chosen` experts to which the router gives the largest shares, and adds up their results
+// by these shares (Jiang et al. 2024).
 class Experts final : public FeedForward {
  public:
   Experts(const DecoderOptions& options, int64_t count, int64_t chosen) : chosen_(chosen) {
@@ -72,8 +73,8 @@ class Experts final : public FeedForward {
         choices_by_expert(indices.flatten(), static_cast<int64_t>(experts_->size()));
     shares = shares.flatten();
     for (size_t i = 0; i < experts_->size(); ++i) {
-      // An expert that no token chose still runs, on no tokens, so that its parameters have gradients (of zero) on
-      // every rank alike.
+      // An expert without choices still runs, on no tokens, so that its parameters have gradients (of zero) on every
+      // rank alike.
       const at::Tensor token = choices[i].floor_divide(chosen_);
       const at::Tensor share = at::index_select(shares, 0, choices[i]).unsqueeze(-1);
       const at::Tensor output = experts_->ptr<Expert>(i)->forward(at::index_select(tokens, 0, token));

@@ -4,8 +4,8 @@
 #include "train/models/fields.h"
 #include "zeroshard/causal_lm.h"
 
-// Declares one function per architecture. Each reads the fields of config.json that it supports, and makes the model.
-// Each is defined in a file that has the name of its architecture. qwen.cpp has two of them.
+// Declares one function per architecture. Each function reads the fields of config.json that it supports, and makes the
+// model. Each is defined in the file with the name of its architecture, and both functions of Qwen are in qwen.cpp.
 namespace zeroshard {
 
 // Returns " for parameter ...", the end of the error message if there is not enough memory for a parameter.

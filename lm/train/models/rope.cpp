@@ -12,8 +12,8 @@
 namespace zeroshard {
 namespace {
 
-// Returns frequencies whose long wavelengths are stretched by `factor`. Short wavelengths stay, and there is a ramp
-// between the two (Llama 3.1).
+// Returns `frequencies` with long wavelengths stretched by `factor`, as in Llama 3.1. Short wavelengths stay, and those
+// between are stretched by less.
 at::Tensor stretch_long_waves(const at::Tensor& frequencies, Fields& scaling) {
   const double factor = scaling.number("factor");
   const double low = scaling.number("low_freq_factor"), high = scaling.number("high_freq_factor");
