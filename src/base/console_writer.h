@@ -13,8 +13,9 @@ namespace zeroshard {
 // full() returns true if 4 MiB or more are queued, and the launcher then stops reading from the ranks. The ranks wait
 // in their own writes, as they would without a launcher. But a reader that takes nothing for longer than `patience` (a
 // terminal halted with Ctrl-S, a pager left open) must not halt a training run. From then on full() returns false, and
-// write() drops and counts the lines for which the queue has no room, until the reader reads again. Lines are dropped
-// without being counted if the system cannot write them, for example because the pipe is closed or the disk is full.
+// write() drops and counts lines while the queue is full. Once the reader reads again, the next write() first queues a
+// line that tells the count. Lines are dropped without being counted if the system cannot write them, for example
+// because the pipe is closed or the disk is full.
 class ConsoleWriter {
  public:
   using Seconds = std::chrono::duration<double>;

@@ -8,7 +8,7 @@ namespace zeroshard {
 template <typename... Args>
 std::string concat(const Args&... args) {
   std::ostringstream out;
-  out.exceptions(std::ios::badbit);  // without this, a text for which there is no memory would be cut silently
+  out.exceptions(std::ios::badbit);  // otherwise the text would be cut silently when memory runs out
   (out << ... << args);
   return out.str();
 }

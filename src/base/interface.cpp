@@ -22,7 +22,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr uint16_t kAnyPort = 9;  // nothing is sent to it
+constexpr uint16_t kAnyPort = 9;  // connect() of a UDP socket needs a port, but sends nothing
 constexpr const char *kWayOut = "; set GLOO_SOCKET_IFNAME to the interface that leads to the other hosts",
                      // A reserved address (RFC 5737) that no host has, so only the default route leads to it.
     *kElsewhere = "192.0.2.1";
@@ -49,8 +49,8 @@ sockaddr_storage plain(const sockaddr_storage& address) {
   return stored(reinterpret_cast<const sockaddr*>(&v4), sizeof v4);
 }
 
-// Returns the address from which this host would send to `to`. If this fails, for example because no route leads there,
-// returns nothing and sets errno.
+// Returns the source address that the packets of this host to `to` would have. If there is none, for example because no
+// route leads to `to`, returns nothing and sets errno.
 std::optional<sockaddr_storage> source_towards(const sockaddr_storage& to) {
   const UniqueFd fd(::socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage own{};

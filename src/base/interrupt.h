@@ -8,16 +8,16 @@ namespace zeroshard {
 // has one set of signal handlers, too.
 using InterruptCheck = void (*)();
 
-void set_interrupt_check(InterruptCheck check) noexcept;  // null: there is none any more
-void check_interrupt();                                   // calls the function that was set, if there is one
+void set_interrupt_check(InterruptCheck check) noexcept;  // null removes the function
+void check_interrupt();                                   // calls the InterruptCheck, if one is set
 // Returns whether an UninterruptedThread of this thread lives, so that check_interrupt() does nothing on this thread.
 // This is also true while the InterruptCheck runs.
 bool in_interrupt_check() noexcept;
 
 // While an UninterruptedThread lives, check_interrupt() does nothing on the thread that made the object. The thread of
 // a Tiers (comm_c10d/tiers.h) makes one, because the program's own thread waits for that thread and calls
-// check_interrupt() meanwhile. check_interrupt() makes one while the InterruptCheck runs, so that a wait inside it does
-// not call it again. A thread must not have two of these objects at a time.
+// check_interrupt() meanwhile. check_interrupt() makes one while the InterruptCheck runs, so that a wait inside the
+// InterruptCheck does not call the InterruptCheck again. A thread must not have two of these objects at a time.
 class UninterruptedThread {
  public:
   UninterruptedThread() noexcept;

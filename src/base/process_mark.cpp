@@ -7,8 +7,8 @@
 
 namespace zeroshard {
 
-// Forks are counted from the time the library is loaded, so that a fork during the construction of the first
-// ProcessMark is counted, too.
+// The count begins when the library is loaded, so that a fork during the construction of the first ProcessMark is
+// counted, too.
 uint32_t ProcessMark::forks_before_this_process = [] {
   ::pthread_atfork(nullptr, nullptr, [] { ++forks_before_this_process; });
   return 0U;

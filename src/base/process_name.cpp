@@ -17,7 +17,8 @@
 namespace zeroshard {
 namespace {
 
-// Returns the host's name without dots, so that the parts of a process name can be separated.
+// Returns the host's name with '-' in place of everything but letters and digits. The first dot of a process name then
+// ends HOST.
 std::string host_part() {
   std::string name = host_name();
   for (char& c : name)

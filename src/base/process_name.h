@@ -12,12 +12,12 @@ namespace zeroshard {
 // the host name and the process number of its predecessor.
 std::string process_name();
 
-// Returns whether `text` ends like a name from process_name(): with "-RANDOM".
+// Returns whether `text` ends with "-RANDOM", as a name from process_name() does.
 bool ends_as_process_name(std::string_view text);
 
-// Returns whether `name`, from process_name(), names a process of this host that has ended. Returns false for processes
-// of other hosts, and of another boot or namespace, because this process cannot see them. Returns false, too, if a
-// later process has the same number, except if that process is this one.
+// Returns whether `name`, from process_name(), names a process of this host that no longer exists (see
+// process_exists()). Returns false for processes of another host, boot or namespace, because this process cannot see
+// them. Returns false, too, if a later process has the same number, except if the later process is this one.
 bool has_ended(std::string_view name);
 // Returns whether `name`, from process_name(), has this host's name as HOST.
 bool is_of_this_host(std::string_view name);

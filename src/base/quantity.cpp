@@ -26,7 +26,8 @@ constexpr std::array<Suffix, 10> kBytes{{{"", 1},
                                          {"tib", 1099511627776.}}};
 constexpr std::array<Suffix, 5> kBits{{{"bit", 1}, {"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}, {"tbit", 1e12}}};
 
-// Reads a decimal number and a suffix. Uses from_chars(), because it does not depend on the locale.
+// Reads a decimal number and a suffix of any case, with or without spaces. Returns nothing for another text. Uses
+// from_chars(), because from_chars() does not depend on the locale.
 std::optional<double> scaled(std::string_view text, const auto& suffixes) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -36,7 +37,7 @@ std::optional<double> scaled(std::string_view text, const auto& suffixes) {
     if (c != ' ') rest += char(std::tolower(static_cast<unsigned char>(c)));
   }
   for (const Suffix& suffix : suffixes) {
-    // If the value is within a rounding error of a whole number, returns the whole number, so that 1.1B is 1100000000.
+    // A value within a rounding error of a whole number becomes the whole number, so that 1.1B is exactly 1100000000.
     if (rest == suffix.name) {
       const double value = number * suffix.factor, whole = std::round(value);
       return std::abs(value - whole) <= std::abs(whole) * 1e-15 ? whole : value;

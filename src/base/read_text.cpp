@@ -50,8 +50,8 @@ std::string read_text(const std::string& path, std::string_view hint, int64_t mo
     if (bytes > most_bytes) fail(concat("it has ", bytes, " bytes; at most ", most_bytes, " are read"));
   };
   check_size(found.st_size);
-  // The loop reads until the end and does not trust the size, because files of /proc report none, and other files can
-  // grow.
+  // The loop reads until the end and does not trust the size, because files of /proc report a size of 0, and other
+  // files can grow.
   std::string text(static_cast<size_t>(found.st_size), '\0');
   for (size_t end = 0;;) {
     if (end == text.size()) text.resize(std::max<size_t>(text.size() + 1, 4096));

@@ -2,9 +2,9 @@
 
 namespace zeroshard {
 
-// Opens /dev/null on each of the descriptors 0 to 2 that is closed, as in a daemon or after `>&-`. Otherwise the next
-// files, pipes or sockets would get these numbers, and printed or logged text would be written into them. Must be
-// called before the first file is opened.
+// Opens /dev/null as each of the descriptors 0 to 2 that is closed, as in a daemon or after `>&-`. Otherwise the next
+// files, pipes or sockets would get these numbers, and the program's output would be written into them. Must be called
+// before the first file is opened.
 void open_standard_streams();
 
 }  // namespace zeroshard

@@ -1,1 +1,1 @@
-// Carries the precompiled header (torch_pch.h).
+// The build compiles this file only to precompile torch_pch.h.

@@ -9,7 +9,7 @@ namespace zeroshard {
 
 std::string advice_on_umask() {
   constexpr long kOwn = 0700;
-  // The umask is not read by umask(2), because that call would change it for all threads.
+  // The umask is not read by umask(2), because umask(2) would also change it, for all threads.
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
     if (!line.starts_with("Umask:\t")) continue;

@@ -38,7 +38,7 @@ struct Pipe {
 // Creates a pipe. Throws Error if that fails, for example because the process has no descriptors left.
 Pipe make_pipe();
 
-// Makes read() and write() return EAGAIN when they would otherwise wait.
+// Makes read() and write() fail with EAGAIN where they would otherwise wait.
 void set_nonblocking(int fd);
 
 // Throws Error with the text "<what>: <reason>", where the reason comes from errno.

@@ -26,7 +26,7 @@ void WriteHold::await_readers() {
 }
 
 void WriteHold::end() noexcept {
-  const std::scoped_lock lock(mutex_);  // held until the end, because a writer that continues might destroy the hold
+  const std::scoped_lock lock(mutex_);  // also held during notify_all(), because a writer might destroy this object
   --readers_;
   changed_.notify_all();
 }

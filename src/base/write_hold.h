@@ -23,7 +23,7 @@ class WriteHold {
   WriteHold(const WriteHold&) = delete;
   WriteHold& operator=(const WriteHold&) = delete;
 
-  Reading read();  // must be called before the thread reads
+  Reading read();  // must be called before the caller reads
   // Must be called by a writer before it writes. Returns when nobody reads. Throws the exceptions of WhileWaiting.
   void await_readers();
 
