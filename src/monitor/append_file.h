@@ -8,14 +8,15 @@
 namespace zeroshard {
 
 // A file to which whole records are appended. When append() returns, the record is in the file and survives the end of
-// the process. A power failure can lose everything after the last sync(). All functions throw IoError.
+// the process. A power failure can lose everything after the last sync(). All functions throw IoError if they fail.
 class AppendFile {
  public:
   // Replaces the contents of `name`. Whatever fails, the file has afterwards either its old contents or `contents`. The
   // change is durable only after the caller has called directory.sync(). If that call fails, the new file is already in
   // place.
   static AppendFile replace(Directory& directory, const std::string& name, std::string_view contents);
-  // Creates a file that does not exist yet, with `contents`. If that fails, there is no such file afterwards.
+  // Creates the file `name` with `contents`. Throws if the file exists. If the contents cannot be written, removes the
+  // file again.
   static AppendFile create(Directory& directory, const std::string& name, std::string_view contents);
 
   // Appends a record. If an error leaves only a part of the record in the file, for example because the disk is full,

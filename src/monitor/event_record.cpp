@@ -56,7 +56,7 @@ class ProtoMessage {
 };
 
 uint32_t masked_crc(std::string_view data) {
-  // The checksum is masked, because the checksum of data that contains its own checksum is a special value.
+  // TFRecord files mask checksums, because data that ends with its own unmasked checksum always has the same checksum.
   return std::rotr(crc32c(data), 15) + 0xA282EAD8;
 }
 

@@ -14,8 +14,9 @@ namespace {
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 
 // Returns a name for a new file. TensorBoard reads the files of a directory in the order of their names, which begin
-// with a time in seconds. So the new name has `time`, or the second after the latest time among the other names if that
-// is later.
+// with a time in seconds. So the new name has the later of `time` and the second after the latest time of the other
+// names. Times from 9999999999 on are ignored, because the next second has more than ten digits and would not sort
+// last.
 std::string new_name(const Directory& directory, double time) {
   auto seconds = int64_t(time);
   for (const std::string& name : directory.list()) {
@@ -29,8 +30,8 @@ std::string new_name(const Directory& directory, double time) {
   return concat(kPrefix, digits, ".", process_name());
 }
 
-// Returns whether the directory has a file of an earlier run of zeroshard. The names of other programs' files, such as
-// those of torch's SummaryWriter, end differently.
+// Returns whether the directory has an event file of an earlier run of zeroshard. The names of other programs' files,
+// such as those of torch's SummaryWriter, end differently.
 bool holds_earlier_run(const Directory& directory) {
   const std::vector<std::string> names = directory.list();
   return std::any_of(names.begin(), names.end(),
@@ -52,10 +53,11 @@ class EventSink final : public MetricsSink {
   const std::string& name() const override { return name_; }
 
  private:
-  // Returns the first records of a file. If the run resumes or follows an earlier run, they start two sessions. The
-  // second one makes TensorBoard drop records of this step or a later one in all files of the directory, also in those
-  // of other programs. The first one drops nothing, and is there because TensorBoard's server drops nothing at the
-  // first session that it reads.
+  // Returns the first records of the file. If the run resumes, or if the directory has files of an earlier run, two
+  // session starts follow the version. The second one has the first step of this run. It makes TensorBoard drop the
+  // earlier records of that step and of later steps in all files of the directory, also in those of other programs. The
+  // first one has the largest step, so it drops nothing. It is needed because TensorBoard's server ignores the step of
+  // the first session start that it reads.
   static std::string first_records(const MetricsStart& start) {
     const std::string version = tfrecord(version_event(start.time));
     if (!start.resume_step && !holds_earlier_run(start.directory)) return version;

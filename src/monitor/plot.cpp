@@ -12,7 +12,7 @@ namespace {
 constexpr double kWidth = 800, kLeft = 72, kRight = 24, kTop = 40, kLossHeight = 280, kRateHeight = 110, kGap = 34;
 constexpr double kBottom = 48;
 constexpr double kMaxValue = 1e300;  // keeps differences finite
-constexpr size_t kMaxDots = 60;      // a line with more groups of records has dots only at isolated points
+constexpr size_t kMaxDots = 60;      // a line with more groups (see Series) has dots only at isolated points
 
 constexpr const char* kStyle =
     "<style>"
@@ -115,8 +115,8 @@ std::string axes(const Panel& panel, const char* title, bool step_labels) {
   return svg;
 }
 
-// Draws a piece of a line that has no gaps. The points of a line with few groups get dots, and so does a single point,
-// because it would be invisible otherwise.
+// Draws the part of a line between two gaps. Each point gets a dot if the line has at most kMaxDots groups. The point
+// of a part with only one point always gets a dot, because it would be invisible otherwise.
 std::string piece(const Panel& panel, const Line& line, const std::vector<Series::Point>& points) {
   if (points.empty()) return {};
   const std::string css = std::string(" class=\"") + line.css_class + "\"";
@@ -189,7 +189,7 @@ Panel panel_of(const std::vector<Line>& lines, double top, double height, Interv
   for (const Line& line : lines)
     for (const Series::Group& group : line.series->groups())
       for (const Series::Point& point : group.points()) values.add(point.value);
-  if (values.empty()) values.add(0);  // the panel has only crosses
+  if (values.empty()) values.add(0);  // no value is finite, so the panel has only crosses
   values.widen(0.05);
   return {top, height, steps, values};
 }
@@ -204,7 +204,7 @@ Ticks round_ticks(double low, double high, int count, double least) {
     ticks.spacing = factor * power;
     if (ticks.spacing >= rough * (1 - 1e-9)) break;
   }
-  // Multiplies, because repeated addition would drift.
+  // Each tick is a product, because rounding errors would add up in a sum.
   for (double i = std::ceil(low / ticks.spacing); i * ticks.spacing <= high && ticks.values.size() < 100; ++i)
     ticks.values.push_back(i * ticks.spacing + 0.0);  // + 0.0 avoids a negative zero
   return ticks;

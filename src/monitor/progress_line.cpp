@@ -17,7 +17,7 @@ namespace zeroshard {
 namespace {
 
 constexpr double kRedrawSeconds = 0.1;
-constexpr size_t kTimedUpdates = 50;  // most updates from whose speed the remaining time is computed
+constexpr size_t kTimedUpdates = 50;  // the remaining time is computed from at most the last 50 updates
 constexpr ConsoleWriter::Seconds kPatience{2};
 
 double steady_seconds() {
@@ -34,8 +34,8 @@ size_t columns_of(int fd) {
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-// While an object lives, threads that this thread starts have SIGPIPE blocked. Without this, a write to a closed pipe
-// would end the process. With it, the write only fails.
+// Blocks SIGPIPE in this thread while the object lives, and so in the threads that this thread starts meanwhile. A
+// write to a closed pipe would otherwise end the process. With SIGPIPE blocked, the write only fails.
 class SigpipeBlocked {
  public:
   SigpipeBlocked() {
@@ -54,7 +54,7 @@ class SigpipeBlocked {
 
 // Owns a copy of a file descriptor for the writer's thread, because the thread might hang inside write(2) for a long
 // time. If the owner of the original closed it meanwhile, another file could get its number, and the thread would write
-// into that file. The copy is closed only when no write is running, and otherwise stays open.
+// into that file if it had no copy. The copy is closed only when no write is running, and otherwise stays open.
 class OutputCopy {
  public:
   explicit OutputCopy(int fd) : original_(fd), copy_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {}
@@ -112,8 +112,8 @@ class ProgressLine::Impl {
     state_ = {step, options_.total_steps, values, seconds_left()};
     shown_ = false;
     if (*options_.terminal) {
-      // A terminal that takes nothing at present gets no new bar. Otherwise bars would queue up, and the terminal would
-      // later show all of them, one after another.
+      // No bar is queued while the terminal has not taken the previous one. Otherwise bars would queue up, and the
+      // terminal would later show all of them, one after another.
       if (drawn_ && (now - drawn_at_ < kRedrawSeconds || !writer_.idle())) return;
       draw(now);
     } else if (!drawn_ || step >= options_.total_steps || step / options_.every > drawn_step_ / options_.every) {

@@ -56,7 +56,7 @@ class RunMetrics::Impl {
     MetricsStart start{directory_, options_.resume_step, options_.now(), &series_, options_.on_failure};
     if (options_.jsonl) sinks_.push_back({make_jsonl_sink(start)});
     for (const auto& [name, series] : series_)
-      if (!series.empty()) start.series = nullptr;  // the first file that keeps earlier records is enough
+      if (!series.empty()) start.series = nullptr;  // the JSONL file gave the earlier records already
     if (options_.csv) sinks_.push_back({make_csv_sink(start)});
     if (options_.tensorboard) sinks_.push_back({make_event_sink(start)});
   }

@@ -35,7 +35,7 @@ struct MetricsStart {
   Directory& directory;
   std::optional<int64_t> resume_step;
   double time = 0;                                  // seconds since 1970
-  SeriesByName* series = nullptr;                   // gets the earlier records that a file keeps; can be null
+  SeriesByName* series = nullptr;                   // gets the earlier records that the file keeps; may be null
   std::function<void(const std::string&)> warning;  // called if a file is damaged
 };
 
@@ -60,8 +60,8 @@ KeptLines keep_lines(std::string_view text, const std::function<LineVerdict(std:
 // Returns the contents of a file that a run continues, or "" if the file is missing.
 std::string read_metrics_file(const Directory& directory, const std::string& name);
 
-// Replaces the text file `name` by one with the contents of `kept`, and opens it. If the old file had damaged lines,
-// keeps it under another name (see set_aside()) and gives a warning.
+// Replaces the contents of the text file `name` by the lines of `kept`, and returns the file. If `kept` lacks damaged
+// lines of the old file, keeps the old file under another name (see set_aside()) and calls `start.warning`.
 class AppendFile;
 AppendFile go_on_with(const MetricsStart& start, const std::string& name, const KeptLines& kept);
 
