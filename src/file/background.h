@@ -22,15 +22,14 @@ class Background {
     if (thread_.joinable()) thread_.join();
   }
 
-  // Starts a job and returns before the job is done. No other job may be running; wait() waits for its end. If the
-  // system refuses to start the thread, the job runs within this call. start() never throws what the job throws; wait()
-  // does.
+  // Starts a job and returns before the job is done. The previous job must be done; wait() waits for it. If the system
+  // refuses to start the thread, the job runs within this call. start() never throws what the job throws; wait() does.
   void start(std::function<void()> job) {
     if (!thread_.joinable()) {
       try {
         thread_ = std::thread([this] { run(); });
       } catch (const std::system_error&) {
-        // The system refuses to start a thread. The calling thread runs the job, because it would be lost otherwise.
+        // The calling thread runs the job, because otherwise nobody would run it.
         return keep_error(job);
       }
     }
@@ -42,9 +41,9 @@ class Background {
     std::this_thread::yield();  // lets the job begin before the caller continues, if both share a core
   }
 
-  // Waits until the job is done. If a job has thrown an exception, this call and every later one throw that exception.
-  // Calls `while_waiting`, if there is one, about ten times a second. An exception from `while_waiting` ends the wait,
-  // but not the job.
+  // Waits until the job is done. If a job has thrown an exception, this call and every later one throw the latest such
+  // exception. Calls `while_waiting`, if there is one, about ten times a second. An exception from `while_waiting` ends
+  // the wait, but not the job.
   void wait(const std::function<void()>& while_waiting = {}) {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return !job_; })) {

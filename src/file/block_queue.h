@@ -66,8 +66,9 @@ RingSystem& kernel_ring();
 // Creates a queue that uses io_uring, and sets `why` to 0. If the system refuses io_uring, returns null and sets `why`
 // to -errno.
 std::unique_ptr<BlockQueue> make_ring_queue(const QueueFiles& files, RingSystem& system, int& why);
-// Creates a queue whose requests run in `threads` threads, but in no more than QueueFiles::depth. If the system does
-// not start all of them, the queue uses fewer. If it starts none, start() itself runs the requests.
+// Creates a queue whose requests run in `threads` threads, or in QueueFiles::depth threads if that is fewer. `threads`
+// must be positive. If the system does not start all of these threads, the queue uses fewer. If it starts none, start()
+// itself runs the requests.
 std::unique_ptr<BlockQueue> make_thread_queue(const QueueFiles& files, Io& io, int threads);
 // Creates a queue that uses io_uring through `ring`. If `ring` is null or the system refuses io_uring, creates the
 // queue of make_thread_queue() instead.

@@ -11,11 +11,12 @@
 namespace zeroshard {
 
 // The usual number of elements of a chunk. The last chunk of a group can have fewer. Each element has one value in each
-// slot; the slots hold, for example, master weights and moments. A swap file keeps the values of all slots of a chunk
-// together as one record, so that one long access reads or writes them.
+// slot. The slots hold, for example, master weights and moments. A swap file keeps the values of all slots of a chunk
+// together as one record, so that they can be read or written in one long access.
 inline constexpr int64_t kChunkNumel = int64_t{1} << 20;
-// The number of elements that share one checksum, which are four times kBlockNumel. The last block of a chunk can have
-// fewer. The values that a block has in one slot (16 KiB if they are fp32) are read, checked and written as a whole.
+// The number of elements of a block of a chunk, which is four times kBlockNumel. The last block of a chunk can have
+// fewer. The values of a block in one slot (16 KiB if they are fp32) share one checksum, and are read, checked and
+// written as a whole.
 inline constexpr int64_t kSumNumel = 4 * kBlockNumel;
 
 inline constexpr int kMaxSlots = 4;
@@ -61,8 +62,8 @@ struct Chunk {
   int slots = 0, narrow_slots = 0, narrow_bytes = 2;
   size_t file = 0;
   int64_t offset = 0;  // byte position of the chunk's record in the file; the record has slot after slot
-  // The index of the chunk's first checksum among those of all chunks. Each slot has one checksum for each block of
-  // kSumNumel elements, slot after slot.
+  // The index of the chunk's first checksum among those of all chunks. Each slot has one checksum for each block. The
+  // checksums of the first slot come first, then those of the second, and so on.
   size_t first_sum = 0;
 
   int64_t numel() const { return elements.size(); }
@@ -75,12 +76,12 @@ struct Chunk {
     return numel() * 4 * wide + align_up(numel() * narrow_bytes, kSlotAlignment) * (slot - wide);
   }
   size_t blocks() const { return size_t(ceil_div(numel(), kSumNumel)); }
-  // Returns the elements of block `number`, counted from the chunk's first element. The values of these elements in one
-  // slot share a checksum.
+  // Returns the elements of block `number`, as positions in the chunk. The values of these elements in one slot share a
+  // checksum.
   Range block(size_t number) const {
     return {int64_t(number) * kSumNumel, std::min(int64_t(number + 1) * kSumNumel, numel())};
   }
-  // Returns the bytes of the record in which block `number` has its values for `slot`. The last block includes the
+  // Returns which bytes of the record have the values of block `number` in `slot`. For the last block, they include the
   // padding of the slot.
   Range block_bytes(int slot, size_t number) const {
     const int64_t begin = slot_begin(slot) + block(number).begin * value_bytes(slot);

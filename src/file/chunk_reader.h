@@ -8,8 +8,8 @@ namespace zeroshard {
 
 // Lets a second thread read one slot of a group's values, while another thread borrows from the store. Nobody may
 // borrow the group to write while the reader is in use. The reader copies values that are in the store's buffers and
-// reads the others from the file, but takes no buffer and does not change the plan. It keeps the slot of one whole
-// chunk in memory of its own, so values that are requested in order are read once.
+// reads the others from the file, but takes no buffer and does not change what is announced to the store. It keeps the
+// slot of one whole chunk in memory of its own, so values that are requested in order are read once.
 class ChunkReader {
  public:
   // Runs `call` while no other thread calls the store, and throws what `call` throws.
@@ -20,8 +20,8 @@ class ChunkReader {
   // Copies the values of the group's elements in `range` to `to`, in the format of the slot. If read() throws IoError,
   // the store has failed, too, as after ChunkStore::fail().
   void read(Range range, void* to);
-  // Works like read(), but for a range of bytes of the slot. It serves slots whose bytes hold values of another dtype
-  // than the slot's.
+  // Works like read(), but for a range of bytes. Position 0 is the first byte of the slot's value for the group's first
+  // element. This function is for slots whose bytes are used for values of another size.
   void read_bytes(Range bytes, void* to);
 
  private:

@@ -185,9 +185,9 @@ void ChunkStore::flush() {
   });
 }
 
-// Adapts the plan to `next`, the chunks that lend() is about to lend. Removes from the plan what comes before the first
-// of them that is not the current chunk. If nobody has announced that chunk, `next` becomes the whole plan. If `next`
-// has only the current chunk, the plan stays as it is.
+// Adapts the plan to `next`, the chunks that lend() is about to lend. The chunk that decides is the first one, or the
+// second one if the first one is the current chunk. If the plan has that chunk, removes the chunks before it from the
+// plan. Otherwise `next` becomes the whole plan. If `next` has only the current chunk, the plan stays as it is.
 void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   if (next.empty()) return;
   const bool goes_on = current_ != nullptr && current_->chunk == next.front().chunk;
@@ -201,8 +201,8 @@ void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   }
 }
 
-// Returns the buffer that has the wanted blocks, read and checked except for those that will be overwritten. This
-// buffer becomes the current one.
+// Brings the wanted blocks into a buffer, makes this buffer the current one, and returns it. Blocks that will be
+// overwritten are neither read nor checked.
 ChunkStore::Buffer& ChunkStore::bring(const Planned& wanted) {
   if (current_ != nullptr && current_->chunk != wanted.chunk) leave_current();
   Buffer* buffer = find(wanted.chunk);
@@ -331,7 +331,7 @@ ChunkStore::SlotBlocks ChunkStore::copy_buffered(size_t chunk, int slot, std::by
     const bool is_at_rest = buffer != nullptr && (buffer->writing || transfers_->is_idle(number(*buffer)));
     for (size_t block = 0; block < own.blocks(); ++block) {
       const size_t bit = size_t(slot) * own.blocks() + block;
-      // A changed block is only in the buffer, even while other blocks are read into the buffer.
+      // The values of a changed block are only in the buffer, and are valid even while other blocks are read into it.
       const bool is_here = buffer != nullptr && (buffer->changed[bit] || (is_at_rest && buffer->there[bit]));
       if (!is_here) {
         missing.set(block);

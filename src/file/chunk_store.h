@@ -22,9 +22,10 @@ namespace zeroshard {
 // A few buffers hold one chunk each. When blocks of a chunk are lent, those that are not in a buffer yet are read
 // first, unless they will be overwritten as a whole. Announced chunks are read ahead. Values that a borrower has
 // written stay in the buffer until another chunk is lent or flush() is called. Then they are written to the file in the
-// background, while the next chunks are lent. Until that write is done, the buffer is neither changed nor filled with
-// another chunk. So reads, use and writes overlap, except if there is a single buffer. Each buffer knows for each block
-// whether the block has been read and whether it has changed. Blocks that nobody borrows or announces are not read.
+// background, while the next chunks are lent. Until that write is done, the buffer is neither lent to write nor filled
+// with another chunk. So reads, use and writes overlap, except if there is a single buffer. Each buffer knows for each
+// block whether the block has been read and whether it has changed. Blocks that nobody borrows or announces are not
+// read.
 //
 // Only one thread at a time may use the store, except for read_file(). Functions throw IoError with the path, also for
 // errors of earlier background writes. After an error the store has failed: because the contents of the files are
@@ -47,9 +48,10 @@ class ChunkStore {
   // With kOverwrite, `use` must write all lent values. `use` finds undefined values, because a block that is lent as a
   // whole is not read.
   enum class Access : uint8_t { kRead, kModify, kOverwrite };
-  // `part` has elements of one chunk. `values` has one address for each slot, that of the first element of `part`. If
-  // only one slot is lent, `values` has only the address for this slot. Addresses of narrow values are passed as
-  // float*, too. All addresses are valid only during the call, or until a Reader that was passed to read_on() is done.
+  // `part` has elements of one chunk. `values` has one address for each slot, at which the value of the first element
+  // of `part` is. If only one slot is lent, `values` has only the address for this slot. Addresses of narrow values are
+  // passed as float*, too. All addresses are valid only during the call, or until a Reader that was passed to read_on()
+  // is done.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
   // Something that still reads lent values after lend() has returned, such as a copy to a device.
   class Reader {
@@ -76,8 +78,8 @@ class ChunkStore {
   // all values undefined. `use` must not call the store, except for read_on().
   void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
   // Says that `reader` reads the lent part until the reader is done. Until then the values do not change, because
-  // lend() waits for the reader before it lends the chunk to write or needs the buffer for another chunk. Only `use`
-  // may call read_on().
+  // lend() waits for the reader before it lends the chunk to write, and before it uses the buffer for another chunk.
+  // Only `use` may call read_on().
   void read_on(std::shared_ptr<Reader> reader);
   // Announces that lend() will be called for this range, after the ranges announced before. The store reads all slots
   // of the range ahead as soon as a buffer is free. If lend() is called in another order, that costs only time.
@@ -93,12 +95,13 @@ class ChunkStore {
   void flush();
 
   // copy_buffered() and read_file() let a second thread read one slot of a chunk while another thread borrows (see
-  // ChunkReader). Nobody may borrow the chunk to write in this time. These functions change neither the plan nor which
-  // chunks are in the buffers. `to` must have room for the slot with its padding, and be aligned for O_DIRECT. A
-  // SlotBlocks has one bit for each block of the slot.
+  // ChunkReader). Nobody may borrow the chunk to write in this time. These functions change neither what is announced
+  // nor which chunks are in the buffers. `to` must have room for the slot with its padding, and be aligned for
+  // O_DIRECT. A SlotBlocks has one bit for each block of the slot.
   using SlotBlocks = std::bitset<size_t(kChunkNumel / kSumNumel)>;
   // Copies the blocks that are in a buffer to `to`, each to its position in the slot. Returns the other blocks, which
-  // must be read from the file. The file keeps their values as long as nobody borrows the chunk to write.
+  // must be read from the file, and which include blocks that are being read into a buffer. The file keeps their values
+  // as long as nobody borrows the chunk to write.
   SlotBlocks copy_buffered(size_t chunk, int slot, std::byte* to);
   // Reads `blocks` from the file to `to`, each to its position in the slot. If it throws IoError, the store does not
   // fail; the caller should call fail(). May be called while another thread calls any function of the store.
@@ -170,8 +173,8 @@ class ChunkStore {
   void leave_current();
   void wait_for(Buffer& buffer);
   void check(Buffer& buffer, const Blocks& blocks);
-  // Throws IoError if the `bytes` bytes at `data` do not have the checksum sums_[sum]. They were read from `offset` of
-  // the chunk's record. Does nothing if Options::verify is false.
+  // Throws IoError if the `bytes` bytes at `data` do not have the checksum sums_[sum]. These bytes were read from
+  // `offset` of the chunk's record. Does nothing if Options::verify is false.
   void compare(const Chunk& chunk, size_t sum, const std::byte* data, int64_t bytes, int64_t offset) const;
   template <typename Visit>
   void for_each_stretch(const Chunk& chunk, const Blocks& blocks, const Visit& visit) const;

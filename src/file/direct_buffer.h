@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// The alignment in bytes of memory, offset and length for O_DIRECT. It is enough for any usual device.
+// The alignment in bytes of memory, offset and length for O_DIRECT. Every usual device accepts this alignment.
 inline constexpr int64_t kDirectAlignment = 4096;
 
 struct FreeMemory {

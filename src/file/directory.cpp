@@ -7,7 +7,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kMaxDepth = 128;  // levels that remove_tree() deletes; each takes a descriptor and stack
+constexpr int kMaxDepth = 128;  // most levels that remove_tree() enters; each takes a descriptor and stack
 
 // Returns the path of the parent of `path`. Derives it from the text alone, because neither directory needs to exist.
 std::string parent_of(const std::string& path) {

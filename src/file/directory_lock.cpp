@@ -87,7 +87,7 @@ struct DirectoryLock::Held {
 class HeldLocks {
  public:
   static HeldLocks& of_this_process() {
-    static HeldLocks& all = *new HeldLocks;  // never destroyed, because static users can be destroyed later
+    static HeldLocks& all = *new HeldLocks;  // never destroyed, because a static DirectoryLock can live longer
     return all;
   }
 
@@ -168,7 +168,7 @@ class HeldLocks {
   }
 
   // Writes the host, number and name of this process to the file. If there is a kernel lock, the text is used only in
-  // messages, so errors such as a full disk are ignored.
+  // messages, so errors such as a full disk are ignored. Otherwise errors are thrown.
   static void write_text(DirectoryLock::Held& held, const std::string& file) {
     Io& io = held.directory.io();
     const std::string text = text_of_this_process();
@@ -244,7 +244,7 @@ const std::string& DirectoryLock::path() const {
 DirectoryLock& DirectoryLocks::of(const Directory& directory, std::string_view advice) {
   for (DirectoryLock& each : locks_)
     if (each.keeps(directory)) return each;
-  // Drops a lock of the same path if the locked directory has been deleted since.
+  // A lock of the same path protects a directory that has been deleted or replaced since, so that lock is dropped.
   locks_.remove_if([&](const DirectoryLock& each) { return each.path() == directory.path(); });
   return locks_.emplace_back(directory.io(), directory.path(), advice);
 }

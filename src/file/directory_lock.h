@@ -32,14 +32,15 @@ class DirectoryLock {
   // Returns false if the file system has no locks. Another process might then have locked the directory at the same
   // time.
   bool is_sure() const;
-  // Returns whether this lock protects `directory`: whether the locked file is still the file kName in it. A lock
-  // protects neither another directory nor its own directory after somebody has deleted or replaced the directory or
-  // the file.
+  // Returns whether this lock protects `directory`, which it does if the file kName in `directory` is the locked file.
+  // A lock protects neither another directory nor its own directory after somebody has deleted or replaced the
+  // directory or the file.
   bool keeps(const Directory& directory) const;
-  // Waits until no other user of the directory in this process has the turn, and takes it, so that users do not
+  // Waits until no other user of the directory in this process has the turn, and takes the turn, so that users do not
   // interleave. The caller has the turn until it drops the returned mutex lock. Throws StateError that ends with
-  // `advice` if another DirectoryLock of this process has had a turn since this one's last turn. Turns that were all
-  // taken with `share` do not count, because users that share do not touch one another's files.
+  // `advice` if another DirectoryLock of this process has had a turn since this one's last turn. This does not count if
+  // all these turns, from this one's last turn on, were taken with `share`, because users that share do not touch one
+  // another's files.
   std::unique_lock<std::mutex> take_turn(std::string_view advice, bool share = false);
 
  private:

@@ -69,7 +69,7 @@ class Probe {
   double measure(int64_t block_bytes, int depth, double seconds, DiskReport& report) {
     return move(block_bytes, depth, report, [&](size_t next, double elapsed) -> std::optional<Next> {
       if (elapsed >= seconds) return std::nullopt;
-      // Reads are half of the written records ahead of writes.
+      // Reads are ahead of writes by half the number of records.
       const bool reads = next % 2 == 0;
       return Next{reads ? Kind::kRead : Kind::kWrite, (next / 2 + (reads ? records_ / 2 : 0)) % records_};
     });
@@ -142,7 +142,7 @@ DiskReport probe_disk(const std::string& directory, const DiskProbeOptions& opti
   report.file_bytes = probe.fill(options.seconds, report);
   for (const int64_t block_bytes : kBlocks)
     for (const int depth : kDepths) report.rates.push_back({.block_bytes = block_bytes, .queue_depth = depth});
-  // Each round measures all sizes, so that a disturbance by another program is spread over several of them.
+  // Each round measures all sizes, so that a disturbance by another program is spread over several sizes.
   const double each = options.seconds / double(kRounds * report.rates.size());
   for (int round = 0; round < kRounds; ++round) {
     for (DiskReport::Rate& rate : report.rates) {

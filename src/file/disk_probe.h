@@ -11,7 +11,8 @@ namespace zeroshard {
 struct DiskProbeOptions {
   // The size of the file, but at most a quarter of the free space, and at least 64 MiB.
   int64_t file_bytes = int64_t{512} << 20;
-  // The time for all measurements together. Writing the file before takes at most this time, too, or what 64 MiB take.
+  // The time for all measurements together. Writing the file first takes at most as long again, or as long as 64 MiB
+  // take.
   double seconds = 2;
   int thread_count = 4;        // threads that read and write if io_uring is refused
   RingSystem* ring = nullptr;  // null: threads read and write

@@ -7,8 +7,8 @@
 
 #include "file/io.h"
 
-// Has what it takes to write files that are whole or absent after a crash: a file is written under a temporary name,
-// made durable and renamed, and then its directory is made durable. All functions throw IoError that names the path.
+// The code here writes files so that each is complete or absent after a crash. A file is written under a temporary
+// name, made durable and renamed. Then its directory is made durable. All functions throw IoError that names the path.
 namespace zeroshard {
 
 // An open directory. Names are relative to it. A name may have several components, but must not lead out of the
@@ -105,16 +105,16 @@ class FileReader {
   int64_t size_ = 0;
 };
 
-// Returns a name for a temporary file in the directory of `name`, which is a single component. No process uses or has
-// used the name: .tmp-NAME.HOST.PID-PLACE-RANDOM.N (see process_name()).
+// Returns a name for a temporary file in the directory of the file `name`. `name` must be a single component. The
+// result, .tmp-NAME.HOST.PID-PLACE-RANDOM.N (see process_name()), is a name that no process uses or has used.
 std::string temporary_name(std::string_view name);
 
 // Returns a temporary name for a file that will be renamed to `name`. Throws IoError if `name` exists and is not a
 // regular file, because the rename would replace a link, a device or a FIFO, and would fail for a directory.
 std::string temporary_for(const Directory& directory, const std::string& name);
 
-// Replaces or creates `name`, durably. After a crash the file has the old or the new contents, or is absent if there
-// was none.
+// Replaces or creates `name`, durably. After a crash the file has the old or the new contents, or is absent if it did
+// not exist before.
 void write_small_file(Directory& directory, const std::string& name, std::string_view contents);
 
 // Returns the contents of the file. Throws IoError if they have more than `max_bytes`.

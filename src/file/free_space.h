@@ -18,7 +18,8 @@ class FreeSpace {
   void extend(int64_t end);
 
   int64_t end() const { return end_; }
-  // Returns the start of the free range at the end of the file. Returns the end if that range does not exist.
+  // Returns the start of the free range that ends at the end of the file. If there is none, returns the end of the
+  // file.
   int64_t begin_of_tail() const;
   int64_t free_bytes() const;
 

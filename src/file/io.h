@@ -24,7 +24,7 @@ struct FileStatus {
 //
 // Names passed to *_at functions are relative to the directory `dir`. They must not contain "..", which Directory
 // checks. The functions refuse an absolute name, and follow no symbolic link (-EXDEV, -ELOOP, -ENOTDIR or -ENOENT).
-// exec() closes all descriptors.
+// exec() closes all descriptors that these functions return.
 class Io {
  public:
   virtual ~Io() = default;
@@ -52,9 +52,9 @@ class Io {
   virtual int ftruncate(int fd, int64_t bytes) = 0;
   virtual int fdatasync(int fd) = 0;
   virtual int fsync(int fd) = 0;
-  // Locks the file without waiting. Returns -EAGAIN while somebody who opened the file separately has the lock. A
-  // forked child's copy of `fd` has the same lock, which ends when all copies are closed, also by the death of
-  // processes. Returns -ENOLCK, -ENOSYS or -EOPNOTSUPP if the file system has no locks.
+  // Locks the file without waiting. Returns -EAGAIN while a descriptor from another opening of the file has the lock.
+  // Copies of `fd` in forked children have the same lock. The lock ends when `fd` and all copies are closed, also if
+  // they are closed because processes end. Returns -ENOLCK, -ENOSYS or -EOPNOTSUPP if the file system has no locks.
   virtual int lock(int fd) = 0;
   // Turns O_DIRECT on or off. Returns -EINVAL if the file system does not support it.
   virtual int set_direct(int fd, bool direct) = 0;

@@ -177,8 +177,9 @@ void RecordStore::wait_for_writes(Id id) {
     if (buffer.record == id) wait_for(owner(buffer));
 }
 
-// Starts to read a record into the slot's memory, after its writes have ended. Cuts the record into at most queue_depth
-// requests, so that all of them can start now, because nobody starts more while the caller computes.
+// Starts to read a record into the slot's memory, after the writes of the record have ended. Cuts the record into at
+// most queue_depth requests, so that all of them can start now, because nobody would start the others while the caller
+// computes.
 void RecordStore::begin_read(Slot& slot, Id id) {
   const Record& record = records_.at(id);
   wait_for_writes(id);
@@ -204,7 +205,8 @@ RecordStore::Slot& RecordStore::slot_for(Id id) {
 }
 
 // Starts to read the newest record before `id` into a slot other than `used`. Replaces what that slot has. Does nothing
-// if a slot has the record already, if a read into the other slot is running, or if there is no memory.
+// if there is no such record, if a slot has it already, or if a read into the other slot is running. If there is no
+// memory, only empties the other slot.
 void RecordStore::read_ahead_of(Id id, const Slot* used) {
   auto next = records_.lower_bound(id);
   if (next == records_.begin()) return;

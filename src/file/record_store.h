@@ -19,15 +19,15 @@
 
 namespace zeroshard {
 
-// The size of the buffers through which written data passes.
+// The size of each buffer through which written data passes.
 inline constexpr int64_t kRecordPieceBytes = int64_t{1} << 20;
 inline constexpr int kRecordBuffers = 8;
 inline constexpr int64_t kRecordStagingBytes = kRecordBuffers * kRecordPieceBytes;
 
 // Keeps records (byte strings) in swap files until they are dropped. A record is copied to buffers, which are written
-// to a file in the background. Records should be requested and dropped in reverse order. While the caller uses a
-// record, the store reads the next older one ahead. Records take the space of dropped ones, so the files hardly grow
-// beyond the most that was kept at one time.
+// to a file in the background. Records should be requested and dropped in the reverse of the order in which they were
+// stored. While the caller uses a record, the store reads the next older one ahead. Records take the space of dropped
+// ones, so the files hardly grow beyond the most that was kept at one time.
 //
 // Any number of threads may use a store. One call runs at a time. Functions throw IoError with the path. After an error
 // the store has failed: each later put(), get() and will_get_newest() throws IoError with the same message. In a forked
@@ -61,8 +61,8 @@ class RecordStore {
   // Waits for the record and returns it in memory that the caller owns. A record can be requested several times until
   // it is dropped, also after get() has thrown std::bad_alloc.
   DirectBuffer get(Id id);
-  // Waits for the transfers of the record, drops the record and frees its space. If this fails, the store fails, and
-  // the next call throws the error. Does nothing if the record has been dropped.
+  // Waits for the transfers of the record, drops the record and frees its space. If this fails, the store fails. If the
+  // store has failed before, only drops the record. Does nothing if the record has been dropped.
   void drop(Id id) noexcept;
   // Announces that get() will be called for the newest record, so that the store reads it ahead.
   void will_get_newest();

@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// How many bytes a request to a swap file has, and how many requests run at a time.
+// The most bytes of one request to a swap file, and the most requests that run at a time.
 struct RequestSizes {
   int64_t block_bytes = 0;
   int queue_depth = 0;

@@ -69,7 +69,7 @@ class Mapping {
 // io_uring_enter, so requests that the kernel did not take still belong to this class.
 class RingQueue final : public BlockQueue {
  public:
-  // Does not throw if the system refuses the ring. why_refused() says why.
+  // Does not throw if the system refuses the ring. Then why_refused() says why.
   RingQueue(const QueueFiles& files, RingSystem& system) : system_(system), buffers_(files.buffers), fds_(files.fds) {
     io_uring_params params{};
     const int fd = system.setup(unsigned(files.depth), &params);
@@ -100,7 +100,7 @@ class RingQueue final : public BlockQueue {
 
   ~RingQueue() override {
     // The kernel can still write to the memory of running requests. The caller may free that memory after this
-    // destructor, so the destructor waits until they have ended.
+    // destructor, so the destructor waits until the requests have ended.
     std::vector<BlockResult> dropped;
     while (why_ == 0 && under_way_ > 0) {
       if (collect(/*wait=*/true, dropped) < 0) ::usleep(kPauseUs);  // results arrive even if io_uring_enter fails

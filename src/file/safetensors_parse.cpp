@@ -243,7 +243,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view header_json, int64_t
   if (bytes > kMaxSafetensorsHeaderBytes || bytes > file_size - 8)
     refuse("its header has ", bytes, " bytes, and the file ", file_size);
   if (!header_json.starts_with('{')) refuse("its header does not begin with '{'");
-  // Without this check, the JSON parser would take a zero byte for the end.
+  // Without this check, the JSON parser would take a zero byte for the end of the text.
   if (const size_t zero = header_json.find('\0'); zero != header_json.npos)
     refuse("its header has a zero byte at ", zero);
   SafetensorsHeader header;

@@ -16,7 +16,7 @@ struct Transfer {
   std::byte* data = nullptr;  // must be aligned to kDirectAlignment, like `bytes` and `offset`
   int64_t bytes = 0, offset = 0;
   size_t owner = 0;         // a number below `num_owners`, for which the caller asks is_idle()
-  int64_t block_bytes = 0;  // the most bytes of one request, aligned like `bytes`; 0: those of the queue
+  int64_t block_bytes = 0;  // the most bytes of one request, aligned like `bytes`; 0: as the queue has it
 };
 
 // Runs transfers of any length. Cuts each transfer into blocks that go to a BlockQueue, at most `depth` at a time.
@@ -36,7 +36,7 @@ class TransferQueue {
   // `queue` must have been made for these files, in this order, and with this depth. `io` must outlive the object.
   TransferQueue(std::unique_ptr<BlockQueue> queue, Io& io, std::vector<File> files, size_t num_owners, int depth,
                 int64_t block_bytes);
-  // Waits for running requests. Does not start the other blocks.
+  // Waits for running requests. Does not start the blocks that still wait.
   ~TransferQueue();
   TransferQueue(const TransferQueue&) = delete;
   TransferQueue& operator=(const TransferQueue&) = delete;
@@ -70,7 +70,7 @@ class TransferQueue {
   std::vector<uint64_t> free_tags_;
   std::deque<Block> waiting_;
   int running_ = 0;
-  bool is_short_ = false;  // the system had no room for a request, and none has succeeded since
+  bool is_short_ = false;  // whether blocks must wait, because the system had no room for a request
   int64_t block_bytes_;
   int64_t moved_[2] = {0, 0};
   std::string failure_;
