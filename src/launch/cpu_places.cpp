@@ -47,8 +47,8 @@ std::map<int, std::vector<int>> nodes_of(const fs::path& root, const std::vector
   return nodes;
 }
 
-// Returns the node of each GPU, in the order of the GPUs' bus addresses, which is the order of nvidia-smi. A node that
-// the kernel does not name has no value.
+// Returns the node of each GPU, in the order of the GPUs' bus addresses, which is the order of nvidia-smi. A GPU has no
+// value, or -1, if the kernel does not know the node.
 std::vector<std::optional<int>> nodes_of_all_gpus(const fs::path& root) {
   std::vector<std::string> addresses;
   std::error_code failed;

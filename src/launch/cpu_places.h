@@ -17,16 +17,16 @@ struct CpuPlaces {
 
 // Chooses the CPUs and the number of threads of each rank of this host. If the user gives cores, divides them into
 // equal parts, one for each rank; cores that are left over stay unused. Otherwise, if `bind_numa` is true, binds the
-// ranks as numa_places() does. In all other cases ranks are not bound, and several ranks get equal shares of the CPUs
-// as threads.
+// ranks as numa_places() does. In all other cases no rank is bound. If there are several ranks then, each has as many
+// threads as its equal share of the CPUs.
 CpuPlaces cpu_places(const LaunchOptions& options);
 
 // Binds each rank to the usable CPUs of one NUMA node of the host that /sys and /proc below `root` describe. The kernel
 // then puts memory that a rank touches first on the rank's node (numa(7), "Default policy"). The node is that of the
-// rank's GPU. If some rank has no GPU, or the node of some GPU is unknown, spreads the ranks evenly over the nodes.
-// Binds no rank if the ranks cannot be spread evenly, or if there is only one rank or one node with usable CPUs.
-// `usable` are the CPUs that may be used. `gpus` are the numbers of the GPUs, in the order of the ranks. The node of a
-// GPU with a name that is no number is unknown.
+// rank's GPU. If some rank has no GPU, or the node of some GPU is unknown or has no usable CPUs, spreads the ranks
+// evenly over the nodes. Binds no rank if the ranks cannot be spread evenly, or if there is only one rank or one node
+// with usable CPUs. `usable` are the CPUs that may be used. `gpus` are the numbers of the GPUs, in the order of the
+// ranks. The node of a GPU with a name that is no number is unknown.
 CpuPlaces numa_places(const std::string& root, const std::vector<int>& usable, const std::vector<std::string>& gpus,
                       int num_ranks);
 

@@ -21,8 +21,8 @@ std::optional<pid_t> to_pid(const std::string& text) {
   return pid;
 }
 
-// Returns field 4 of /proc/<pid>/stat, or nothing if the process is gone. Looks for the last ") ", because field 2, the
-// name in parentheses, can contain any characters.
+// Returns the parent of a process, which is field 4 of /proc/<pid>/stat, or nothing if the process is gone. Looks for
+// the last ") ", because field 2, the name in parentheses, can contain any characters.
 std::optional<pid_t> parent_of(pid_t pid) {
   const std::string text = read_process_file(pid, "stat");
   const size_t end = text.rfind(") ");

@@ -27,9 +27,9 @@ struct HangLimits {
 
 // If the job hangs, returns the index of the living rank for which the others most likely wait. A training rank is one
 // that lives, has reported a step and has not finished. The job hangs if there are training ranks, and none of them has
-// made progress for the time-out. The job also hangs if, for the time-out, some training rank has made no progress and
-// waits for nobody, while any living rank has waited. Living ranks that do not train cannot be found to hang, but the
-// others might wait for them, so the returned rank can be one of them.
+// made progress for the time-out. The job also hangs if some training rank that waits for nobody has made no progress
+// for the time-out, while any living rank has waited for as long. Living ranks that do not train do not make the job
+// hang, but others might wait for them, so the function can return such a rank.
 std::optional<size_t> find_hang(const std::vector<WatchedRank>& ranks, const HangLimits& limits);
 
 // Returns the index of a rank that ended with 0 at least `limits.timeout_s` ago, and the index of a living rank that

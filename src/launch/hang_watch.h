@@ -38,8 +38,8 @@ class HangWatch {
   // is more often; other calls return nothing. If --hang-timeout is 0, never finds a hang.
   std::optional<Finding> check(const std::vector<RankProcess>& ranks);
 
-  // Returns a finding if a rank ended with 0, and so will never arrive, while another rank waits for all ranks, both
-  // for 8 s. `elapsed_s` is the argument of find_absence().
+  // Returns a finding if a rank ended with 0 at least 8 s ago, and so will never arrive, and another rank has waited
+  // for all ranks for at least 8 s. `elapsed_s` is the argument of find_absence().
   std::optional<Finding> check_absence(const std::vector<RankProcess>& ranks, double elapsed_s) const;
 
   // Asks each rank that can do so to print the stacks of its first thread and of its waiting thread to stderr.
@@ -50,7 +50,7 @@ class HangWatch {
  private:
   struct Asked {
     int local_rank;
-    uint32_t dumps;  // the rank's number of printed stacks, once it has answered
+    uint32_t dumps;  // how many stacks the rank will have printed when it has answered
   };
   std::vector<WatchedRank> look(const std::vector<RankProcess>& ranks) const;
 

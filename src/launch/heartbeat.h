@@ -51,8 +51,8 @@ class Heartbeat {
 };
 
 // While an object lives, it tells `zeroshard run` that this rank waits for `world_size` ranks to arrive. If these are
-// all ranks of the job, the launcher ends the job when one of them has ended before it arrived (see find_absence()).
-// The object does nothing in the cases in which a Heartbeat would do nothing.
+// all ranks of the job, the launcher ends the job when one of them has ended without arriving (see find_absence()). The
+// object does nothing in the cases in which a Heartbeat would do nothing.
 class MeetingSign {
  public:
   explicit MeetingSign(int world_size) noexcept;

@@ -20,7 +20,7 @@ struct HostStart {
   std::string name;                // as the hostfile has it
   std::vector<std::string> reach;  // ssh and its arguments, or zeroshard if the host is this one; reach[0] is a path
   HostOrder order;
-  bool is_here = false;  // `reach` is zeroshard itself, which handles signals
+  bool is_here = false;  // whether `reach` is zeroshard itself, which handles signals
 };
 
 // The connection to one host of a job, through a child process such as ssh. The launcher that starts the job owns the
@@ -48,8 +48,8 @@ class HostConnection {
   bool has_begun() const { return has_begun_; }    // whether zeroshard has begun to run on the host
   bool is_over() const { return exited_; }         // whether the child process has ended
   bool was_killed() const { return was_killed_; }  // by kill()
-  // Returns the exit code of zeroshard on the host. Returns nothing until zeroshard has told the code. It never
-  // does if the connection is lost before or is never made.
+  // Returns the exit code of zeroshard on the host. Returns nothing until zeroshard has told the code. It never does if
+  // the connection is lost before that or is never made.
   std::optional<int> code() const { return code_; }
   // Returns the last line that the child process wrote to stderr, or "" if there is none.
   std::string last_words() const;

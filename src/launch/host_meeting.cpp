@@ -183,8 +183,9 @@ class Reception {
     std::erase_if(unknown_, [](const HostPeer& peer) { return !peer.is_open(); });
   }
 
-  // Answers the first line of a peer. If the peer is no launcher, closes its connection without an answer. If the
-  // options of a launcher of this job do not fit, refuses the launcher and throws ValueError.
+  // Answers the first line of a peer. If the peer is no launcher, closes its connection without an answer. Refuses a
+  // launcher of another job, and a second launcher with the same node number. If the options of a launcher of this job
+  // do not fit, refuses the launcher and throws ValueError.
   void admit(HostPeer& peer, const std::string& line) {
     Greeting greeting;
     if (!read_greeting(line, greeting)) return peer.close();

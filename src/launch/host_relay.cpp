@@ -131,8 +131,8 @@ std::optional<int> exit_code(pid_t launcher) {
   return WTERMSIG(status) == SIGKILL ? 1 : 128 + WTERMSIG(status);
 }
 
-// Waits until this process has no children. If the launcher was killed, its supervisor is a child until it has killed
-// the ranks. Kills what is left after kOrphansS.
+// Waits until this process has no children. If the launcher was killed, its supervisor is a child of this process until
+// the supervisor has killed the ranks. Kills what is left after kOrphansS.
 void await_orphans(const Subreaper& subreaper) {
   for (const auto begin = RelayClock::now(); s_after(begin) < kOrphansS; ::poll(nullptr, 0, 20)) {
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {

@@ -7,8 +7,8 @@
 namespace zeroshard {
 
 // The lines that `zeroshard run`, started from another host, prints to standard output before and after the output of
-// its ranks. end_mark() returns the second line without the exit code, with which the line ends. The lines contain the
-// order's nonce, so that no output of a rank can be taken for them.
+// its ranks. The second line ends with the exit code, which end_mark() leaves out. The lines contain the order's nonce,
+// so that no output of a rank can be taken for them.
 inline std::string begin_mark(std::string_view nonce) {
   return concat("zeroshard-host ", nonce, " begins");
 }

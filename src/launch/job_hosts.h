@@ -11,9 +11,9 @@ namespace zeroshard {
 struct JobEnd {
   int code = 0;                  // one exit code, like that of launch()
   bool has_failed = false;       // false: all ranks ended with 0, or a signal asked this process to end the job
-  bool could_not_start = false;  // the first failure: zeroshard has not begun to run on a host
+  bool could_not_start = false;  // whether the first failure is that zeroshard did not begin to run on a host
   std::vector<size_t> lost;      // after a failure: hosts without an exit code (unreachable, cut off or dead)
-  bool can_still_run = false;    // zeroshard had begun to run on a lost host, which ends its ranks by itself
+  bool can_still_run = false;    // whether a lost host may still run ranks, which zeroshard there ends by itself
   double after_s = 0;            // seconds from the start to the first failure
 };
 

@@ -68,8 +68,8 @@ void drop_repeated_tracebacks(Lines& lines) {
 
 // Returns the first line of the error that ended the rank, or the end of `lines` if there is no error. In Python, the
 // last traceback is followed by the exception and its notes, and the notes can look like errors, too. So the exception
-// counts, unless an error of C++ or of zeroshard itself comes after it. Other programs print an error in a single line,
-// of which the last one counts.
+// counts, unless an error of C++ or of zeroshard itself comes after it. Without a traceback, the last line that looks
+// like the beginning of an error counts.
 Lines::iterator beginning_of_error(Lines& lines) {
   const auto named = std::find_if(lines.rbegin(), lines.rend(), begins_error);
   const auto traceback = std::find(lines.rbegin(), lines.rend(), kTraceback);

@@ -143,8 +143,8 @@ struct Ports {
   std::optional<HostLink> link;
 };
 
-// Starts the ranks once, in a supervisor of their own, and waits for its end. If a signal asks the job to end, sets
-// `stop_signal` to this signal.
+// Starts the ranks once, in a supervisor of their own, and waits until the supervisor has ended. If a signal asks the
+// job to end, sets `stop_signal` to this signal.
 Conclusion run_attempt(const LaunchOptions& options, const Attempt& attempt, Ports& ports, const TakenSignals& signals,
                        int& stop_signal) {
   const Subreaper subreaper;

@@ -11,13 +11,13 @@
 
 namespace zeroshard {
 
-// Notes the order in which child processes end. The order matters because the first process that ended has caused the
-// errors of the others. waitid(2) does not tell this order.
+// Notes the order in which child processes end. The order matters because the first process that fails usually causes
+// the errors of the others. waitid(2) does not tell this order.
 class ExitOrder {
  public:
   ExitOrder();
   void add(pid_t pid);         // on kernels without pidfd_open (before 5.3), does nothing
-  std::vector<pid_t> ended();  // the processes that have ended since the last call, in this order
+  std::vector<pid_t> ended();  // the processes that have ended since the last call, the earliest first
 
  private:
   UniqueFd epoll_;

@@ -14,8 +14,8 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kReadBytes = size_t{64} << 10;
-// How often one stream is read in a round at most. A rank with much output must not delay signals or the output of
-// others.
+// The most reads of one stream in a round. There is a limit because a rank with much output must not delay signals or
+// the output of others.
 constexpr int kReadsPerRound = 4;
 constexpr std::chrono::seconds kShowIncompleteAfter{10};
 constexpr ConsoleWriter::Seconds kConsolePatience{5}, kLastPatience{2};
@@ -52,7 +52,7 @@ OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream)
   // own.
   const bool terminal = options.nnodes == 1 && ::isatty(stream) == 1;
   if (!unchanged && !(terminal && local_rank == 0)) return OutputMode::kPrefixed;
-  // If stderr is no terminal, it goes through a pipe, for the report of a failure.
+  // If stderr is no terminal, it goes through a pipe, so that the report of a failure can show its last lines.
   return options.log_dir.empty() && (terminal || stream == STDOUT_FILENO) ? OutputMode::kDirect : OutputMode::kRaw;
 }
 

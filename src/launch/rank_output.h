@@ -24,8 +24,8 @@ enum class OutputMode {
 
 // Chooses the mode of stream 1 or 2 of a rank. A stream has no prefixes if the job has a single rank, or if the stream
 // is stdout and options.prefix_stdout is false. On a single host, local rank 0 has none at a terminal, so that its
-// progress bars work. A stream without prefixes is direct if it is stdout or, on a single host, a terminal, and if
-// options.log_dir is empty.
+// progress bars work. A stream without prefixes is direct if options.log_dir is empty and the stream is stdout or, on a
+// single host, a terminal. Otherwise it is raw.
 OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream);
 
 // One stream of a rank, from which the supervisor reads.

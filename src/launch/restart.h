@@ -12,7 +12,7 @@ struct JobFailure {
   // kAbsence: the rank ended with 0 while others waited for the rank to arrive.
   enum class Kind { kExit, kHang, kNoStart, kAbsence } kind = Kind::kExit;
   int rank = 0;              // the first rank that failed
-  int code = 0, signal = 0;  // its exit code, and the signal that killed it (0: none)
+  int code = 0, signal = 0;  // that rank's exit code, and the signal that killed it (0: none)
   bool any_step = false;     // whether some rank had reported a step
   double after_s = 0;        // seconds from the start to the failure
 };
@@ -30,8 +30,8 @@ struct RestartDecision {
   std::string text;             // one line for the user; "" if the user asked for no restarts
 };
 
-// Returns whether a start that failed after `seconds` has failed at once. A model can take minutes to load, but an
-// error in the script shows within seconds.
+// Returns whether a start that failed after `seconds` failed at once, which means within a minute. A model can take
+// minutes to load, but an error in the script shows within seconds.
 bool fails_at_once(double seconds);
 
 // Decides by --max-restarts and --min-ranks whether to start a job of one host again, and with how many ranks. Never

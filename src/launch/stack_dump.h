@@ -9,8 +9,8 @@ namespace heartbeat {
 struct Slot;
 }
 
-// Installs a handler for the signal stack_dump_signal(). The handler prints the native stack of the thread that gets
-// the signal to stderr, without malloc(). Then it calls the previous handler, and adds one to the `dumps` of `slot`.
+// Installs a handler for the signal stack_dump_signal(). The handler prints to stderr, without malloc(), the native
+// stack of the thread that gets the signal. Then it calls the previous handler, and adds one to the `dumps` of `slot`.
 // Only the first call in a process has an effect.
 void install_stack_dump(const std::shared_ptr<heartbeat::Slot>& slot);
 

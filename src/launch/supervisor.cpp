@@ -103,10 +103,11 @@ void Supervisor::handle_signal(int signal, bool forwarded) {
   }
 }
 
-// Ends the job after a signal. `forwarded` says that the launcher has forwarded the signal. Slurm and systemd send
-// signals to all processes of a job, so this process can get a signal twice, with any delay between. Only a second
-// signal that the launcher forwards kills the ranks. The launcher of another host, `other_host`, can also report a
-// signal that this host gets itself.
+// Ends the job after a signal. If the job is ending already, the same signal again or SIGINT kills the ranks, but only
+// if this host's launcher has forwarded the signal (`forwarded`). Slurm and systemd send signals to all processes of a
+// job, so this process can get one signal twice, with any delay between. If the launcher of another host has reported
+// the signal, `other_host` names that host. This host may then get the same signal itself, which does not count as a
+// second one.
 void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_host) {
   const double now = group_.elapsed_s();
   const bool known = signal == SIGINT || signal == stop_signal_ || signal == cause_.signal;
@@ -166,7 +167,7 @@ void Supervisor::handle_exits() {
   if (!group_.all_exited()) return;
   if (phase_ == Phase::kRunning) enter(Phase::kLingering, kLingerS);
   // If a shell runs the program of a rank, the shell might die of the signal at once, while the program, which got the
-  // signal, too, is still saving. So the members of the process groups count.
+  // signal, too, is still saving. So ranks count as ending while any of their process groups has a member.
   const bool still_ending =
       cause_.kind == Cause::Kind::kSignal && options_.signal_whole_group && group_.has_group_members();
   if ((phase_ == Phase::kStopping || phase_ == Phase::kDumping) && !still_ending) enter(Phase::kEnding, kEndS);

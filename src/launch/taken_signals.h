@@ -44,8 +44,8 @@ inline bool stops(int signal) {
   return signal == SIGINT || signal == SIGTERM || signal == SIGQUIT || signal == SIGHUP;
 }
 
-// Returns a signal that asks the job to end and that nobody has handled yet, or that comes within `seconds`. Returns 0
-// if there is none. Drops other signals that it finds.
+// Returns a signal that asks the job to end. Takes one that is pending, or waits up to `seconds` for one. Returns 0 if
+// none comes. Drops other signals that it finds.
 inline int await_stop(const TakenSignals& signals, double seconds) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
