@@ -9,7 +9,7 @@ namespace zeroshard {
 // Lets a second thread read one slot of a group's values, while another thread borrows from the store. Nobody may
 // borrow the group to write while the reader is in use. The reader copies values that are in the store's buffers and
 // reads the others from the file, but takes no buffer and does not change what is announced to the store. It keeps the
-// slot of one whole chunk in memory of its own, so values that are requested in order are read once.
+// slot of one whole chunk in memory of its own, so each value is read only once if values are requested in order.
 class ChunkReader {
  public:
   // Runs `call` while no other thread calls the store, and throws what `call` throws.

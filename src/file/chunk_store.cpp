@@ -64,7 +64,7 @@ void ChunkStore::make_queue(const Wrap& wrap) {
 }
 
 // Writes zeros to each file once from start to end, and sets all checksums. Otherwise the first write to each part
-// would be slow, because a file system treats space that is only reserved differently from written space.
+// would be slow, because a file system has extra work when space that is only reserved is written for the first time.
 void ChunkStore::fill_files() {
   if (buffers_.empty()) return;
   std::byte* const zeros = buffers_[0].memory.get();

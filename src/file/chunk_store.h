@@ -28,9 +28,9 @@ namespace zeroshard {
 // read.
 //
 // Only one thread at a time may use the store, except for read_file(). Functions throw IoError with the path, also for
-// errors of earlier background writes. After an error the store has failed: because the contents of the files are
-// unknown, each later lend(), will_need(), will_need_next(), flush() and copy_buffered() throws IoError with the same
-// message.
+// errors of earlier background writes. After an error the store has failed, because the contents of the files are
+// unknown then. Each later lend(), will_need(), will_need_next(), flush() and copy_buffered() throws IoError with the
+// same message.
 class ChunkStore {
  public:
   struct Options {
@@ -99,9 +99,9 @@ class ChunkStore {
   // nor which chunks are in the buffers. `to` must have room for the slot with its padding, and be aligned for
   // O_DIRECT. A SlotBlocks has one bit for each block of the slot.
   using SlotBlocks = std::bitset<size_t(kChunkNumel / kSumNumel)>;
-  // Copies the blocks that are in a buffer to `to`, each to its position in the slot. Returns the other blocks, which
-  // must be read from the file, and which include blocks that are being read into a buffer. The file keeps their values
-  // as long as nobody borrows the chunk to write.
+  // Copies the blocks that are in a buffer to `to`, each to its position in the slot. Returns the other blocks, among
+  // them those that are being read into a buffer. The caller must read these from the file, which keeps their values as
+  // long as nobody borrows the chunk to write.
   SlotBlocks copy_buffered(size_t chunk, int slot, std::byte* to);
   // Reads `blocks` from the file to `to`, each to its position in the slot. If it throws IoError, the store does not
   // fail; the caller should call fail(). May be called while another thread calls any function of the store.

@@ -67,8 +67,8 @@ struct DirectoryLock::Held {
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
-  // Deletes the file. Does nothing in a forked child, or if the name kName leads to another file now, which belongs to
-  // another process.
+  // Deletes the file. Does nothing in a forked child, or if the name kName leads to another file now, because that file
+  // belongs to another process.
   void delete_file() const;
   bool is_file(const FileStatus& other) const { return other.device == status.device && other.inode == status.inode; }
 

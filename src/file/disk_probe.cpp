@@ -20,8 +20,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Kind = BlockRequest::Kind;
 
-// The bytes of a record, which is one transfer. It is about as large as a chunk with three fp32 values for each element
-// (12 MiB).
+// The bytes of a record. Each record is moved by one transfer. It is about as large as the record of a chunk with three
+// fp32 values for each element (12 MiB).
 constexpr int64_t kRecordBytes = int64_t{8} << 20;
 constexpr int64_t kBlocks[] = {int64_t{256} << 10, int64_t{1} << 20, int64_t{4} << 20};
 constexpr int kDepths[] = {8, 32};

@@ -9,7 +9,7 @@
 namespace zeroshard {
 
 struct DiskProbeOptions {
-  // The size of the file, but at most a quarter of the free space, and at least 64 MiB.
+  // The wanted size of the file. The file takes at most a quarter of the free space, but always at least 64 MiB.
   int64_t file_bytes = int64_t{512} << 20;
   // The time for all measurements together. Writing the file first takes at most as long again, or as long as 64 MiB
   // take.
@@ -23,7 +23,7 @@ struct DiskReport {
   struct Rate {
     int64_t block_bytes = 0;
     int queue_depth = 0;
-    double bytes_per_second = 0;    // reads plus writes, at the same time; the mean of two measurements
+    double bytes_per_second = 0;    // of reads and writes together; the mean of two measurements
     double least = 0, highest = 0;  // the two measurements
   };
 

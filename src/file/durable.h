@@ -74,9 +74,9 @@ class FileWriter {
   // background.
   void append(const void* data, int64_t bytes);
   // Works like append(), for data whose memory must not change before the end of finish() or of the destructor. Such
-  // data is written directly, without a copy, if it begins at a multiple of 4096 in memory and in the file, or if it
-  // continues in memory the directly written data of the previous call. Other data is copied, and so is the end of
-  // directly written data if it does not end at a multiple of 4096.
+  // data is written directly, without a copy, if it begins at a multiple of 4096 in memory and in the file. It is also
+  // written directly if the data of the previous call was, and ends in memory where this data begins. Other data is
+  // copied, and so is the end of directly written data if it does not end at a multiple of 4096.
   void append_stable(const void* data, int64_t bytes);
   // Writes the remaining data, makes the file durable (its name needs Directory::sync()) and closes it. After an error
   // of this function, append() or append_stable() the file is unusable, because the system might have dropped pages
@@ -95,7 +95,8 @@ class FileReader {
 
   int64_t size() const { return size_; }
   const std::string& path() const { return path_; }
-  // Reads exactly `bytes` bytes. Throws IoError if the file ends before. Any number of threads may call it at a time.
+  // Reads exactly `bytes` bytes. Throws IoError if the file ends too early. Any number of threads may call it at a
+  // time.
   void read(int64_t offset, void* data, int64_t bytes) const;
 
  private:

@@ -225,7 +225,7 @@ class PosixIo final : public Io {
     return open_by_component(dir, name, flags, mode);
   }
 
-  // Opens the directory that the components of `name` before the last one lead to, and calls call(directory, last
+  // Opens the directory to which all components of `name` but the last one lead, and calls call(directory, last
   // component). A negative result of `call` means that errno is set. Returns the result or -errno.
   template <typename Call>
   int in_parent(int dir, const std::string& name, const Call& call) {

@@ -29,9 +29,10 @@ struct RequestSizesOptions {
 std::string cache_directory();
 
 // Returns the sizes that suit the disk of `directory`. They are measured once for each disk until the machine restarts.
-// A measurement takes about two seconds (ten at 30 MB/s). The cache keeps the sizes for all processes of this user. One
-// process measures, and the others wait for it. Throws IoError if `directory` or the cache cannot be used, or if
-// another process takes longer than `patience`. Also throws what check_interrupt() throws during such a wait.
+// A measurement takes about two seconds, or about ten if the disk moves only 30 MB/s. The cache keeps the sizes for all
+// processes of this user. One process measures, and the others wait for it. Throws IoError if `directory` or the cache
+// cannot be used, or if another process takes longer than `patience`. Also throws what check_interrupt() throws during
+// such a wait.
 RequestSizes measured_sizes(const std::string& directory, const RequestSizesOptions& options, Io& io);
 
 }  // namespace zeroshard

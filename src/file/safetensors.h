@@ -51,9 +51,9 @@ SafetensorsHeader parse_safetensors_header(std::string_view header_json, int64_t
 // Reads and parses the header of a file. Throws the ValueError of parse_safetensors_header(), or IoError.
 SafetensorsHeader read_safetensors_header(const FileReader& file);
 
-// Returns the part of a file that comes before the bytes of the tensors. Padding makes these bytes begin at a multiple
-// of `alignment` (a power of two, at least 8). Throws ValueError for a wrong alignment, and for input that
-// parse_safetensors_header() would refuse.
+// Returns the part of a file that comes before the bytes of the tensors. Padding makes the bytes of the tensors begin
+// at a multiple of `alignment` (a power of two, at least 8). Throws ValueError for a wrong alignment, and for input
+// that parse_safetensors_header() would refuse.
 std::string make_safetensors_header(std::span<const SafetensorsEntry> entries,
                                     const std::map<std::string, std::string>& metadata, int64_t alignment = 64);
 

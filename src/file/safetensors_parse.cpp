@@ -18,7 +18,7 @@ constexpr std::string_view kMetadata = "__metadata__";
 constexpr size_t kMaxOtherKeys = 1000;  // the most ignored keys of one tensor
 
 // Takes the JSON as a stream of events. So no tree of JSON values is built besides the result, and an error ends the
-// parsing at once.
+// parsing immediately.
 class HeaderEvents final : public nlohmann::json_sax<Json> {
  public:
   HeaderEvents(const std::string& source, SafetensorsHeader& header) : source_(source), header_(header) {}

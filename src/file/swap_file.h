@@ -14,14 +14,14 @@ namespace zeroshard {
 class SwapFile {
  public:
   // Creates the file in the existing directory `path`. Reserves `bytes`, so that a full disk causes an error now. If
-  // the file system cannot reserve space, only checks that so much is free. Throws IoError with the path and, if the
+  // the file system cannot reserve space, only checks that `bytes` are free. Throws IoError with the path and, if the
   // reservation fails, with the bytes needed and the bytes free.
   SwapFile(Io& io, const std::string& path, int64_t bytes);
   // Lengthens the file to `bytes`, reserves the added part as the constructor does, and keeps the contents. If grow()
   // throws the IoError of a failed reservation, nothing has changed.
   void grow(int64_t bytes);
-  // Frees the space at once, even if the file stays open in a forked child or in an io_uring ring that the kernel is
-  // still closing. Does nothing to the file in a forked child.
+  // Frees the space immediately, even if the file stays open in a forked child or in an io_uring ring that the kernel
+  // is still closing. Does nothing to the file in a forked child.
   ~SwapFile();
   SwapFile(SwapFile&&) = default;
   SwapFile& operator=(SwapFile&&) = delete;
