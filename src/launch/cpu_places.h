@@ -12,7 +12,7 @@ struct CpuPlaces {
   // The CPUs of each local rank. If empty, each rank runs on all CPUs that the launcher may use.
   std::vector<std::vector<int>> cpus;
   int threads = 0;   // OMP_NUM_THREADS of each rank; 0: the rank itself decides
-  std::string numa;  // says for the log how ranks are bound to NUMA nodes; empty if they are not
+  std::string numa;  // a text for the log if ranks are bound to NUMA nodes; otherwise empty
 };
 
 // Chooses the CPUs and the number of threads of each rank of this host. If the user gives cores, divides them into

@@ -21,7 +21,7 @@ struct WatchedRank {
 
 struct HangLimits {
   double timeout_s = 0;
-  int64_t since_ns = 0;  // silence before this time, when the job started or was last resumed, does not count
+  int64_t since_ns = 0;  // when the job started or was last resumed; earlier silence does not count
   int64_t now_ns = 0;
 };
 

@@ -42,7 +42,8 @@ class HangWatch {
   // for all ranks for at least 8 s. `elapsed_s` is the argument of find_absence().
   std::optional<Finding> check_absence(const std::vector<RankProcess>& ranks, double elapsed_s) const;
 
-  // Asks each rank that can do so to print the stacks of its first thread and of its waiting thread to stderr.
+  // Asks each rank with a handler for stack_dump_signal() to print to stderr the stacks of its first thread and of the
+  // thread that waits.
   void ask_for_stacks(const std::vector<RankProcess>& ranks);
   // Returns whether all stacks that were asked for have been printed.
   bool stacks_printed() const;

@@ -19,7 +19,7 @@ namespace zeroshard {
 namespace {
 
 constexpr int kReadAttempts = 1000;
-constexpr int kLowestFd = 100;  // high, because shell scripts use small numbers for their own files
+constexpr int kLowestFd = 100;  // least number of the descriptor; high, because shell scripts use small ones
 
 UniqueFd make_memory_file() {
 #ifdef MFD_NOEXEC_SEAL

@@ -20,8 +20,8 @@ struct alignas(64) Header {
   // number of the descriptor might now belong to another file.
   uint64_t inode;
   uint32_t slots, slot_bytes;
-  // How the job has failed on another host. The launcher writes it once: first the text, and then its length with
-  // release order.
+  // The text says how the job has failed on another host. The launcher writes it once. It first writes the text, and
+  // then the length, with release order.
   uint32_t news_bytes;
   std::array<char, kNewsBytes> news;
 };

@@ -20,7 +20,7 @@ struct HostStart {
   std::string name;                // as the hostfile has it
   std::vector<std::string> reach;  // ssh and its arguments, or zeroshard if the host is this one; reach[0] is a path
   HostOrder order;
-  bool is_here = false;  // whether `reach` is zeroshard itself, which handles signals
+  bool is_here = false;  // whether `reach` is zeroshard itself, which handles signals as ssh does not
 };
 
 // The connection to one host of a job, through a child process such as ssh. The launcher that starts the job owns the
@@ -40,7 +40,7 @@ class HostConnection {
   // end of the stream the incomplete line, too. Returns "" if no line is complete, and nothing if there is nothing new.
   // The marks of host_relay_lines.h are removed from stream 1.
   std::optional<std::string> read(int stream);
-  // Sends what the process takes now of the order and of the control lines, and notes whether the process has ended.
+  // Sends as much of the order and of the control lines as the process takes now. Notes whether the process has ended.
   void look();
   void close_input() { input_.reset(); }  // makes zeroshard on the host kill its ranks
   void kill();

@@ -18,11 +18,11 @@ struct HostMeeting {
 
 // Connects the launchers of a job's hosts. The launcher of node 0 listens at `port`: on the loopback interface if
 // options.master_addr is a loopback address, and otherwise on every interface. The other launchers connect to node 0's
-// launcher, and learn the `store_port` that it was given. Returns when all launchers have come. Throws ValueError if
-// the launchers have options that do not fit together, and on another node than 0 if options.master_addr has no address
-// or another job runs at the port. Throws Error if the port is taken, if another program listens there, if node 0's
-// launcher is silent for ten seconds, or if some launchers have not come within ten minutes. If the wait is long, the
-// log says which launchers are missing.
+// launcher, and learn the `store_port` that node 0's launcher was given. Returns when all launchers have come. Throws
+// ValueError if the options of the launchers do not fit together. On nodes other than 0, also throws ValueError if
+// options.master_addr has no address, or if another job runs at the port. Throws Error if the port is taken, if another
+// program listens there, if node 0's launcher is silent for ten seconds, or if some launchers have not come within ten
+// minutes. If the wait is long, the log says which launchers are missing.
 HostMeeting meet_hosts(const LaunchOptions& options, int port, int store_port);
 
 }  // namespace zeroshard

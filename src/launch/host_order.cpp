@@ -59,7 +59,7 @@ std::vector<std::string> values_of(std::string_view text) {
   return values;
 }
 
-// Reads `size` bytes. Throws ValueError if `fd` ends before, or if the bytes have not come by `end`.
+// Reads `size` bytes. Throws ValueError if `fd` has fewer bytes, or if they have not come by `end`.
 void read_exactly(int fd, char* to, size_t size, std::chrono::steady_clock::time_point end) {
   while (size > 0) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());

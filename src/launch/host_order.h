@@ -6,9 +6,9 @@
 
 namespace zeroshard {
 
-// The job that `zeroshard run` on one host gets from the `zeroshard run` that has started it, over ssh or on the same
-// host. The order travels over standard input, so no shell interprets any part of it. Control lines ("beat" or "signal
-// NUMBER") follow the order until the end of the connection.
+// An order to run a job. The `zeroshard run` that starts a job sends one to each `zeroshard run` that it has started on
+// a host, over ssh or on its own host. The order travels over standard input, so no shell interprets any part of it.
+// Control lines ("beat" or "signal NUMBER") follow the order until the end of the connection.
 struct HostOrder {
   std::string version;                   // zeroshard's version, which must be the same on both sides
   std::string nonce;                     // random text that is part of the marks of host_relay_lines.h

@@ -19,8 +19,8 @@ class HostPeer {
   // Returns the lines that have arrived, with control characters escaped. Closes the socket at the end of the
   // connection, and when a line gets longer than any that a launcher sends.
   std::vector<std::string> receive();
-  // Sends `line`, with control characters escaped. If the system does not take all of it at once, later calls of send()
-  // and receive() send the rest. The line is lost if the other launcher has gone, which only receive() notices.
+  // Sends `line`, with control characters escaped. If the system takes only a part of the line now, later calls of
+  // send() and receive() send the rest. The line is lost if the other launcher has gone, which only receive() notices.
   void send(std::string_view line);
   void close() { socket_.reset(); }
 

@@ -131,7 +131,7 @@ class JobOfHosts {
       if (!host.has_begun()) host.kill();
   }
 
-  // Suspends this process, after the signal for the hosts was sent.
+  // Sends the signal that is queued for the hosts, and then suspends this process.
   void suspend() {
     for (HostConnection& host : hosts_) host.look();
     ::raise(SIGSTOP);
@@ -144,7 +144,7 @@ class JobOfHosts {
   }
 
   // Notes a failure if zeroshard has not begun on a host in time. After a failure or a signal, ends the hosts in
-  // stages, because some might not end by themselves: sends SIGTERM (after a failure only), then closes the
+  // stages, because some might not end by themselves. First sends SIGTERM (only after a failure), then closes the
   // connections, and then kills the processes that hold them.
   void end_others() {
     const double now = s_since_begin(begin_);
@@ -166,8 +166,9 @@ class JobOfHosts {
     return std::all_of(hosts_.begin(), hosts_.end(), [](const HostConnection& host) { return host.is_over(); });
   }
 
-  // Returns the exit code of the job after a signal: the code of a host on which a rank failed after the signal, which
-  // is at most 128. If there is none, returns the code of the signal, or 0 if all hosts ended with 0.
+  // Returns the exit code of the job after a signal. If a host has a code from 1 to 128, a rank has failed there after
+  // the signal, and the function returns that code. Otherwise returns 0 if all hosts ended with 0, and the code of the
+  // signal if not.
   int code_after_stop() const {
     int code = 0;
     for (const HostConnection& host : hosts_) {

@@ -7,9 +7,9 @@
 
 namespace zeroshard {
 
-// How a job on several hosts has ended.
+// Says how a job on several hosts has ended.
 struct JobEnd {
-  int code = 0;                  // one exit code, like that of launch()
+  int code = 0;                  // an exit code like that of launch()
   bool has_failed = false;       // false: all ranks ended with 0, or a signal asked this process to end the job
   bool could_not_start = false;  // whether the first failure is that zeroshard did not begin to run on a host
   std::vector<size_t> lost;      // after a failure: hosts without an exit code (unreachable, cut off or dead)

@@ -56,7 +56,7 @@ void make_log_dir(const std::string& folder) {
            "': ", error ? error.message() : "it is read-only", advice_on_umask());
 }
 
-// Returns the conclusion of a start in which some rank could not be started.
+// Prints why some rank could not be started, decides on a restart, and returns the conclusion of this start.
 Conclusion without_start(const LaunchOptions& options, const Attempt& attempt, const RankStartError& error) {
   std::cerr << "zeroshard: " << error.what() << std::endl;
   const JobFailure failure{.kind = JobFailure::Kind::kNoStart, .rank = error.rank(), .code = 1};

@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Returns the contents of /proc/<pid>/<name>. Returns "" if the file cannot be read, because a process can end at any
-// moment, also between open and read.
+// Returns the contents of /proc/<pid>/<name>. Returns "" if the file cannot be read. This is no error, because a
+// process can end at any moment, also between open and read.
 std::string read_process_file(pid_t pid, const char* name);
 
 }  // namespace zeroshard

@@ -34,8 +34,8 @@ bool place_stdio(std::array<int, 3> stdio) {
   return true;
 }
 
-// Becomes the program. Runs in the child, in which only async-signal-safe calls are allowed. Returns only if something
-// failed, with errno set.
+// Turns the child process into the program. Runs in the child, in which only async-signal-safe calls are allowed.
+// Returns only if something failed, with errno set.
 void become(const ProcessSpec& spec, pid_t parent, char* const* argv, char* const* environment) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);

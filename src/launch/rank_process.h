@@ -24,7 +24,7 @@ struct ProcessSpec {
 // The calling process must have a single thread.
 pid_t spawn(const ProcessSpec& spec);
 
-// How a process ended. `signal` is the signal that killed it, or 0 if none did.
+// Says how a process ended. `signal` is the signal that killed it, or 0 if none did.
 struct ProcessExit {
   int code = 0, signal = 0;
   double at_s = 0;  // in seconds after this start of the ranks

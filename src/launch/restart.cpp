@@ -12,8 +12,8 @@ bool early(const JobFailure& failure) {
 }
 
 // Returns whether the job might not fit its new number of ranks, because the batch or, with sequence_parallel_size, the
-// rows cannot be divided evenly among that many ranks. That can be so if the first start with the new number fails at
-// once, with an exit code.
+// rows cannot be divided evenly among that many ranks. This is possible if the first start with the new number of ranks
+// fails at once, with an exit code.
 bool unfit(const Attempt& attempt, const JobFailure& failure) {
   const bool is_new = attempt.restarts > 0 && !attempt.last_failure;
   return is_new && early(failure) && failure.kind == JobFailure::Kind::kExit && failure.signal == 0;

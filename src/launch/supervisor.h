@@ -32,8 +32,8 @@ struct Conclusion {
 };
 
 // Supervises the ranks of this host. The constructor starts them. run() watches them, and returns when none of their
-// processes is left, or when some cannot be killed. On node 0, run() also waits for the ranks of the other hosts if no
-// rank has failed. Runs in a process of its own; see Note [Two processes] in launch.cpp.
+// processes is left, or when some cannot be killed. On node 0, run() also waits for the ranks of the other hosts,
+// unless there is a Cause to end the job. Runs in a process of its own; see Note [Two processes] in launch.cpp.
 class Supervisor {
  public:
   Supervisor(const LaunchOptions& options, const SupervisorInputs& inputs);
