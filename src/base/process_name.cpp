@@ -40,8 +40,8 @@ const std::string& random_part() {
   return kPart;
 }
 
-// Returns PLACE: eight hexadecimal digits for the boot (which also identifies the host) and the namespace of process
-// numbers.
+// Returns PLACE, which is a hash of the boot (which also identifies the host) and the namespace of process numbers, in
+// eight hexadecimal digits.
 std::string place() {
   std::string boot = boot_id();
   struct stat numbers {};
