@@ -9,7 +9,8 @@
 // file.
 namespace zeroshard {
 
-// Frames `data`: length, masked CRC-32C of the length, `data`, masked CRC-32C of `data`. All numbers are little-endian.
+// Returns `data` as a record, which has the length, the masked CRC-32C of the length, `data`, and the masked CRC-32C of
+// `data`. All numbers are little-endian.
 std::string tfrecord(std::string_view data);
 
 // Returns the message with which every file must begin.

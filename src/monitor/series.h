@@ -7,8 +7,8 @@ namespace zeroshard {
 
 // One metric over a run of any length, in bounded memory, for a plot.
 //
-// A series is a list of groups of consecutive records. At first each record is a group. When there would be more than
-// kMaxPoints points, neighbouring groups are merged in pairs, again and again. Each group keeps its lowest and its
+// A series is a list of groups of consecutive records. At first each record is a group. Each time when another group
+// could make more than kMaxPoints points, each two neighbouring groups become one. Each group keeps its lowest and its
 // highest value, so a spike of one step is never lost. There are never more than kMaxPoints points.
 class Series {
  public:
