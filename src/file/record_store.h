@@ -30,8 +30,8 @@ inline constexpr int64_t kRecordStagingBytes = kRecordBuffers * kRecordPieceByte
 // ones, so the files hardly grow beyond the most that was kept at one time.
 //
 // Any number of threads may use a store. One call runs at a time. Functions throw IoError with the path. After an error
-// the store has failed: each later put(), get() and will_get_newest() throws IoError with the same message. In a forked
-// child these functions throw StateError, and the others do nothing to the files.
+// the store has failed. Each later put(), get() and will_get_newest() then throws IoError with the same message. In a
+// forked child these three functions throw StateError, and the others do nothing to the files.
 class RecordStore {
  public:
   struct Options {
@@ -64,7 +64,7 @@ class RecordStore {
   // Waits for the transfers of the record, drops the record and frees its space. If this fails, the store fails. If the
   // store has failed before, only drops the record. Does nothing if the record has been dropped.
   void drop(Id id) noexcept;
-  // Announces that get() will be called for the newest record, so that the store reads it ahead.
+  // Announces that get() will be called for the newest record, so that the store reads this record ahead.
   void will_get_newest();
   // From now on the store does not call OnFailure.
   void forget_listener();
