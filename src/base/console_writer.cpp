@@ -15,7 +15,7 @@ namespace zeroshard {
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kCapacityBytes = size_t{4} << 20;
-constexpr size_t kPieceBytes = size_t{64} << 10;  // limit of one write(2), small so that progress is noticed
+constexpr size_t kPieceBytes = size_t{64} << 10;  // most bytes of one write(2), because progress is noted after each
 }  // namespace
 
 struct ConsoleWriter::State {

@@ -14,9 +14,9 @@ class WriteHold {
   struct End {
     void operator()(WriteHold* hold) const noexcept { hold->end(); }
   };
-  // While a Reading lives, writers wait. Any thread may destroy a Reading. The WriteHold must outlive it.
+  // While a Reading lives, writers wait. Any thread may destroy a Reading. The WriteHold must outlive its Readings.
   using Reading = std::unique_ptr<WriteHold, End>;
-  // A function that a waiting writer calls about ten times a second. An exception from it ends the wait.
+  // A function that a waiting writer calls about ten times a second. An exception from the function ends the wait.
   using WhileWaiting = std::function<void()>;
 
   explicit WriteHold(WhileWaiting while_waiting = {}) : while_waiting_(std::move(while_waiting)) {}
