@@ -72,7 +72,7 @@ at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
     throw;
   } catch (const c10::Error& error) {
     fail(error.what_without_backtrace());
-  } catch (const std::runtime_error& error) {  // an error of Gloo; that of an interrupt passes
+  } catch (const std::runtime_error& error) {  // from Gloo; an interrupt throws another type
     fail(error.what());
   }
   return out;

@@ -8,8 +8,9 @@
 
 namespace zeroshard {
 
-// A Bootstrap that uses only the all-gather of a process group. If a rank dies, or is stopped for too long, during a
-// call, the error names that rank, provided that options.processes has the process of the rank.
+// A Bootstrap that uses only the all-gather of a process group. A call throws CommError if a rank dies or is stopped
+// for too long meanwhile, or if options.timeout_ms is over. The error names a dead or stopped rank if options.processes
+// has the process of that rank.
 class C10dBootstrap final : public Bootstrap {
  public:
   // `group` must have a backend for CPU tensors, because messages are in host memory.

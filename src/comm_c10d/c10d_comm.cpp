@@ -20,7 +20,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kGatherLimitBytes = 64 << 10;  // all_reduces of more bytes are left to the backend
+constexpr int64_t kGatherLimitBytes = 64 << 10;  // the backend itself runs all_reduces of more bytes
 constexpr int64_t kCopyBytes = 4 << 20;          // the bytes that a broadcast on the host copies at a time
 
 at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::Device device) {
@@ -30,7 +30,8 @@ at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::
       .make_tensor();
 }
 
-// Adds the rows of a matrix, or takes their maximum, as a tree; see Note [The tree of a sum] in kernels_impl.h.
+// Returns the sum or the maximum of the rows of a matrix. The rows are combined in pairs, as Note [The tree of a sum]
+// in kernels_impl.h describes.
 at::Tensor combine_rows(const at::Tensor& rows, ReduceOp op) {
   const int64_t count = rows.size(0);
   if (count == 1) return rows[0];
@@ -46,9 +47,9 @@ struct GatherHeader {
   uint64_t seq, hash;
 };
 
-// Returns a function that returns why the communicator `host` is broken, or "" if it is not. Any thread may call the
-// returned function. The function always returns "" if `host` runs over a process group. Such a communicator shares the
-// SharedFailure of the device's communicator, so nobody needs to ask it.
+// Returns a function that tells why the communicator `host` is broken. The function returns "" if `host` is not broken.
+// It always returns "" if `host` runs over a process group, because such a communicator reports its failures to the
+// SharedFailure of the device's communicator. Any thread may call the function while `host` lives.
 std::function<std::string()> question_to(const Comm& host) {
   const auto* const direct = dynamic_cast<const DirectComm*>(&host);
   if (direct == nullptr) return [] { return std::string(); };
@@ -112,7 +113,7 @@ void C10dComm::await_device(std::string_view tag) {
 
 void C10dComm::check() {
   core_->throw_if_failed();
-  if (host_) host_->check();  // if host_ is shared memory, it knows of a failure of any rank at once
+  if (host_) host_->check();  // if host_ is shared memory, it learns of a failed rank immediately
 }
 
 void C10dComm::abort(std::string_view reason) noexcept {
@@ -216,11 +217,11 @@ std::unique_ptr<Work> C10dComm::all_reduce(Span data, ReduceOp reduce_op, std::s
   });
 }
 
-// Gathers the elements of all ranks, and adds them in the canonical order, because no backend guarantees this order.
-// For kMax, takes the maximum instead.
+// Gathers the elements of all ranks, and then reduces them on each rank in the order of reduce_in_rank_order(), because
+// no backend guarantees this order.
 std::unique_ptr<Work> C10dComm::all_reduce_by_gather(Span data, ReduceOp reduce_op, std::string_view tag) {
   Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));
-  const bool host = core_->device().is_cpu();  // if not, no header, because the host would wait to read it
+  const bool host = core_->device().is_cpu();  // a device sends no header, because the host would wait to read it
   const int64_t header = host ? int64_t{sizeof(GatherHeader)} : 0, bytes = data.bytes() + header;
   const auto options = at::TensorOptions().dtype(at::kByte).device(core_->device());
   if (bytes == 0) {
@@ -275,8 +276,8 @@ c10::intrusive_ptr<c10d::Work> C10dComm::start_broadcast(const at::Tensor& bytes
   return core_->group().broadcast(tensors, options);
 }
 
-// Broadcasts host memory, and returns when that is done. The data goes through a buffer that this function allocates,
-// because after an error the backend might still write when the caller's memory is gone.
+// Broadcasts host memory, and returns when the broadcast is done. The data goes in parts through a buffer that this
+// function allocates, because after an error the backend might still write when the caller's memory is gone.
 std::unique_ptr<Work> C10dComm::broadcast_by_copy(Span data, Op op) {
   const at::Tensor all = bytes_of(data), copy = at::empty({std::min(kCopyBytes, data.bytes())}, all.options());
   for (int64_t begin = 0; begin < all.numel(); begin += kCopyBytes) {

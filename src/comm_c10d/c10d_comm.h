@@ -16,15 +16,16 @@ class C10dCore;
 class Divergence;
 
 // A Comm over any c10d process group. On CUDA, wait() makes the current stream wait for the collective, and only
-// barrier() and await_device() block the host. An all_reduce of more than 64 KiB adds in the backend's order.
+// barrier() and await_device() block the host. An all_reduce of at most 64 KiB adds in the order of
+// reduce_in_rank_order(), and a larger one adds in the backend's order.
 //
 // Ranks that call different collectives on the CPU find the difference in the next all_reduce of at most 64 KiB, or
 // after a rank has waited for a second. On a device, ranks find the difference when they compare history(), and the
 // DeviceWatch looks for it, too. Before that, the backend might fail with its own message.
 //
-// With NCCL, abort() makes the collectives of peers fail at once. Gloo does not tell peers, so they notice the abort
-// when this process ends. On a device, the peers also hear of the abort through host(), if that is shared memory, and
-// through the DeviceWatch.
+// With NCCL, abort() makes the collectives of peers fail immediately. Gloo does not tell peers, so they notice the
+// abort when this process ends. On a device, the peers also hear of the abort through host(), if that is shared memory,
+// and through the DeviceWatch.
 class C10dComm : public Comm {
  public:
   // A null `group` means a world of one rank. `watch` watches the peers on this host. `divergence` is passed to

@@ -41,10 +41,10 @@ int64_t ms_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
 }
 
-// Creates torch's thread pool. A process that was forked after at::set_num_threads() gets a new pool when a thread
-// first computes. If two threads, such as those of a Gloo group, first compute at the same time, one of them finds no
-// pool. So this function creates the pool before there are such threads. It does this on a thread of its own, because
-// at::init_num_threads() sets the number of threads of the thread that calls it.
+// Creates torch's thread pool. A process that was forked after at::set_num_threads() gets a new pool when one of its
+// threads computes for the first time. If two threads, such as those of a Gloo group, do so at the same time, one of
+// them finds no pool. So this function creates the pool before they compute. It does this on a new thread, because
+// at::init_num_threads() also changes the number of threads for the thread that calls it.
 void renew_thread_pool() {
   std::thread([] {
     try {
@@ -106,14 +106,15 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   const DeviceWatch::Watching::Attended attended(watching_.get());
   poll([&work] { return work.isCompleted(); }, op);
   try {
-    work.wait();  // returns at once, or throws the error of the work
+    work.wait();  // does not wait any more, but throws if the work has failed
   } catch (const std::exception& error) {
     fail_explained(op, text_of(error), /*waits=*/true);
   }
 }
 
-// Looks for an explanation again and again for about a second. A rank that waits for this one publishes its calls only
-// after waiting for a second, and the connection of a dying rank breaks before its process is gone.
+// Looks for an explanation repeatedly for more than a second. One reason is that a rank that waits for this one
+// publishes its calls only after a second. The other is that the connections of a dying process break before the
+// process is gone.
 void C10dCore::fail_explained(const Op& op, const std::string& message, bool waits) {
   for (int attempt = 0; attempt < 12; ++attempt) {
     const auto difference = compared_.divergence->look(compared_.number, waits ? &op : nullptr);
@@ -238,7 +239,7 @@ void C10dCore::end() noexcept {
   if (device_.is_cpu()) return abort();
   // NCCL's abort can wait for the whole device, and so for collectives of another communicator of this rank. Such
   // collectives end only when the other communicator is aborted, which happens later on this thread. So this thread
-  // waits only as long as an abort usually takes.
+  // waits for at most half a second, which is usually enough for an abort.
   constexpr auto kPatience = std::chrono::milliseconds(500);
   try {
     std::packaged_task<void()> task(abort);

@@ -22,7 +22,7 @@ namespace zeroshard {
 // the core with its Works and allocations, which can be destroyed after the communicator.
 class C10dCore {
  public:
-  // A collective that nobody has waited for yet. It might still read its input.
+  // A collective that was started and not waited for yet. It might still read its input.
   class Pending {
    public:
     virtual ~Pending() = default;
@@ -59,14 +59,16 @@ class C10dCore {
 
   // See Comm::still_writes.
   bool still_writes() const { return failed() || was_left_; }
-  // Says that nobody will wait for `work` any more. If `work` is not complete, still_writes() returns true from now on.
+  // Says that nobody will wait for `work` any more. Unless `work` is known to be complete, still_writes() returns true
+  // from now on.
   void leave(c10d::Work& work) noexcept;
 
-  // Gives `op` the next sequence number, tells the Divergence and the watch about it, and calls `start`, which starts
-  // the collective and returns its Work. Throws CommError if the communicator has failed, or if `start` throws.
+  // Gives `op` the next sequence number, calls `start`, which starts the collective, and returns the Work of `start`.
+  // Also tells the Divergence and the watch about `op`. Throws CommError if the communicator has failed, or if `start`
+  // throws.
   c10::intrusive_ptr<c10d::Work> issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
-  // On the CPU, returns when `work` is done. On a device, makes the current stream wait for `work`. `work` must report
-  // correctly whether it is complete, which some wrappers of backends do not.
+  // On the CPU, returns when `work` is done. On a device, makes the current stream wait for `work`. Needs a Work whose
+  // isCompleted() is right, which is not so with some wrappers of backends.
   void complete(c10d::Work& work, const Op& op);
   // Blocks the host until `work` is done, also on a device.
   void complete_on_host(c10d::Work& work, const Op& op);
@@ -81,8 +83,8 @@ class C10dCore {
   void add(Pending& pending) { pending_.push_back(&pending); }
   void remove(Pending& pending) { std::erase(pending_, &pending); }
 
-  // The number of collectives so far, and a rolling hash of them. Both are equal on ranks that called the same
-  // collectives.
+  // The number of collectives so far, and a rolling hash of these collectives. Ranks that called the same collectives
+  // have equal histories.
   struct History {
     uint64_t seq = 0, hash = 14695981039346656037ULL;
   };
@@ -91,9 +93,9 @@ class C10dCore {
   void throw_if_failed() const;
   [[noreturn]] void fail(const Op& op, const std::string& what);
   void abort(std::string_view reason) noexcept;
-  // Aborts the running collectives of the process group. With NCCL, the collectives of peers then fail at once. Gloo
-  // cannot tell peers, so they notice the abort when this process ends. Only the first call has an effect. On a device,
-  // the call waits for at most half a second.
+  // Aborts the running collectives of the process group. With NCCL, the collectives of peers then fail immediately.
+  // Gloo cannot tell peers, so they notice the abort when this process ends. Only the first call has an effect. On a
+  // device, the call waits for at most half a second, unless this process cannot start a thread.
   void end() noexcept;
 
  private:
@@ -101,9 +103,9 @@ class C10dCore {
   // Lets the program interrupt the wait in `op`. If the program does so, aborts the communicator and throws the
   // program's exception.
   void heed_interrupt(const Op& op);
-  // Throws CommError with `message`. Puts an explanation before it if one is found: that ranks have called different
-  // collectives, or that a peer has died or was stopped. A backend's own message rarely explains a failure. `waits`
-  // says whether this rank's thread has waited in `op`.
+  // Throws CommError with `message`, which is usually a backend's own and rarely explains the failure. So the function
+  // first looks whether ranks have called different collectives, and whether a peer has died or was stopped. It puts
+  // what it finds before `message`. `waits` says whether this rank's thread has waited in `op`.
   [[noreturn]] void fail_explained(const Op& op, const std::string& message, bool waits);
 
   struct Compared {

@@ -27,8 +27,8 @@ WorkPtr reduce_scatter(Group& group, at::Tensor out, at::Tensor in) {
   }
 }
 
-// The splits are the sizes of the pieces from and to each rank, in elements. Without splits, all pieces have the same
-// size.
+// `out_splits` has the number of elements that come from each rank, and `in_splits` the number that go to each rank.
+// Without splits, all numbers are equal.
 template <typename Group>
 WorkPtr all_to_all(Group& group, at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits = {},
                    std::vector<int64_t> in_splits = {}) {

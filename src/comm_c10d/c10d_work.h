@@ -11,14 +11,14 @@
 
 namespace zeroshard {
 
-// The Work of an operation that was complete when the call that made the Work returned.
+// The Work of an operation that is complete before its caller gets the Work.
 class DoneWork final : public Work {
  public:
   void wait() override {}
 };
 
-// The Work of an operation that the caller has queued on the device's current stream. wait() makes the stream that is
-// current then wait for the operation. On the CPU, the operation is already complete.
+// The Work of an operation that is queued on the device's current stream when the constructor is called. wait() makes
+// the stream that is current in wait() wait for the operation. On the CPU, the operation is complete already.
 class StreamWork final : public Work {
  public:
   explicit StreamWork(at::Device device) : uses_(device) {
@@ -33,8 +33,8 @@ class StreamWork final : public Work {
 
 class C10dWork final : public Work, private C10dCore::Pending {
  public:
-  // wait() calls `then` once: on the CPU when the collective is complete, and on a device when the current stream has
-  // been told to wait for the collective.
+  // wait() calls `then` once. On the CPU, it does so when the collective is complete. On a device, it does so when the
+  // current stream has been told to wait for the collective.
   C10dWork(std::shared_ptr<C10dCore> core, const Op& op, c10::intrusive_ptr<c10d::Work> work,
            std::function<void()> then = {})
       : core_(std::move(core)), op_(op), work_(std::move(work)), then_(std::move(then)) {
@@ -65,7 +65,7 @@ class C10dWork final : public Work, private C10dCore::Pending {
 };
 
 // An exchange whose pieces are ready when `work` is done. `work` is an all-to-all into scratch, or an exchange of
-// Tiers. With one rank it does nothing, because the only piece is the input. When `work` is done, no rank reads this
+// Tiers. With one rank, whose only piece is the input, `work` is a DoneWork. When `work` is done, no rank reads this
 // rank's input any more, so release() and drain() need not wait for anything else.
 class C10dExchange final : public Exchange {
  public:

@@ -8,8 +8,8 @@
 // Creates the process group of a device, for C++ programs without Python.
 namespace zeroshard {
 
-// Creates a process group over `store` for the memory of `device`. The only device with a backend is CUDA, which uses
-// NCCL. Returns when all ranks have called this function and are connected. If the ranks meet on a loopback address and
+// Creates a process group over `store` for the memory of `device`. Only CUDA has a backend here, which is NCCL. Returns
+// when all ranks have called this function and are connected. If the ranks meet on a loopback address and
 // NCCL_SOCKET_IFNAME is unset, NCCL listens only on loopback. Throws ConfigError if this build has no collectives for
 // the device.
 c10::intrusive_ptr<c10d::ProcessGroup> make_device_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,

@@ -14,19 +14,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kTickMs = 200;         // time between two looks; a look takes only some microseconds
 constexpr int64_t kHearMs = 1000;        // time between two calls of Divergence::hear()
-constexpr int64_t kSuspiciousMs = 1000;  // causes are looked for after this time without progress
+constexpr int64_t kSuspiciousMs = 1000;  // after this time without progress, the thread looks for a cause
 constexpr int64_t kLongestMs = 8000;     // the time between two comparisons doubles up to this
 
 }  // namespace
 
-// A communicator that is watched, with the newest collectives that its device was given, and with the time for which
-// the oldest one that is not complete has made no progress.
+// A watched communicator. It has the newest collectives that the device was given, and the time that has passed without
+// progress in the oldest incomplete one.
 class DeviceWatch::Subject {
  public:
   explicit Subject(WatchedComm comm) : comm_(std::move(comm)) {}
 
   void note(const Op& op, const c10::intrusive_ptr<c10d::Work>& work) {
-    // `before` is declared before the lock, so that the old Work is destroyed when the lock has been released.
+    // `before` is declared above the lock, so that the Work that is replaced is destroyed after the lock is released.
     c10::intrusive_ptr<c10d::Work> before = work;
     const std::scoped_lock lock(mutex_);
     Given& given = given_[op.seq % given_.size()];
@@ -41,17 +41,17 @@ class DeviceWatch::Subject {
   // since the last look. While the communicator is watched, only the watching thread may call look(), take() and
   // tell_failure().
   std::string look(int64_t elapsed_ms);
-  // If another rank has failed, sets SharedFailure. If another rank has asked for the calls of this rank, publishes
-  // them, and sets SharedFailure if they differ from those of other ranks.
+  // If `news` says that a rank has failed, sets SharedFailure. If not, but a rank has asked for calls, publishes the
+  // calls of this rank, and sets SharedFailure if they differ from those of other ranks.
   void take(const Divergence::News& news);
-  // Tells the other ranks why the communicators have failed, unless an earlier call has done so or another rank has
-  // told this one.
+  // Tells the other ranks why the communicators have failed, unless an earlier call has done so, or this rank knows of
+  // the failure from another rank.
   void tell_failure();
 
  private:
   struct Given {
     Op op;
-    c10::intrusive_ptr<c10d::Work> work;  // null: none, or complete
+    c10::intrusive_ptr<c10d::Work> work;  // null: no collective yet, or it is complete
   };
 
   std::optional<Op> oldest_incomplete();
@@ -66,7 +66,7 @@ class DeviceWatch::Subject {
   uint64_t done_ = 0;  // all collectives up to this number are complete
   // The number of the oldest collective that was not complete at the last look. 0: all were complete.
   uint64_t stuck_ = 0;
-  // The time without progress of this collective, and the value of stuck_ms_ from which the calls are compared next.
+  // How long collective stuck_ has made no progress, and how long it must be before calls are compared next.
   int64_t stuck_ms_ = 0, next_comparison_ms_ = 0;
   bool told_ = false;
 };
@@ -76,8 +76,8 @@ std::optional<Op> DeviceWatch::Subject::oldest_incomplete() {
     Given given;
     {
       const std::scoped_lock lock(mutex_);
-      // The ring given_ has only the newest collectives. Earlier ones need not be asked, because the device runs
-      // collectives in order.
+      // Collectives that are too old for the ring given_ count as complete. The device runs collectives in order, so an
+      // incomplete one holds up all later ones, which are in the ring.
       if (last_ - done_ > given_.size()) done_ = last_ - given_.size();
       if (done_ == last_) return std::nullopt;
       given = given_[(done_ + 1) % given_.size()];

@@ -34,17 +34,18 @@ struct WatchedComm {
 
 // A thread that watches the collectives that a rank has given to its device. The thread is needed because a script that
 // itself waits for the device, for example in loss.item(), does not notice a failed peer. A collective without progress
-// has failed if a peer has died or was stopped, if a peer has called another collective, if the host communicator is
-// broken, or if the time-out is over. The thread also asks the store whether another rank has failed. After a failure,
-// the thread sets SharedFailure, which aborts the collectives on the device. The script's wait then returns, and the
-// rank's next call throws.
+// counts as failed if a peer has died or was stopped, if a peer has called another collective, if the host communicator
+// is broken, or if the time-out is over. The thread also asks the store whether another rank has failed. After a
+// failure, the thread sets SharedFailure, which aborts the collectives on the device. The script's wait then returns,
+// and the rank's next collective throws.
 //
 // Note [What a thread that watches may do]
 // The thread calls no collective. It asks Works whether they are complete and the host communicator whether it is
 // broken, looks at processes, and reads and writes keys of the store. A rank whose device waits is not blocked itself,
-// so it can still call the collective that another rank waits for. Therefore a difference between two ranks counts only
-// if both have made the call. A rank that has not called yet may do so until the time-out. While the rank's own thread
-// waits for the device in a call of the engine, that call looks for failures, and the watching thread does not.
+// so it can still call the collective that another rank waits for. Therefore two ranks differ only if both have made a
+// call of the same number. A rank that has not made it yet may do so until the time-out. While the rank's own thread
+// waits for the device in a call of the engine, that call looks for failures, and the watching thread only exchanges
+// news with other ranks through the store.
 class DeviceWatch {
  public:
   DeviceWatch() = default;
@@ -52,7 +53,7 @@ class DeviceWatch {
   DeviceWatch& operator=(const DeviceWatch&) = delete;
 
   class Subject;
-  // Watches a communicator for the lifetime of the object. The object must not be destroyed in a forked child.
+  // While an object lives, the DeviceWatch watches `comm`. The object must not be destroyed in a forked child.
   class Watching {
    public:
     Watching(std::shared_ptr<DeviceWatch> watch, WatchedComm comm);

@@ -12,8 +12,8 @@ namespace zeroshard {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kPatience(200);   // for an answer of the store
-constexpr std::chrono::milliseconds kFarewell(3000);  // for the other ranks to find the difference, too
+constexpr std::chrono::milliseconds kPatience(200);   // time for the store to answer
+constexpr std::chrono::milliseconds kFarewell(3000);  // time for the other ranks to find the difference, too
 
 }  // namespace
 
@@ -55,9 +55,10 @@ std::string Divergence::table(const Communicator& communicator) const {
   return text.str();
 }
 
-// Compares this rank's calls with the table `theirs` of `peer`, and notes in known_ how far `peer` has come. Returns
-// both texts of the first call that both ranks still know and in which the histories differ, or nothing if there is
-// none. The histories might differ already in an earlier call, which the ranks do not know any more.
+// Compares this rank's calls with the table `theirs` of `peer`, and notes in known_ the number of the last call of
+// `peer` that it reads there. Each rank knows only its latest calls. If a call that both ranks know has different
+// hashes, returns a text that names this call as both ranks made it. If there are several, takes the first. Otherwise
+// returns nothing. The ranks might differ already in an earlier call, because a hash covers all calls up to its own.
 std::optional<std::string> Divergence::compare(size_t number, int peer, const std::string& theirs) {
   const std::scoped_lock lock(mutex_);
   const Communicator& communicator = communicators_[number];
@@ -76,8 +77,8 @@ std::optional<std::string> Divergence::compare(size_t number, int peer, const st
   return std::nullopt;
 }
 
-// Returns `place` as a text for the store: the communicator, the number of the call and the last calls in all
-// communicators, and in a second line the text of the call.
+// Returns `place` as a text for the store. The first line has the communicator, the number of the call and the numbers
+// of the last calls in all communicators. The second line has the text of the call.
 std::string Divergence::text_of(const Place& place) {
   std::ostringstream text;
   text << place.communicator << ' ' << place.seq;
@@ -102,10 +103,10 @@ std::optional<Divergence::Place> Divergence::parse_place(int rank, const std::st
 //
 // Such ranks exist whenever ranks wait forever in two communicators A and B. Let b be the rank with the fewest calls in
 // A among those that wait in B. Then every rank that waits in A waits for a call that b has not made. This also holds
-// with A and B exchanged. A published place may be out of date, but the places of a pair are not: when the second of
-// the two ranks published, it had not made the call for which the first waits, so the first was still waiting. (This
-// would not hold for a collective that some ranks complete without the others, such as a broadcast at its receivers.
-// The engine never calls such collectives on ranks that take different paths.)
+// with A and B exchanged. A published place may be out of date, but the two places of such a pair are not. When the
+// second of the two ranks published its place, it had not made the call for which the first waits, so the first was
+// still waiting. (This would not hold for a collective that some ranks complete without the others, such as a broadcast
+// at its receivers. The engine never calls such collectives on ranks that take different paths.)
 std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& own, const Talk& talk) const {
   std::vector<Place> places;
   if (own) places.push_back(*own);
@@ -127,7 +128,7 @@ std::shared_ptr<Divergence::Talk> Divergence::Talk::start(std::function<void(Tal
   const auto run = [talk, body = std::move(body)] {
     try {
       body(*talk);
-    } catch (const std::exception&) {  // for example the store's host is gone, which other checks report better
+    } catch (const std::exception&) {  // for example because the store's host is gone, which other checks report better
       talk->broken = true;
     }
     const std::scoped_lock lock(talk->mutex_);
@@ -226,7 +227,8 @@ Divergence::News Divergence::hear() {
     inquiry_ = Talk::start(body);
   }
   const std::shared_ptr<Talk> inquiry = inquiry_;
-  // If the store has failed once, inquiry_ stays, so the store is not asked again. Its client can log each try.
+  // If the store has failed once, inquiry_ stays, so the store is not asked again. Each further try could write to the
+  // log.
   if (!inquiry || !inquiry->wait_for(kPatience) || inquiry->broken) return {};
   inquiry_.reset();
   if (inquiry->news.asked) heard_ = inquiry->asked;

@@ -33,7 +33,8 @@ class Divergence {
   // Returns the number that makes the keys of this Divergence differ from those of earlier ones over the same store. At
   // first it is the number of Divergences that this rank has created over the store. If one rank alone failed to
   // connect and tries again, its number is higher than the numbers of the other ranks. Therefore all ranks must pass
-  // the highest number of all ranks to agree(), before any look. The store has no entries with this number yet.
+  // the highest number of all ranks to agree() before the first look(). The store has no entries with this highest
+  // number yet.
   int64_t generation() const { return generation_; }
   void agree(int64_t largest) { generation_ = largest; }
 
@@ -46,22 +47,23 @@ class Divergence {
   // `waiting` is the call in which this rank's thread is blocked, or null. (A rank whose device waits is not blocked.)
   // If `asks` is true, requests the other ranks to publish, too.
   //
-  // If ranks have called different collectives in `communicator`, returns both texts of the first call that differs. If
-  // two ranks wait in different communicators, each for a call that the other has not made, returns both calls.
-  // Otherwise, or if the store cannot be reached, returns nothing. If the store does not answer within a fifth of a
-  // second, returns nothing, and the next look() waits for the same answer. A rank that finds a difference waits until
-  // all ranks have found one, but at most three seconds, because the rank that serves the store might end when look()
-  // returns.
+  // If this rank and another have called different collectives in `communicator`, returns a text that names the first
+  // such call of both. If two ranks wait in different communicators, each for a call that the other has not made,
+  // returns a text that names both calls. Otherwise, or if the store cannot be reached, returns nothing. If the store
+  // does not answer within a fifth of a second, returns nothing, and the next look() waits for the same answer. A rank
+  // that finds a difference waits until all ranks have found one, but at most three seconds, because the rank that
+  // serves the store might end when look() returns.
   std::optional<std::string> look(size_t communicator, const Op* waiting, bool asks = true);
 
-  // What hear() has read from the store.
+  // The news that hear() has read from the store.
   struct News {
     // Whether a rank, which may be this one, has called look() with `asks`, or tell_failure(), since the last hear().
     // If so, this rank should publish its calls.
     bool asked = false;
     std::string failure;  // why the communicators of a rank failed; "": no such news
   };
-  // Returns empty news if the store does not answer within a fifth of a second.
+  // Returns empty news if the store does not answer within a fifth of a second. After an error of the store, always
+  // returns empty news.
   News hear();
   // Tells the other ranks why this rank's communicators failed, if the store can be reached and no rank has told a
   // reason before.
@@ -77,7 +79,7 @@ class Divergence {
   };
   struct Communicator {
     std::array<Call, 64> calls{};  // the latest calls, at index seq modulo the size
-    uint64_t last = 0, told = 0;   // numbers of the latest call, and of the latest that was published
+    uint64_t last = 0, told = 0;   // numbers of the latest call, and of the latest published call
   };
   // The collective in which a rank waits.
   struct Place {
@@ -97,12 +99,12 @@ class Divergence {
     static std::shared_ptr<Talk> start(std::function<void(Talk&)> body);
     bool wait_for(std::chrono::milliseconds patience);  // returns whether the conversation has ended
 
-    // The tables and places that other ranks have published. The caller may read these two members and those below when
-    // wait_for() has returned true.
+    // The texts of table() and of Place that other ranks have published. The caller may read the public members only
+    // after wait_for() has returned true.
     std::vector<std::pair<int, std::string>> tables, places;  // rank, text
     size_t communicator = 0;                                  // the communicator of `tables`
     News news;
-    int64_t asked = 0;    // how often ranks have asked others to publish so far
+    int64_t asked = 0;    // how often a rank has asked the others to publish so far
     bool broken = false;  // whether the conversation ended with an error of the store
 
    private:
@@ -123,10 +125,11 @@ class Divergence {
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, world_size_;
   RankNumbers numbers_;
-  int64_t generation_ = 0;    // makes the keys differ from those of earlier uses of the store
+  int64_t generation_ = 0;    // see generation()
   mutable std::mutex mutex_;  // protects communicators_ and known_
   std::vector<Communicator> communicators_;
-  // The number of the last call that this rank has read of each other rank, by communicator and rank.
+  // The number of the last call that each other rank has published, as far as this rank has read it, by communicator
+  // and rank.
   std::map<std::pair<size_t, int>, uint64_t> known_;
   std::mutex looking_;              // held during look() and hear(); protects the members below
   std::shared_ptr<Talk> exchange_;  // the running conversation of look()

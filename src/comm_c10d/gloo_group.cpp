@@ -79,9 +79,9 @@ int listen_on_loopback(uint16_t port) {
   return fd;
 }
 
-// Returns whether nobody listens on 127.0.0.1:port. Returns false if that cannot be found out. The socket gets a port
-// of its own before it connects, because the system might otherwise give it `port`, so that it would connect to itself.
-// SO_REUSEADDR lets other processes listen on the socket's own port.
+// Returns whether nobody listens on 127.0.0.1:port. Returns false if that cannot be found out. A socket that gets its
+// own port while it connects could get `port`, and would then connect to itself. So the socket is bound to a port
+// first. SO_REUSEADDR lets other processes listen on that port meanwhile.
 bool refuses_connections(uint16_t port) {
   const int fd = bind_to_loopback(0);
   if (fd < 0) return false;
@@ -116,7 +116,7 @@ std::shared_ptr<gloo::transport::Device> make_device() {
   const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
   if (!interface.empty()) return Gloo::createDeviceForInterface(interface);
   if (meets_on_loopback() || all_ranks_are_here()) return Gloo::createDeviceForHostname("127.0.0.1");
-  // Gloo's default, the address of this host's own name, would not do, because it is 127.0.1.1 on Debian.
+  // Gloo's default is the address of this host's own name. It cannot be used, because it is 127.0.1.1 on Debian.
   return Gloo::createDeviceForInterface(interface_towards(master_address()));
 }
 
@@ -131,7 +131,7 @@ bool reaches_other_hosts() noexcept {
     const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
     if (!interface.empty()) return interface.find(',') == std::string::npos;
     return !meets_on_loopback() && !interface_towards(master_address()).empty();
-  } catch (const std::exception&) {  // it is unknown which interface leads to the host
+  } catch (const std::exception&) {  // it is unknown which interface leads to MASTER_ADDR
     return false;
   }
 }
@@ -147,7 +147,7 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   const std::string host = master_address();
   c10d::TCPStoreOptions options;
   options.port = master_port();
-  // If this variable is set, torchrun's agent serves the store at this address, so rank 0 must not.
+  // If this variable is "True", torchrun's agent serves the store at this address, so rank 0 must not.
   const bool agent = variable("TORCHELASTIC_USE_AGENT_STORE", "") == "True";
   options.isServer = rank == 0 && !agent;
   options.numWorkers = static_cast<size_t>(world_size);

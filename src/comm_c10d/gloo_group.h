@@ -6,23 +6,25 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-// Creates Gloo process groups, for C++ programs without Python.
+// Creates Gloo process groups, and the store by which the ranks of C++ programs meet.
 namespace zeroshard {
 
 // Creates the store that MASTER_ADDR and MASTER_PORT name. Rank 0 serves it, unless torchrun says in
 // TORCHELASTIC_USE_AGENT_STORE that its agent does. If the address is a loopback address, or if MASTER_ADDR is unset,
 // the store listens only on loopback, unlike a store that c10d itself creates. Throws ValueError if MASTER_PORT is not
-// a port. Throws CommError if rank 0 cannot listen on loopback, or has not come within `timeout_ms`.
+// a port. Throws CommError if rank 0 cannot listen on loopback, or if another rank does not reach the store within
+// `timeout_ms`. If rank 0 cannot listen on another address, it throws c10::Error.
 c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t timeout_ms);
 
 // Returns whether MASTER_ADDR is a loopback address or unset.
 bool meets_on_loopback();
-// Returns whether this rank knows exactly one interface by which a Gloo group can reach other hosts. GLOO_SOCKET_IFNAME
-// names this interface, and is not checked here. If it is unset, the interface is the one that leads to MASTER_ADDR,
-// unless that is a loopback address.
+// Returns whether this rank knows exactly one interface by which a Gloo group can reach other hosts. If
+// GLOO_SOCKET_IFNAME is set, this is true if it has only one name, even of an interface that does not exist. If it is
+// unset, the interface is the one that leads to MASTER_ADDR, unless that is a loopback address.
 bool reaches_other_hosts() noexcept;
 
-// Returns when a process listens on 127.0.0.1:port, but after `timeout` at the latest.
+// Returns when a process listens on 127.0.0.1:port, but after `timeout` at the latest. Returns immediately if it cannot
+// find out whether a process listens.
 void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout);
 
 // Creates a Gloo group over `store`, and returns when all ranks are connected. The group connects on the interface

@@ -34,8 +34,8 @@ std::string card_key(size_t rank) {
 // Each rank has a card, which is an entry in the store. A rank counts its own tries, and writes the number of its try
 // on its card. Ranks that failed alone have other numbers than the other ranks, so the name of a try is derived from
 // all cards. If a peer starts again while this rank connects, the peer's card changes, and this rank connects with the
-// new name. A rank might first find the card of an earlier try of a peer. If that peer has left, or was a process of
-// this host that is gone, the card does not count until the peer writes a new one.
+// new name. A rank might first find the card of a peer's earlier try. Such a card does not count if it says that the
+// peer has left, or if it is from a process of this host that is dead. The rank then waits for the peer's next card.
 class Cards {
  public:
   // Writes the card of this rank. Messages name ranks by `numbers`.
@@ -53,8 +53,8 @@ class Cards {
   }
 
   // Reads the cards of up to kAskedAtOnce ranks that have not arrived yet, or all cards if `again` is true. Returns
-  // whether a card is new. A rank has arrived when its card was read and counts. Throws CommError if a rank that had
-  // arrived has left.
+  // whether a card is new. A rank has arrived when a card of it was read that counts. Throws CommError if a rank that
+  // had arrived has left, or if a card has an unknown format.
   bool read(bool again) {
     bool is_new = false;
     size_t asked = 0;
@@ -114,7 +114,7 @@ class Cards {
   c10::intrusive_ptr<c10d::Store> store_;
   size_t rank_;
   RankNumbers numbers_;
-  std::vector<std::string> texts_;  // the card of each rank; "": the rank has not arrived
+  std::vector<std::string> texts_;  // the last card of each rank that counts; "": the rank has not arrived
   std::vector<ProcessId> processes_;
 };
 

@@ -25,12 +25,12 @@ namespace {
 // The identity and the options of a rank. Ranks send the bytes of this struct, which have the same meaning for all
 // ranks, because all of them run the same build.
 struct RankCard {
-  char host[128] = {};  // boot id and pid namespace; ranks with equal ones see the same processes in /proc
+  char host[128] = {};  // this_host(); ranks with the same text see the same processes in /proc
   ProcessId process;
   int32_t transport = 0;
   int32_t device_type = 0;
   int64_t reaches_other_hosts = 0;  // 1: a Gloo group that zeroshard creates can connect this rank to other hosts
-  int64_t generation = 0;           // generation of the rank's Divergence
+  int64_t generation = 0;           // Divergence::generation() of the rank
   int64_t serial = 0;               // number of this card in its process
 
   std::string name() const { return concat(host, "/", process.pid, "/", process.start_time, "/", serial); }
@@ -100,8 +100,9 @@ std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options)
                                     make_single_comm());
 }
 
-// Returns a shared-memory communicator if `transport` allows it and all ranks are on one host. Otherwise returns null.
-// If the ranks cannot share memory, throws CommError for kShm, and otherwise logs a warning and returns null.
+// Returns a shared-memory communicator if options.transport allows it, all ranks are on one host, and they can share
+// memory. Otherwise returns null, but throws CommError for kShm if the ranks of one host cannot share memory. For
+// kAuto, it logs a warning in that case.
 std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
                               const CommOptions& options) {
   using Transport = CommOptions::Transport;
@@ -115,14 +116,14 @@ std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCa
   }
 }
 
-// Returns a communicator of two levels if `transport` is kAuto, all hosts have equally many consecutive ranks (two at
-// least), every rank can reach other hosts, and the ranks of each host can share memory. Otherwise returns null.
+// Returns a communicator of two levels if options.transport is kAuto, ranks_per_host() is more than 1, every rank can
+// reach other hosts, `group` has a store, and the ranks of each host can share memory. Otherwise returns null.
 std::unique_ptr<Comm> try_tiers(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
                                 const c10::intrusive_ptr<c10d::ProcessGroup>& group, const PeerWatch& watch,
                                 const CommOptions& options, const std::shared_ptr<Divergence>& divergence) {
   const int ranks = ranks_per_host(cards);
   if (options.transport != CommOptions::Transport::kAuto || ranks == 1) return nullptr;
-  // A group of the caller's may have met without MASTER_ADDR. A rank then may not know by which interface it reaches
+  // The caller may have created `group` without MASTER_ADDR. A rank then may not know by which interface it reaches
   // other hosts.
   for (const RankCard& card : cards)
     if (card.reaches_other_hosts == 0) return nullptr;

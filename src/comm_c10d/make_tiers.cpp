@@ -22,8 +22,8 @@ namespace {
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 constexpr char kSays = 's', kEnded = 'e';  // the first character of a message
 
-// Lets the ranks of one host exchange data over the bootstrap of all ranks. All ranks must make the same number of
-// calls of that bootstrap. So if a host needs fewer exchanges than the others, its ranks answer in end() until all
+// Lets the ranks of one host exchange data over the bootstrap of all ranks. All ranks must call that bootstrap equally
+// often. So if a host needs fewer exchanges than the others, its ranks go on calling the bootstrap in end() until all
 // hosts are done.
 class HostBootstrap final : public Bootstrap {
  public:
@@ -107,8 +107,8 @@ std::unique_ptr<Tiers> make_tiers(Bootstrap& bootstrap, int ranks_per_host, c10:
   std::unique_ptr<DirectComm> host = connect_host(bootstrap, ranks_per_host, options);
   if (!host) return nullptr;
   const int rank = bootstrap.rank(), hosts = bootstrap.world_size() / ranks_per_host;
-  // At the time-out, the caller of a collective reports that collective by name. Gloo waits a little longer, so that
-  // its own error does not come first.
+  // At the time-out, the caller of a collective reports that collective by name. Gloo gets a time-out that is two
+  // seconds longer, so that its own error does not come first.
   std::future<Group> link = connect_gloo_group(store, concat(name, "/", rank % ranks_per_host), rank / ranks_per_host,
                                                hosts, options.timeout_ms + 2000);
   return std::make_unique<Tiers>(std::move(host),

@@ -12,8 +12,8 @@
 namespace zeroshard {
 namespace {
 
-// Memory that the ranks of this host share. As with C10dAllocation, the memory is never freed if a failed collective
-// might still write to it. It is not freed in a forked child either.
+// Memory that the ranks of this host share. As with C10dAllocation, the memory is never freed if a failed or abandoned
+// collective might still write to it. The memory is not freed in a forked child either.
 class TieredAllocation final : public Allocation {
  public:
   TieredAllocation(std::shared_ptr<C10dCore> core, std::unique_ptr<Allocation> memory)

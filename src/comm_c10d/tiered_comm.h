@@ -6,9 +6,9 @@
 
 namespace zeroshard {
 
-// A C10dComm over several hosts. Its gathers, broadcasts and exchanges use Tiers, so that their bytes cross the network
-// once for each host. An exchange does so only if sums_on_hosts() allows it. The process group does all other
-// collectives, which are small or rare.
+// A C10dComm over several hosts. Gathers, broadcasts and exchanges use Tiers, so that their bytes cross the network
+// once for each host. But an exchange uses the process group if sums_on_hosts() is false. All other collectives are
+// small or rare, and use the process group, too.
 class TieredComm final : public C10dComm {
  public:
   TieredComm(std::unique_ptr<Tiers> tiers, c10::intrusive_ptr<c10d::ProcessGroup> group, PeerWatch watch,

@@ -166,7 +166,7 @@ void Tiers::run() {
     }
   } catch (const std::exception& error) {
     failure = std::current_exception();
-    host_->abort(error.what());  // because this rank passes nothing on any more
+    host_->abort(error.what());  // because the other ranks get nothing from this rank any more
   }
   std::deque<JobPtr> left;
   {
@@ -203,7 +203,7 @@ void Tiers::begin_piece(const JobPtr& job) {
 }
 
 // Waits until the link has received the oldest piece. Then lets the other ranks of this host read it, and copies to the
-// job's output what the links of all ranks of this host have received.
+// job's output what the links of all ranks of this host have received. After the last piece, ends the job.
 void Tiers::end_piece() {
   await(*pieces_.front().link);
   const Piece& piece = pieces_.front();
@@ -238,7 +238,7 @@ void Tiers::await(c10d::Work& work) {
     std::this_thread::sleep_for(
         std::clamp<Clock::duration>(nap, std::chrono::microseconds(10), std::chrono::microseconds(200)));
   }
-  work.wait();  // returns at once, or throws the error of the work
+  work.wait();  // does not wait any more, but throws if the work has failed
 }
 
 void Tiers::sum_and_exchange(const ConstSpan& full, float* sums, const std::string& tag) {

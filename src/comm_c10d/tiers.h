@@ -18,14 +18,14 @@
 namespace zeroshard {
 
 // Runs collectives of ranks on several hosts in two levels, so that bytes cross the network once for each host. Each
-// rank talks over the link to the ranks that have its position on the other hosts, and through shared memory to the
-// other ranks of its host. All hosts have equally many ranks, with consecutive numbers.
+// rank has a link, which is a process group that connects it to the ranks in the same position on the other hosts. The
+// ranks of a host use shared memory among themselves. All hosts have equally many ranks, with consecutive numbers.
 //
 // Note [The thread between two levels]
-// A rank must pass what comes over its link on to the other ranks of its host, even while its own thread computes or
-// waits for something else. Otherwise two ranks could wait for one another. So a thread of this class does all the
-// work, in the order of the calls. This thread does not watch for time-outs, interrupts and failures on other hosts.
-// The caller of a collective watches for these while it waits for the Work, and calls abort().
+// The data that comes over a rank's link must reach the other ranks of its host even while the program's thread of that
+// rank computes or waits for something else. Otherwise two ranks could wait for one another. So a thread of this class
+// does all the work, in the order of the calls. This thread does not watch for time-outs, interrupts and failures on
+// other hosts. The caller of a collective watches for these while it waits for the Work, and calls abort().
 class Tiers {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -41,7 +41,8 @@ class Tiers {
   int hosts() const { return link_->getSize(); }
   int ranks_per_host() const { return host_->world_size(); }
 
-  // The arguments mean the same as in Comm. The caller must keep the memory until the Work is done.
+  // Starts an all-gather. The arguments of this function and the next two mean the same as in Comm. The caller must
+  // keep the memory until the Work is done.
   WorkPtr all_gather(Span full, ConstSpan shard, std::string_view tag);
   // `data` must be a tensor of bytes.
   WorkPtr broadcast(const at::Tensor& data, int root, std::string_view tag);
@@ -70,7 +71,7 @@ class Tiers {
   // Memory to which the link writes, and from which the ranks of the host read.
   struct Window {
     std::unique_ptr<Allocation> memory;
-    std::unique_ptr<Exchange> readers = nullptr;  // the exchange by which ranks last read the window; null: none
+    std::unique_ptr<Exchange> readers = nullptr;  // the exchange that last read the window; null: none
   };
 
   WorkPtr add(JobPtr job);
@@ -90,8 +91,8 @@ class Tiers {
   std::unique_ptr<DirectComm> host_;
   c10::intrusive_ptr<c10d::ProcessGroup> link_;
   std::vector<Window> windows_;  // allocated with the first gather
-  std::deque<Piece> pieces_;     // given to the link and not copied yet, oldest first
-  int64_t begun_ = 0;            // number of pieces ever given to the link
+  std::deque<Piece> pieces_;     // pieces that the link was given and that are not copied yet, oldest first
+  int64_t begun_ = 0;            // number of pieces that the link was given so far
 
   std::mutex mutex_;  // protects the members below
   std::condition_variable changed_;
