@@ -37,8 +37,9 @@ at::Tensor value_of_codes(bool is_signed) {
   return at::tensor(values);
 }
 
-// For each code above the code of 0, returns the least magnitude that gets this code, for a block whose scale is 1.
-// Finds all of them together by 32 bisections over the bits of floats, which as integers ascend with the magnitude.
+// For each code above that of the value 0, returns the least magnitude that gets this code, for a block whose scale is
+// 1. Finds all these magnitudes together in 32 steps of a bisection. The bisection treats the bits of a float as an
+// integer, which grows with the magnitude.
 at::Tensor least_magnitudes(bool is_signed) {
   const int first = is_signed ? 127 : 0, count = 255 - first;
   std::vector<uint32_t> below(size_t(count), 0), least(size_t(count), std::bit_cast<uint32_t>(1.0f));
@@ -60,8 +61,8 @@ at::Tensor least_magnitudes(bool is_signed) {
   return at::tensor(magnitudes);
 }
 
-// The values of all codes, and the magnitudes of least_magnitudes(); see Note [The dynamic map] in codes_impl.h. The
-// tables stay on the host, because the host does not wait when it copies so few bytes to a device.
+// The values of all codes, and the magnitudes of least_magnitudes(); see Note [The dynamic map] in codes_impl.h. These
+// two tables stay on the host, because the host does not wait when it copies so few bytes to a device.
 struct Map {
   at::Tensor values, least;
 };
@@ -99,7 +100,7 @@ void aten::encode(const at::Tensor& values, const at::Tensor& codes, const at::T
   at::Tensor most = at::maximum(blocks.amax({1}), blocks.amin({1}).neg());
   most = most.abs_().clamp_max(std::numeric_limits<float>::max());  // abs_() makes 0 of -0.0
   scales.copy_(most);
-  // Multiplies by two factors, as the kernels do (factors_of()), because the reciprocal of a subnormal would be
+  // Multiplies by two factors, as the kernels do (factors_of()), because the reciprocal of a subnormal scale could be
   // infinite.
   const at::Tensor one = at::full_like(most, 1);
   const at::Tensor first = at::where(most.lt(0x1p-60), one * 0x1p90, at::where(most.gt(0x1p60), one * 0x1p-40, one));

@@ -24,11 +24,11 @@ namespace zeroshard {
 namespace {
 
 constexpr uintptr_t kAlignment = 64;           // that of torch's own allocator
-constexpr size_t kOwnBlock = size_t{1} << 20;  // blocks from this size on do not come from the heap
+constexpr size_t kOwnBlock = size_t{1} << 20;  // memory from this size on comes from the BlockCache
 
 // The header of a tensor's memory. It lies directly in front of this memory.
 struct Header {
-  void* start;   // what malloc() returned, or the start of the block
+  void* start;   // what malloc() returned, or the start of the BlockCache's block
   size_t block;  // the block's bytes; 0: the memory is from malloc()
 };
 // A Header must fit in front of the address that is aligned to kAlignment. At least alignof(std::max_align_t) bytes are

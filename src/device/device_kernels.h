@@ -11,12 +11,13 @@ namespace zeroshard {
 
 // The kernels of a type of device, such as CUDA. The functions start work on the current stream of the current device,
 // which must be the device of the memory, and do not wait. Each call except pack_all() is one launch. The results of
-// the table, of pack_all() and of take_written() have the same bits as those on the CPU.
+// the table, of pack_all() and of take_written() have the same bits as those on the CPU. A null function means that the
+// device has no such kernel.
 struct DeviceKernels {
   // The table has only pack, pack_add, sum_in_order, and the optimizers with fp32 moments. Its other entries are null.
   // If sum_in_order gets more than three pieces, the pieces must lie at equal distances in memory.
   const kernels::KernelTable* table = nullptr;
-  // Packs many tensors, each as table->pack does. One launch packs up to some dozens of tensors.
+  // Packs each tensor as table->pack does. One launch packs dozens of tensors.
   void (*pack_all)(std::span<const PackItem> items, DType src_dtype, DType dst_dtype, float scale) = nullptr;
   // Adds the squares of `numel` elements to `limbs`, the ExactSum::kNumLimbs limbs of an ExactSum on the device. Sums
   // block by block, like sum_of_squares() of device_squares.h.
@@ -26,7 +27,7 @@ struct DeviceKernels {
   void (*take_written)(float* master, const void* param, DType dtype, int64_t numel) = nullptr;
   // Adds a checksum of `bytes` bytes to `sum`, which is on the device. The number of bytes and the address must be
   // even. The checksum is the sum of one mixture for each 8-byte word, made from the word and its index. The last word
-  // is padded with zeros. Memories with different contents have the same checksum only in one case in 2^64.
+  // is padded with zeros. The probability that two different contents have the same checksum is about 2^-64.
   void (*add_checksum)(const void* data, int64_t bytes, int64_t* sum) = nullptr;
   // decode() and encode() convert the moments of `numel` elements from and to 8-bit codes, in blocks of kScaledNumel.
   // The last block can be incomplete. Both functions use the same codes and scales as an update on the CPU.
@@ -38,7 +39,7 @@ struct DeviceKernels {
 // operators.
 const DeviceKernels* device_kernels(c10::DeviceType type);
 // Sets the kernels of a type of device. Must be called before the first engine on such a device. `kernels` must live as
-// long as the process. Null means the kernels that zeroshard was built with, if there are any.
+// long as the process. Null selects the kernels that zeroshard was built with, if there are any.
 void set_device_kernels(c10::DeviceType type, const DeviceKernels* kernels);
 
 }  // namespace zeroshard

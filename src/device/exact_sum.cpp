@@ -58,7 +58,7 @@ double ExactSum::value() const {
   if (!is_finite()) return std::numeric_limits<double>::quiet_NaN();
   ExactSum carried = *this;
   carried.normalize();
-  // If the sum is negative, only the highest limb is, and the lower limbs count up from it.
+  // If the sum is negative, only its highest limb is negative.
   const bool negative = carried.limbs_[kNonFinite - 1] < 0;
   if (negative) {
     for (size_t i = 0; i < kNonFinite; ++i) carried.limbs_[i] = -carried.limbs_[i];

@@ -11,8 +11,8 @@ namespace zeroshard {
 // accumulator of U. Kulisch, "Computer Arithmetic and Validity" (2nd ed., 2013), chapter 8.
 class ExactSum {
  public:
-  // 2^-1074 .. 2^1023 take 66 limbs of 32 bits. Two more limbs take carries. The last limb is not part of the number:
-  // it is 0 unless a term was not finite.
+  // 2^-1074 .. 2^1023 take 66 limbs of 32 bits. Two more limbs take carries. The last limb is not part of the number.
+  // It is 0 unless a term was not finite.
   static constexpr size_t kNumLimbs = 69;
   static constexpr size_t kNonFinite = kNumLimbs - 1;
 

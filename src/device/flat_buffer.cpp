@@ -91,7 +91,7 @@ FlatBuffer::~FlatBuffer() {
   free();
 }
 
-// Keeps the memory forever if a failed collective might still write to it.
+// Keeps ordinary memory forever if a failed or abandoned collective might still write to it.
 void FlatBuffer::outlive_writer() const noexcept {
   if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(owned_);
 }

@@ -11,16 +11,16 @@
 
 namespace zeroshard {
 
-// Owns zeroed memory of one device or of the host, and counts it in a ledger for its lifetime. It can be moved, but not
-// copied. If the memory would exceed a limit of the ledger, the constructors and on_host() throw OutOfMemory and
-// allocate nothing.
+// Owns zeroed memory of one device or of the host. A ledger counts the memory while the FlatBuffer lives. A FlatBuffer
+// can be moved, but not copied. If the memory would exceed a limit of the ledger, the constructors and on_host() throw
+// OutOfMemory and allocate nothing.
 class FlatBuffer {
  public:
   FlatBuffer() = default;
   // Allocates ordinary memory of `device`. `writer` is the communicator whose collectives write to the buffer
   // (Comm::still_writes()), or null if there is none. The communicator must outlive the buffer.
   FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer = nullptr);
-  // Allocates memory that peers can read directly. Collective, as Comm::allocate() is.
+  // Allocates memory by Comm::allocate(), so that peers can read it directly if the transport allows that. Collective.
   FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
   // Allocates host memory for copies to and from `device`. The ledger counts it on the host's tier. If `pin` is true,
   // the device can copy directly (pinned_memory()). No copy may be running when the memory is freed.
@@ -34,7 +34,7 @@ class FlatBuffer {
   int64_t bytes() const { return bytes_; }
   at::Device device() const { return device_; }
   // Says that `stream` uses the memory. When the buffer is destroyed, other users get the memory only after `stream`
-  // has done the work that is queued on it at that time. Does nothing unless the memory is ordinary.
+  // has done the work that is then queued on it. Does nothing for memory of Comm::allocate() and pinned memory.
   void freed_after(c10::Stream stream);
   // Returns ordinary memory as a tensor of bytes, and leaves the buffer empty. The tensor owns the memory, and no
   // ledger counts it. Must not be called for other memory.
@@ -62,8 +62,8 @@ class FlatBuffer {
 // Returns a 1-D tensor over memory that the tensor does not own. `device` must have an index, or be the CPU.
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device);
 
-// Cuts 1-D tensors from one allocation. The tensors do not own their memory. With one allocation, peers map fewer
-// segments, and the system uses larger pages.
+// Cuts 1-D tensors from one allocation. The tensors do not own their memory. With one allocation instead of several,
+// peers map fewer segments, and the system uses larger pages.
 class Carver {
  public:
   // Creates a Carver that can cut only empty tensors.

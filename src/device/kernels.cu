@@ -1,6 +1,6 @@
 // Kernels for CUDA. Packing, sums of pieces and optimizers are the code of src/kernels, compiled for the device. The
-// file is compiled with -fmad=false, so that additions and products are rounded where the CPU rounds them. fma(),
-// division and square roots follow IEEE on the CPU and on CUDA.
+// file is compiled with -fmad=false, so that nvcc does not fuse products and sums that the CPU rounds one by one.
+// fma(), division and square roots follow IEEE on the CPU and on CUDA.
 #include <algorithm>
 #include <cstdint>
 
@@ -15,7 +15,7 @@ namespace zeroshard::kernels {
 namespace {
 
 constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes, kNumLimbs = int{ExactSum::kNumLimbs};
-constexpr int64_t kMostBlocks = 2048;  // the most blocks of threads of a launch whose threads loop
+constexpr int64_t kMostBlocks = 2048;  // limits the blocks of threads in launches whose threads loop
 
 void check_launch() {
   const cudaError_t error = cudaGetLastError();
@@ -45,7 +45,7 @@ struct CudaVector : FourLanes {
   }
 };
 
-// The tensors of one launch. They are parameters of the launch, which may have 4 KiB.
+// The tensors of one launch. This struct is a parameter of the launch, and all parameters together may have 4 KiB.
 struct PackItems {
   static constexpr int kMost = 64;
   const void* src[kMost];
@@ -124,8 +124,8 @@ __device__ void add_to_limbs(double value, int lane, unsigned long long* own) {
   }
 }
 
-// Adds the first 2 * kHalf of `sums` by halves: adds the second half to the first, until one element is left. sums[0]
-// is the result.
+// Sums the first 2 * kHalf elements of `sums` by halves. Each step adds the second half of the elements to the first
+// half, with which the next step goes on. The result is sums[0].
 template <int kHalf>
 __device__ void add_by_halves(double* sums) {
 #pragma unroll
@@ -133,9 +133,9 @@ __device__ void add_by_halves(double* sums) {
   if constexpr (kHalf > 1) add_by_halves<kHalf / 2>(sums);
 }
 
-// Adds the squares of each block of kBlockNumel elements by halves, and then adds the sums of the blocks exactly to
-// `limbs`. A warp sums one block at a time. Lane l adds the squares of the elements l + 32 k by halves of k, and then
-// the sums of the lanes are added by halves.
+// Adds the sum of the squares of each block of kBlockNumel elements exactly to `limbs`. A warp sums one such block at a
+// time. Lane l sums the squares of the elements l + 32 k over k by halves (add_by_halves()), and then the sums of the
+// lanes are added by halves.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) run_squares(const T* data, int64_t numel, unsigned long long* limbs) {
   constexpr int kEach = int{kBlockNumel} / kLanes;
@@ -188,7 +188,7 @@ struct TakeWritten {
   }
 };
 
-// Returns word `index` of 8 bytes. If the last word has fewer bytes, it is padded with zeros.
+// Returns the 8-byte word number `index`. If the last word has fewer bytes, it is padded with zeros.
 __device__ uint64_t word_at(const void* data, int64_t bytes, int64_t index, bool is_aligned) {
   if (is_aligned && (index + 1) * 8 <= bytes) return static_cast<const uint64_t*>(data)[index];
   uint64_t word = 0;

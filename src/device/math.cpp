@@ -66,7 +66,7 @@ void add(const std::vector<kernels::TwofoldSum>& pieces, ExactSum& sum) {
 }
 
 // Overwrites `sum` with the sum of the pieces, added as a tree; see Note [The tree of a sum] in kernels_impl.h. `piece`
-// makes a tensor of a pointer.
+// returns the tensor at a pointer.
 void add_tree(std::span<const void* const> pieces, const std::function<at::Tensor(const void*)>& piece,
               const at::Tensor& sum) {
   sum.copy_(piece(pieces[0]));
@@ -92,8 +92,8 @@ void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool a
   add ? out.add_(scaled) : out.copy_(scaled);
 }
 
-// Needs temporary fp32 memory of kAtenPiece elements, unless `out` is fp32 and not accumulated to, because the sum then
-// grows in `out`. Each level of the tree above the second needs as much in addition.
+// Needs a temporary fp32 buffer of up to kAtenPiece elements for the sum. If `out` is fp32 and `accumulate` is false,
+// `out` itself is this buffer. With up to 2^k pieces, the sums of right subtrees need up to k - 1 more such buffers.
 void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                         bool accumulate) {
   const bool same_type = type == out.scalar_type();

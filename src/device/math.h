@@ -5,10 +5,9 @@
 
 #include "device/exact_sum.h"
 
-// Arithmetic on flat 1-D tensors on any device. The CPU uses zeroshard's one-pass kernels, and so do devices with
-// kernels (device_kernels.h) for the dtypes that the kernels take. In all other cases LibTorch's operators are used. On
-// the CPU, elements are split among at::get_num_threads() threads, but the results do not depend on the number of
-// threads.
+// Arithmetic on flat 1-D tensors on any device. The CPU uses the one-pass kernels of src/kernels. A device uses its own
+// kernels (device_kernels.h) if it has some for the dtypes, and LibTorch's operators if not. On the CPU, elements are
+// split among at::get_num_threads() threads, but the results do not depend on the number of threads.
 namespace zeroshard::math {
 
 // A tensor of any shape, and the position in a flat tensor to which it is packed. The first element of `in` goes to
@@ -34,10 +33,10 @@ void pack_all(std::span<const Packed> all, const at::Tensor& out, float scale);
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares = nullptr);
 
-// Adds the squares of `flat` to `sum`. On the CPU, kernels::sum_of_squares() sums each piece of 2^15 elements to 70
-// bits or more, and the pieces are added exactly. So the sum, rounded to a double, does not depend on how elements are
-// cut into tensors, except once in millions of times. On a device, sum_of_squares() of device/device_squares.h computes
-// the sum.
+// Adds the squares of `flat` to `sum`. On the CPU, kernels::sum_of_squares() sums each piece of 2^15 elements with a
+// precision of at least 70 bits, and the pieces are added exactly. So the sum, rounded to a double, does not depend on
+// how elements are cut into tensors, except once in millions of times. On a device, sum_of_squares() of
+// device/device_squares.h computes the sum.
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 
 // decode() and encode() convert moments from and to 8-bit codes, in blocks of kScaledNumel elements. The last block can
@@ -47,8 +46,8 @@ void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 void decode(const at::Tensor& codes, const at::Tensor& scales, bool is_signed, const at::Tensor& to);
 void encode(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 
-// These functions do the same by LibTorch's operators. The functions above call them if a device has no kernels, or
-// none for the dtypes.
+// These functions do the same as those with the same names above, but use LibTorch's operators. The functions above
+// call them if a device has no kernels for the dtypes.
 namespace aten {
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add);
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,

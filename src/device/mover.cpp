@@ -100,7 +100,7 @@ void Mover::lend_on_device(const at::Tensor& far, Ways ways, bool waits, const U
     slot.uses.share();
     move(far, near);
   }
-  slot.uses.end();  // the next piece in this slot waits for this copy, but not for later ones
+  slot.uses.end();  // the next user of this slot waits for the work up to here, but not for later work
 }
 
 }  // namespace zeroshard

@@ -18,10 +18,10 @@ namespace zeroshard {
 // what the bytes mean. It does not work for the CPU.
 class Mover {
  public:
-  // The buffers of a Mover. All of them have one size. They are all on the host, or all on the device.
+  // The buffers of a Mover. All have the same size. Either all are on the host, or all are on the device.
   struct Slots {
-    int64_t bytes = 0;        // size of each
-    int count = 0;            // at least two for lend_on_host() if memory consists of several pieces
+    int64_t bytes = 0;        // size of each buffer
+    int count = 0;            // lend_on_host() of several pieces needs at least two
     int64_t piece_numel = 0;  // the most elements of a piece of lend_on_host()
     bool on_host = true;
     bool pin = true;  // whether buffers on the host are pinned
@@ -30,7 +30,7 @@ class Mover {
   struct Slot {
     FlatBuffer memory;
     StreamUses uses;  // for a buffer on the device
-    // For a buffer on the host: an event that completes when the last copy from it or to it has ended.
+    // For a buffer on the host. The event completes when the last copy from or to the buffer has ended.
     std::optional<c10::Event> last = {};
   };
 
@@ -70,10 +70,10 @@ class Mover {
   struct Ways {
     bool reads = false, writes = false;
   };
-  // Lends `far`, 1-D memory of the device, to the host. Calls `use` for one piece after another. A piece is on the
-  // host, and is valid only during the call. The pieces lie in `near`, which must be as large as `far`, or in slots if
-  // `near` is undefined. While one piece is in use, the next one is copied. The function does not wait for copies back.
-  // If `use` throws, copies continue, and the caller must call wait().
+  // Lends `far`, 1-D memory of the device, to the host. Calls `use` for one piece after another, with host memory that
+  // is valid only during the call. This memory is a part of `near`, which must be as large as `far`. If `near` is
+  // undefined, it is a part of a slot. While one piece is in use, the next one is copied. The function does not wait
+  // for copies back. If `use` throws, copies continue, and the caller must call wait().
   using UseOnHost = std::function<void(Range piece, const at::Tensor& near)>;
   void lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways ways, const UseOnHost& use);
   // Lends `far`, a piece of host memory that fits a slot, to the device's current stream. Calls `use` with memory of a

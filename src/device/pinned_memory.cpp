@@ -32,7 +32,7 @@ void warn_once(int64_t bytes, const std::string& reason) {
 }
 
 // Allocates with torch's allocator of pinned memory. Must not be called for CUDA, where that allocator rounds the size
-// up to a power of two. For other devices it allocates exactly `bytes`.
+// up to a power of two. For other devices, that allocator allocates exactly `bytes`.
 std::shared_ptr<std::byte> allocate_pinned(int64_t bytes, c10::Device device) {
   auto owner = std::make_shared<c10::DataPtr>(
       at::globalContext().getPinnedMemoryAllocator(device.type())->allocate(size_t(bytes)));

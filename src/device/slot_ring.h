@@ -22,7 +22,7 @@ class SlotRing {
     char* data() const { return buffer_.data(); }
     const FlatBuffer& buffer() const { return buffer_; }
     // Tracks the streams that use the slot. Users release a slot when they have queued all their work, so streams can
-    // use it for long after that.
+    // still use it long after the release.
     StreamUses& uses() { return uses_; }
 
    private:
@@ -48,9 +48,9 @@ class SlotRing {
   // happens if users have more units unsharded at a time than the ring has slots. The ledger's peak shows these slots.
   Slot* acquire(int64_t bytes);
   void release(Slot* slot);
-  // Returns the memory of a slot, for tensors that can outlive the ring. The slot gets new memory. But a slot that
-  // acquire() made in addition gets none, and the caller must release it. If there is no new memory, throws and leaves
-  // the slot unchanged.
+  // Returns the memory of a slot, for tensors that can outlive the ring. The slot gets new memory, unless acquire()
+  // made the slot because all others were in use. The caller must release such a slot next. If there is no new memory,
+  // throws and leaves the slot unchanged.
   at::Tensor take_memory(Slot* slot);
 
  private:

@@ -54,9 +54,9 @@ void current_stream_waits(c10::Event& event, c10::Device device);
 // Prevents the memory of `tensor`, which was allocated on another stream, from being reused before the current stream
 // has done its present work.
 void outlive_current_stream(const at::Tensor& tensor);
-// Frees the memory of `tensor` once the current stream has done its present work. The memory can be from another
-// stream. If several streams used the memory, the caller must first make the current stream wait for them. `tensor` may
-// be undefined.
+// Drops `tensor`. If no other tensor uses its memory, the memory is freed once the current stream has done its present
+// work. On the CPU, it is freed immediately. The memory can be from another stream. If several streams used the memory,
+// the caller must first make the current stream wait for them. `tensor` may be undefined.
 void free_after_current_stream(at::Tensor tensor) noexcept;
 
 // A stream that the engine owns.

@@ -7,7 +7,7 @@
 namespace zeroshard {
 
 // Returns the bytes of a CUDA device's memory, including those that other processes use. Returns nothing for other
-// devices, or if the driver does not say it.
+// devices, or if the driver does not tell.
 std::optional<int64_t> total_memory(c10::Device device);
 
 }  // namespace zeroshard
