@@ -3,8 +3,8 @@
 
 #include "kernels/codes_impl.h"
 
-// Decodes and encodes one element in one thread of a device, with the same results as codes_impl.h. A device has copies
-// of the host's tables.
+// Decodes and encodes one element in one thread of a device, with the same results as codes_impl.h. The tables that
+// these functions get are a device's copies of the host's tables.
 namespace zeroshard::kernels {
 namespace {
 

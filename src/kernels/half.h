@@ -28,7 +28,7 @@ static_assert(sizeof(Bf16) == 2 && sizeof(Fp16) == 2);
 
 constexpr uint16_t kBf16NaN = 0x7fc0, kFp16NaN = 0x7e00;
 // From this value to its double, neighbouring floats differ by 1. So adding a small integer to this value adds the
-// integer to its bits.
+// integer to the bits of the float.
 constexpr float kRaised = 0x1p23f;
 
 ZS_KERNEL inline uint32_t bits_of(float value) {
@@ -88,7 +88,8 @@ ZS_KERNEL inline Fp16 from_float<Fp16>(float value) {
 
 // Rounds stochastically to one of the two neighbours in bf16. Rounds away from zero if adding `random` (16 bits)
 // carries into the bits of the bf16, so the mean over all random numbers is `value`. A value that bf16 can represent
-// does not change. A finite value beyond the largest finite bf16 becomes that bf16.
+// does not change. A finite value whose magnitude exceeds the largest finite bf16 gets that magnitude. Every NaN
+// becomes kBf16NaN.
 ZS_KERNEL inline Bf16 round_at_random(float value, uint32_t random) {
   constexpr uint32_t kLargest = 0x7f7f0000u;  // the largest finite bf16
   const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;

@@ -115,11 +115,12 @@ AdagradConstants constants(const StepBuffers& buffers, const AdagradArgs& args) 
   };
 }
 
-// Encodes a block, and returns its scale, which is normally the largest magnitude. But the signed map has no value -1.
-// So if the values were decoded, and the element of the largest magnitude was negative before its encoding, no value is
-// as large as the earlier scale. A scale equal to the largest magnitude would then give other values than these. So the
-// function looks for a scale whose codes give these values again, among seven floats near the earlier scale. If there
-// is none, the largest magnitude is the scale.
+// Encodes a block, and returns its scale, which is the largest magnitude, except in one case. Suppose that the values
+// come from signed codes with another scale, and that the element which had set that scale was negative. The signed map
+// has no value -1, so this element was decoded to a magnitude below that scale. With the largest magnitude as the new
+// scale, the codes would then decode to other values. This can only be found out by trying. So the function tries seven
+// floats near the scale that there would have been, and takes the first whose codes decode to the same values again. If
+// there is none, it takes the largest magnitude.
 float encode_block(const KernelTable& table, const float* values, bool is_signed, uint8_t* codes) {
   float most = 0, lowest = 0;
   for (int64_t i = 0; i < kScaledNumel; ++i) {
@@ -220,7 +221,8 @@ void decode(const KernelTable& table, CodedValues from, int64_t begin, int64_t e
     const int64_t count = std::min(kScaledNumel - first, end - at);
     std::memcpy(codes + first, static_cast<const uint8_t*>(from.codes) + at, size_t(count));
     table.decode(codes, from.scales[block], from.is_signed, values);
-    // Before the first update, codes and scales are 0, which is -0 in the signed map. Adding 0 makes that 0.
+    // Before the first update, codes and scales are 0, which decodes to -0 in the signed map. Adding 0 turns this into
+    // 0.
     std::transform(values + first, values + first + count, to + (at - begin), [](float value) { return value + 0.0f; });
     at += count;
   }

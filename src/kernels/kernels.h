@@ -24,7 +24,7 @@ void pack_add(const void* src, DType src_dtype, void* dst, DType dst_dtype, floa
 void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale, void* out, DType out_dtype,
                   bool accumulate, int64_t numel);
 
-// A sum in fp64, and the sum of the rounding errors of its additions.
+// A sum in fp64, and the sum of the rounding errors of its additions. The value of both together is sum + rest.
 struct TwofoldSum {
   double sum = 0, rest = 0;
 };
@@ -57,8 +57,8 @@ struct StepBuffers {
   // kScaledNumel elements, and all its elements belong to one parameter.
   DType moment_dtype = DType::kFloat32;
   RandomBits random = {};      // for bf16
-  float* scales[2] = {};       // for codes: by moment, one scale per block
-  bool takes_written = false;  // for a device: first replace each master that does not round to `param` by `param`
+  float* scales[2] = {};       // for kCodes: for each moment, one scale per block
+  bool takes_written = false;  // for a device: first copy `param` to each master that does not round to it
 };
 
 // Adam, SGD and Adagrad use the formulas and the order of operations of torch.optim (2.13). All optimizers compute each

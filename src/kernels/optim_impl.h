@@ -10,7 +10,8 @@ namespace zeroshard::kernels {
 namespace {
 
 // Loads one vector of the fp32 weights. Param is the dtype of the weights' copy `param`, or void if there is no copy.
-// On a device, weights to whose copy the user has written are replaced by the copy if buffers.takes_written.
+// If buffers.takes_written is true (only on a device), replaces each weight that does not round to its copy by the
+// copy, because the user has written this copy.
 template <typename Param, class V, class Where>
 ZS_KERNEL inline typename V::F load_weights(const Where& where, const StepBuffers& buffers) {
   auto weights = where.template load<float>(buffers.master);
@@ -35,7 +36,7 @@ inline void for_each_weight(const StepBuffers& buffers, const Step& step) {
 }
 
 // Updates all elements. `make_step(first, second)` makes the step for the addresses of the two moments. For codes,
-// these are the addresses of one decoded block.
+// these are the addresses to which CodedBlocks decodes each block.
 template <class V, typename Param, typename Moment, class MakeStep>
 inline void update_all(const StepBuffers& buffers, void* first, void* second, const MakeStep& make_step) {
   if constexpr (std::is_same_v<Moment, Code8>) {
@@ -47,12 +48,12 @@ inline void update_all(const StepBuffers& buffers, void* first, void* second, co
 }
 
 // Divides by a fixed divisor, using only multiplications and fma, because a processor multiplies many times faster than
-// it divides. The result has the same bits as that of a division. The product with the reciprocal is off by at most 1.5
-// units of the last place. A correction by the remainder, which fma computes without rounding, leaves less than one
-// unit. A second correction, whose remainder is exact, gives the rounded quotient. The magnitudes of the reciprocal and
-// the dividend must not lie below 2^-100, because the remainder would lose bits there. A dividend of 0 is allowed. If
-// the corrected quotient is infinite or NaN, the first product is the result.
-// Source: P. Markstein, "IA-64 and Elementary Functions" (2000), chapter 8.
+// it divides. The result has the same bits as that of a division. The product with the reciprocal has an error of at
+// most 1.5 units of the last place. A correction by the remainder, which fma rounds only once, leaves an error of less
+// than one unit. The remainder of this better quotient is exact, so a second correction gives the rounded quotient. The
+// magnitudes of the reciprocal and the dividend must not lie below 2^-100, because the remainder would lose bits there.
+// A dividend of 0 is allowed. If the corrected quotient is infinite or NaN, the first product is the result. Source: P.
+// Markstein, "IA-64 and Elementary Functions" (2000), chapter 8.
 template <class V>
 class Divisor {
  public:
@@ -98,10 +99,10 @@ struct Moments {
 };
 
 // Moments in bf16, which are rounded stochastically. With rounding to nearest, a second moment that decays by less than
-// half a unit of the last place would never shrink. An element's 32 random bits are a mixture of the key and the
-// element's number within the parameter. Each of two moments uses 16 of these bits. The mixing function is lowbias32
-// (C. Wellons, "Prospecting for Hash Functions", 2018). The low half of the key is added to the number before the
-// mixing. The high half is mixed in between the two multiplications of lowbias32.
+// half a unit of the last place in each step would never shrink. An element's 32 random bits are a mixture of the key
+// and the element's number within the parameter. Each of two moments uses 16 of these bits. The mixing function is
+// lowbias32 (C. Wellons, "Prospecting for Hash Functions", 2018). The low half of the key is added to the number before
+// the mixing. The high half is mixed in between the two multiplications of lowbias32.
 template <class V>
 struct Moments<V, Bf16> {
   using Draw = typename V::I;

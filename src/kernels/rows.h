@@ -22,10 +22,10 @@ void rms_norm(const RmsNorm& norm, const float* x, int64_t rows, float* y, float
 void rms_norm_backward(const RmsNorm& norm, const float* dy, const float* x, const float* inverse_rms, int64_t rows,
                        float* dx, float* dweight);
 
-// The arguments of rotate(), which rotates `heads` rows of `features` (even) floats. The rows are `x_stride` and
-// `y_stride` floats apart. Each pair (i, i + features/2) is rotated by an angle (Su et al. 2021): y = x * cos +
-// (-second half of x, first half of x) * sin. cos and sin: [features]. If cos and sin each have two equal halves, a
-// rotation with -sin is the inverse, and computes the gradient.
+// The arguments of rotate(), which rotates `heads` rows of `features` (even) floats. The rows of x begin `x_stride`
+// floats apart, and those of y `y_stride` floats apart. Each pair (i, i + features/2) is rotated by an angle (Su et al.
+// 2021): y = x * cos + (-second half of x, first half of x) * sin. cos and sin: [features]. If cos and sin each have
+// two equal halves, a rotation with -sin is the inverse, and computes the gradient.
 struct Rotation {
   int64_t features;
   const float *cos, *sin;

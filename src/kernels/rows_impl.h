@@ -27,7 +27,7 @@ float sum_of_products(const float* a, float offset, const float* b, const float*
   };
   int64_t i = 0;
   for (; i + kDotLanes <= numel; i += kDotLanes) add_lanes(a + i, b + i, c + i);
-  if (i < numel) {  // zero-filled: adding 0 changes no lane
+  if (i < numel) {  // the missing elements are 0, because adding 0 changes no lane
     float padded[3][kDotLanes] = {};
     const size_t bytes = sizeof(float) * static_cast<size_t>(numel - i);
     std::memcpy(padded[0], a + i, bytes);
@@ -64,7 +64,7 @@ double block_sum_of_squares(const float* x, int64_t numel) {
   };
   int64_t i = 0;
   for (; i + kMeanLanes <= numel; i += kMeanLanes) add(x + i);
-  if (i < numel) {  // zero-filled: adding +0 changes no lane
+  if (i < numel) {  // the missing elements are 0, because adding +0 changes no lane
     float padded[kMeanLanes] = {};
     std::memcpy(padded, x + i, sizeof(float) * static_cast<size_t>(numel - i));
     add(padded);

@@ -1,6 +1,6 @@
 #pragma once
 
-// GCC 12 warns about its own intrinsics (its bug 105593), because they pass undefined vectors under full masks.
+// GCC 12 warns about its own intrinsics (GCC's bug 105593), because they pass undefined vectors under full masks.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

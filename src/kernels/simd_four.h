@@ -37,7 +37,8 @@ struct FourLanes {
     for (int i = 0; i < kWidth; ++i) packed.values[i] = from_float<T>(value.lanes[i]);
     memcpy(whole<T>(to), &packed, sizeof packed);
   }
-  // Loads and stores the first `lanes` elements. The other lanes are 0, and are not stored.
+  // The following load and store handle the first `lanes` elements. The other lanes are loaded as 0, and are not
+  // stored.
   template <typename T>
   ZS_KERNEL static F load(const void* from, int lanes) {
     F result = set(0);
@@ -112,8 +113,8 @@ struct FourLanes {
     return reinterpret_cast<uintptr_t>(address) % sizeof(Packed<T>) == 0;
   }
   // Tells the device's compiler that the address is aligned, so that the compiler uses one access. The host's compiler
-  // is not told, because GCC 12 merges the accesses of the aligned and the unaligned branch, and takes the merged
-  // address for aligned.
+  // is not told, because GCC 12 merges the accesses of the aligned and the unaligned branch, and then assumes that the
+  // merged address is aligned.
   template <typename T, typename Address>
   ZS_KERNEL static Address* whole(Address* address) {
 #ifdef __CUDA_ARCH__
@@ -124,8 +125,8 @@ struct FourLanes {
   }
 };
 
-// The addresses of pieces at equal distances in memory, as an all-to-all leaves them. So a launch gets any number of
-// pieces by three parameters.
+// The addresses of pieces that lie at equal distances in memory, as after an all-to-all. Three numbers describe any
+// number of such pieces, so they can be parameters of a launch.
 struct EvenPieces {
   static constexpr int kFixed = 0;
   const char* first;

@@ -6,8 +6,9 @@
 namespace zeroshard::kernels {
 namespace {
 
-// Handles tails for instruction sets without masks. A tail is copied from or to a whole vector on the stack, whose
-// other lanes are loaded as 0, so that it uses the arithmetic of whole vectors. Derived is the vector type.
+// Handles tails for instruction sets without masks. A tail is loaded and stored through an array on the stack that has
+// room for a whole vector, so that whole vectors can be used. The other lanes are loaded as 0. Derived is the vector
+// type.
 template <typename Derived, int kLanes>
 struct PaddedTails {
   template <typename T>

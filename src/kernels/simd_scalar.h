@@ -8,7 +8,7 @@ namespace {
 
 // A vector type with one element. It is the reference that the other vector types must match bit for bit. Each vector
 // type has three member types: F holds kWidth floats, I holds kWidth numbers of 32 bits with the operators of uint32_t,
-// and D holds kWidth / kParts doubles. Each loads and stores any element type at any address.
+// and D holds kWidth / kParts doubles. Each vector type loads and stores any element type at any address.
 struct Scalar {
   static constexpr int kWidth = 1, kParts = 1;
   static constexpr bool kOnDevice = false;
@@ -31,7 +31,8 @@ struct Scalar {
     const T rounded = from_float<T>(value);
     std::memcpy(to, &rounded, sizeof rounded);
   }
-  // Loads and stores the first `lanes` (1 to kWidth - 1) elements. The other lanes are 0, and are not stored.
+  // The following load and store handle the first `lanes` (1 to kWidth - 1) elements. The other lanes are loaded as 0,
+  // and are not stored.
   template <typename T>
   static F load(const void* from, int /*lanes*/) {
     return load<T>(from);

@@ -32,11 +32,11 @@ struct AdagradConstants {
   bool decay;
 };
 
-// The number of dtypes fp32, bf16 and fp16, whose indices in a table follow this order.
+// The number of dtypes of elements. The indices of a table are 0 for fp32, 1 for bf16 and 2 for fp16.
 constexpr int kDtypes = 3;
-// The index of `param` for a StepBuffers without it.
+// The index that is used instead of that of param_dtype if StepBuffers::param is null.
 constexpr int kNoParam = kDtypes;
-// The number of dtypes of moments: fp32, bf16 and 8-bit codes, whose indices follow this order.
+// The number of dtypes of moments. The indices are 0 for fp32, 1 for bf16 and 2 for 8-bit codes.
 constexpr int kMomentDtypes = 3;
 
 struct KernelTable {
@@ -80,8 +80,8 @@ const KernelTable& choose_table(const char* wanted);
 // Returns the table that the functions of kernels.h use.
 const KernelTable& active_table();
 
-// The functions of kernels.h, run with a given table. The table is that of a device, or that of an instruction set in
-// tests.
+// The functions of kernels.h, run with a given table instead of active_table(). The engine passes the table of a
+// device, and tests pass the tables of instruction sets.
 void pack(const KernelTable&, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
 void pack_add(const KernelTable&, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale,
               int64_t numel);
