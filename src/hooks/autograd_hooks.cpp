@@ -107,8 +107,8 @@ void BackwardHooks::add(const at::Tensor& output, Callback callback) {
   Entry& entry = entry_of(output);
   // The output of a linear layer can be a view. If the view is then written in place, autograd makes a new node from
   // the view's base, and the node that is hooked below is not used. Therefore the base is hooked, too. If both hooks
-  // run, `passed` keeps the hook of the base, which runs later, from calling `callback` again. A base that other
-  // tensors share is not hooked, because it might belong to another unit.
+  // run, the hook of the base runs later, and sees from `passed` that it must not call `callback` again. A base that
+  // other tensors share is not hooked, because it might belong to another unit.
   if (output.is_view() && output._base().grad_fn() && output._base().use_count() == 1) {
     const auto passed = std::make_shared<bool>(false);
     add(at::Tensor(output._base()), [passed, callback, number = entry.number](int64_t) {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-// Hooks into autograd. With `sequence`, this is the only module of the library that uses torch/csrc/autograd.
+// Hooks into autograd. Only this module and `sequence` use torch/csrc/autograd.
 namespace zeroshard {
 
 // Takes the gradients that autograd accumulates into a leaf. The class adds hooks to the leaf's AccumulateGrad node, as
@@ -51,9 +51,9 @@ class GradHook {
 // `callback` throws, the pass fails with that error.
 void call_at_end_of_backward(std::function<void()> callback);
 
-// Lets the gradient of `loss` go through `scale` first in each backward pass. From then until the end of that pass,
-// is_of_scaled_loss() returns true on the thread that has called `scale`, also in a backward pass that a function runs
-// within that pass. Does nothing for a loss that requires no gradient.
+// Makes each backward pass of `loss` first replace the gradient of `loss` by scale(gradient). From then until the end
+// of the pass, is_of_scaled_loss() returns true on the thread that has called `scale`, also in other backward passes
+// that run inside this one. Does nothing for a loss that requires no gradient.
 void mark_scaled_loss(const at::Tensor& loss, std::function<at::Tensor(const at::Tensor& grad)> scale);
 bool is_of_scaled_loss();
 
@@ -61,18 +61,19 @@ bool is_of_scaled_loss();
 // computed the tensor.
 class BackwardHooks {
  public:
-  // A function that gets the number of the tensor. BackwardHooks numbers the tensors, and never uses a number twice. An
-  // address would not do, because another tensor can get the address of a freed one while code still remembers that the
-  // freed tensor had a gradient.
+  // A function that gets the number of the tensor. BackwardHooks numbers the tensors, and never uses a number twice.
+  // Callbacks do not get the tensor's address instead, because another tensor can get the address of a freed one while
+  // code still remembers that the freed tensor had a gradient.
   using Callback = std::function<void(int64_t tensor)>;
 
   // `output` must require a gradient. A module can return a tensor that it was given, or that an inner module returned,
   // so this function can be called several times for one tensor. The callbacks of a tensor are called in reverse order
-  // of addition, as backward passes go through the modules.
+  // of addition, because a backward pass goes through the modules in this order.
   void add(const at::Tensor& output, Callback callback);
 
-  // Returns the number of tensors that have entries. Entries of freed tensors are removed whenever there are twice as
-  // many entries as after the last removal, and at least kFewEntries.
+  // Returns the number of entries. A tensor that was hooked has one, also after it is freed. When a new entry would
+  // make the number exceed kFewEntries and twice the number after the last removal, the entries of freed tensors are
+  // removed.
   size_t size() const { return entries_.size(); }
 
  private:

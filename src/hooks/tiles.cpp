@@ -32,7 +32,8 @@ using Tensors = TiledCall::Tensors;
 using Join = TiledCall::Join;
 using torch::autograd::Node;
 
-// The autocast state that the current thread has when an object is made, for the CPU and for one other type of device.
+// The autocast state of the thread that makes the object, as it is at that time, for the CPU and for one more type of
+// device.
 class Autocast {
  public:
   explicit Autocast(at::DeviceType device) : states_{read(at::kCPU), read(device)} {}
@@ -82,8 +83,8 @@ class WithAutocast {
   Autocast before_;
 };
 
-// The states that the random generators of the CPU and, if `device` is a CUDA device, of `device` have when an object
-// is made.
+// The states of random generators, as they are when the object is made. The generators are that of the CPU and, if
+// `device` is a CUDA device, that of `device`.
 class RandomStates {
  public:
   explicit RandomStates(at::Device device) {
@@ -129,8 +130,8 @@ class WithRandomStates {
 };
 
 // While an object lives, graphs of this thread save tensors without the hooks of
-// torch.autograd.graph.saved_tensors_hooks. The class is for a graph that is destroyed before the forward ends, so that
-// no hook needs to move the tensors elsewhere.
+// torch.autograd.graph.saved_tensors_hooks. The class is for a graph that is destroyed before the forward ends, so
+// hooks that move saved tensors elsewhere would be of no use.
 class WithoutSavedTensorHooks {
  public:
   WithoutSavedTensorHooks() : before_(at::SavedTensorDefaultHooks::get_tls_state()) {
@@ -197,11 +198,11 @@ std::vector<Tile> tiles_of(int64_t length, int64_t tiles) {
   return result;
 }
 
-// The gradients of all tiles so far: first those of the inputs, then those of the parameters. The gradients of an input
-// that is cut lie side by side. All others are added up.
+// The gradients of the inputs, followed by those of the parameters, from the tiles so far. For an input that is cut,
+// the gradients of the tiles are joined. For all others, they are summed.
 class Gradients {
  public:
-  // Makes room for at least `size` gradients. Must be called when parameters were added.
+  // Makes room for at least `size` gradients. Must be called when there are more parameters than before.
   void grow(size_t size) { sums_.resize(std::max(sums_.size(), size)); }
 
   void add_piece(size_t index, const at::Tensor& input, int64_t dim, const Tile& tile, const at::Tensor& grad) {
@@ -232,7 +233,8 @@ class Gradients {
       if (sum.defined()) sum.mul_(factor);
   }
 
-  // Returns the sums, in the dtypes of the gradients, and leaves none. There are at least `size` of them.
+  // Returns at least `size` gradients, in the dtypes in which they were added, and leaves none here. A gradient that no
+  // tile has is undefined.
   Tensors take(size_t size) {
     grow(size);
     for (const auto& [index, dtype] : narrow_) sums_[index] = sums_[index].to(dtype);

@@ -11,8 +11,8 @@ namespace zeroshard {
 // intermediate results exist for only one tile at a time.
 struct TiledCall {
   using Tensors = std::vector<at::Tensor>;
-  // Says how the results of the tiles are joined: kAlongDim to one tensor along the dimension that was cut, kStack to a
-  // vector of scalars, kSum and kMean to the sum or the mean of scalars.
+  // Says how the results of the tiles are joined. kAlongDim joins tensors along the dimension in which the inputs were
+  // cut. The other ways are for scalars. kStack makes a vector of them, kSum their sum, and kMean their mean.
   enum class Join { kAlongDim, kStack, kSum, kMean };
 
   std::function<at::Tensor(const Tensors& inputs)> function = nullptr;
@@ -23,14 +23,14 @@ struct TiledCall {
   int64_t dim = 0;     // the dimension in which inputs are cut; if negative, counted from the last one
   size_t num_cut = 1;  // how many inputs, from the first on, are cut; each tile gets the other inputs whole
   Join join = Join::kAlongDim;
-  // If true, the forward pass computes the gradients together with the results. Allowed only for kSum and kMean. The
-  // forward pass does not do so without grad mode, and in fp16, because fp16 gradients need the loss scale of the
-  // backward pass.
+  // If true, the forward pass computes the gradients together with the results. Allowed only for kSum and kMean. Has no
+  // effect without grad mode. Has no effect in fp16 either, because fp16 gradients need the loss scale of the backward
+  // pass.
   bool at_once = false;
 };
 
-// Calls the function for one tile after another, and returns the joined results. If there is only one tile, calls the
-// function for all of it, without what the Note says.
+// Calls the function for one tile after another, and returns the joined results. If there is at most one tile, calls
+// the function once for the whole inputs, and the Note does not apply.
 //
 // Note [Tiles]
 // In grad mode, the loop over the tiles is one node of the graph. The inputs of the node are those of the function, and
@@ -40,8 +40,9 @@ struct TiledCall {
 //
 // The parameters of the node are the leaves among `params` that require a gradient, and the leaves in the graph of the
 // first tile. The backward pass computes each tile again, with the random numbers and the autocast state of the forward
-// pass. It throws StateError if a later tile uses another parameter. If the gradients are computed at once, no tile is
-// computed again, and the leaves in the graphs of all tiles are parameters of the node.
+// pass. It throws StateError if a later tile uses another parameter, or if a parameter was changed in place after the
+// forward pass. If the forward pass computes the gradients (at_once), no tile is computed again, and the leaves in the
+// graphs of all tiles are parameters of the node. Then a second backward pass throws StateError.
 at::Tensor compute_tiled(TiledCall call, const TiledCall::Tensors& inputs, const TiledCall::Tensors& params);
 
 }  // namespace zeroshard
