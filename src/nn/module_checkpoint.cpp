@@ -4,8 +4,9 @@
 #include "base/check.h"
 #include "zeroshard/nn.h"
 
-// Saves and loads a ModuleEngine: the state of the Engine, and beside it buffers, learning rate schedule, counts,
-// random numbers and the caller's text. Their names are those that Python's engine uses.
+// Saves and loads a ModuleEngine. In addition to the state of the Engine, a checkpoint has the buffers, the iteration
+// of the learning rate schedule, the counts, the state of the random generators and the caller's text. They have the
+// names that Python's engine uses.
 namespace zeroshard {
 namespace {
 
@@ -14,7 +15,7 @@ using Json = nlohmann::json;
 constexpr char kBuffer[] = "buffer";
 
 // Returns the kind under which a checkpoint has a rank's values of a buffer. Rank 0 saves its values of every buffer.
-// The other ranks save their values only of buffers whose values differ between any two ranks.
+// The other ranks save their values only of buffers whose values are not equal on all ranks.
 std::string buffer_kind(int rank) {
   return rank == 0 ? kBuffer : concat(kBuffer, "@", rank);
 }

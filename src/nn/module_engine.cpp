@@ -30,8 +30,8 @@ EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig&
   return options;
 }
 
-// Throws ConfigError if a key that only engines in Python support is set to anything but false or null. The keys are
-// those that would change the results of training.
+// Throws ConfigError if one of the keys below is set to anything but false or null. Only engines in Python support
+// these keys, and training without them would give other results.
 void refuse_keys_of_python(const ParsedConfig& parsed) {
   for (const auto& [path, value, origin] : parsed.values) {
     const bool is_one = path == "torch_autocast.enabled" || path == "data_types.buffer_dtype" ||

@@ -33,8 +33,8 @@ std::string join(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-// A key by which tied parameters are found. It is equal for two tensors if they are the same object, or the same
-// elements of one memory. A tensor without elements or memory equals only itself.
+// A key by which tied parameters are found. Two tensors have the same key if they have the same address, shape,
+// strides, dtype and device. A tensor without elements or memory has a key of its own.
 using MemoryKey = std::tuple<const void*, std::vector<int64_t>, std::vector<int64_t>, int, std::string>;
 
 MemoryKey memory_key(const at::Tensor& tensor) {
@@ -69,7 +69,7 @@ class UnitFinder {
   }
 
  private:
-  // The module whose call makes the engine gather the parameters of a unit. The unit has the module's own parameters.
+  // A module whose call makes the engine gather a unit's parameters, which include the module's own ones.
   struct Place {
     const Module* module;
     std::string name;
