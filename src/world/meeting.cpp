@@ -43,8 +43,8 @@ std::string names_of(const std::vector<int>& ranks) {
   return ranks.size() > kNamedRanks ? concat(text, " and ", ranks.size() - kNamedRanks, " more") : text;
 }
 
-// Returns this rank's card, the note that a rank writes when it arrives. The card has the rank's host, process, the
-// start time of the process, and purpose.
+// Returns this rank's card, the note that a rank writes when it arrives. The card has the rank's host, the pid and the
+// start time of its process, and its purpose.
 std::string own_card(const std::string& purpose) {
   const ProcessId own = this_process();
   const std::string host = this_host();
@@ -71,7 +71,7 @@ void read_card(Meeting::State& state, size_t rank) {
 }
 
 // Reads the card of `rank` from the previous meeting, because a rank that came to that meeting may die before it comes
-// to this one. Returns false if the rank's process is known already or if there is no such card.
+// to this one. Does nothing and returns false if the rank's process is known already or if there is no such card.
 bool read_previous_card(Meeting::State& state, size_t rank) {
   const std::string previous = concat(state.previous, "card/", rank);
   if (state.previous.empty() || state.processes[rank].pid != 0 || !state.board.has(previous)) return false;
@@ -79,8 +79,9 @@ bool read_previous_card(Meeting::State& state, size_t rank) {
   return true;
 }
 
-// Reads the cards of ranks that have arrived since the last look, and watches their processes. Looks for rank 0's card
-// first, because all others need rank 0, which serves the store.
+// Looks for the cards of up to kCardsPerLook ranks that were not known to have arrived, and watches the processes on
+// these cards. For a rank without a card, looks for its card of the previous meeting. Begins with rank 0, because all
+// others need rank 0, which serves the store.
 void look_for_cards(Meeting::State& state) {
   const size_t count = state.hosts.size();
   int asked = 0;
@@ -136,9 +137,9 @@ void mark_left(const Meeting::State& state) {
   state.board.write(key(state, concat("left/", state.rank)), "");
 }
 
-// Is called by rank 0. Waits until all ranks that came to this meeting, or to the previous one, have written that they
-// know that this meeting is over, because the store can end with rank 0. Does not wait for a rank that has died, nor
-// for a rank in rank 0's own process. Waits at most kFarewell in all.
+// Waits until all ranks that came to this meeting, or to the previous one, have written that they know that this
+// meeting is over. Only rank 0 calls this function, because the store can end with rank 0. Does not wait for a rank
+// that has died, nor for a rank in rank 0's own process. Waits at most kFarewell in all.
 void await_others(Meeting::State& state) {
   const Clock::time_point end = Clock::now() + kFarewell;
   const int32_t own = this_process().pid;
@@ -164,14 +165,14 @@ void check_over(Meeting::State& state) {
 }
 
 // Returns false if the process of rank 0, which serves the store, is stopped (by SIGSTOP). A request to the store would
-// then get no answer, so the caller makes none. Returns true if that process has died, because a request then fails at
-// once, and if the process is unknown. The watch notices a process that stays stopped for too long.
+// then get no answer, so the caller makes none. Returns true if that process has died, because a request then fails
+// immediately, and if the process is unknown. The watch notices a process that stays stopped for too long.
 bool store_runs(const Meeting::State& state) {
   return state_of(state.processes[0]) != ProcessState::kStopped;
 }
 
-// Throws CommError for a rank that has died. If another rank has written that the meeting is over, throws that rank's
-// reason instead of `text`, because the reason is more useful.
+// Throws CommError with `text`, which says that a rank has died. If another rank has written why the meeting is over,
+// throws CommError with that reason instead, because it is more useful.
 [[noreturn]] void throw_death(Meeting::State& state, const std::string& text) {
   try {
     if (store_runs(state)) check_over(state);

@@ -12,7 +12,7 @@
 
 namespace zeroshard {
 
-// Tells the observer, for its lifetime, that this rank waits for all ranks to arrive.
+// While an object lives, the observer knows that this rank waits for all ranks to arrive.
 class ObservedMeeting {
  public:
   ObservedMeeting(std::shared_ptr<RankObserver> observer, int world_size) : observer_(std::move(observer)) {
@@ -37,7 +37,7 @@ struct Meeting::State {
   std::string prefix;    // prefix of the keys of this meeting
   int64_t number = 0;    // counts from 1
   Clock::time_point start, last_look;
-  std::vector<std::string> hosts;     // by rank: host if the rank has arrived, else ""
+  std::vector<std::string> hosts;     // by rank: host if the rank's card was read, else ""
   std::vector<ProcessId> processes;   // by rank: process if the rank's card was read and it runs on this host
   std::vector<std::string> purposes;  // by rank: purpose if the rank's card was read
   PeerWatch watch;

@@ -76,7 +76,7 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
     try {
       meeting.check(what);
-    } catch (const c10::Error&) {  // the store does not answer: `connect` will fail, or the time-out ends the wait
+    } catch (const c10::Error&) {  // the store does not answer, so `connect` will fail or time out
     }
   }
   try {
@@ -90,8 +90,8 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   }
 }
 
-// Waits until all ranks have arrived, and returns the meeting. The meeting has a connection to the store of its own,
-// because a waiting call would block other calls on the same connection.
+// Waits until all ranks have arrived, and returns the meeting. The meeting gets its own connection to the store,
+// because a call that waits would block other calls on the same connection.
 std::unique_ptr<Meeting> meet(const c10::intrusive_ptr<c10d::Store>& store, const RankEnvironment& env,
                               int64_t timeout_ms, const std::string& purpose,
                               const std::shared_ptr<RankObserver>& observer) {
@@ -117,7 +117,7 @@ struct KeptStore {
   c10::intrusive_ptr<c10d::Store> store;
 };
 
-// The store of a World that could not be made, if this process is rank 0 and serves it. When all ranks try again, they
+// The store of a World that could not be made, kept by rank 0, which usually serves it. When all ranks try again, they
 // look for a store at the same address, so rank 0 uses this store again. The object is never destroyed, because in a
 // forked child the store's destructor would wait for threads of the parent.
 KeptStore& kept_store() {
@@ -134,8 +134,8 @@ std::string store_address() {
   return text;
 }
 
-// Returns the prefix of this attempt's keys. It has the number of restarts by torchrun, because torchrun keeps one
-// store over restarts.
+// Returns the prefix of the keys that this process uses in the store. The prefix has the number of restarts by
+// torchrun, because torchrun keeps one store over restarts.
 std::string attempt_prefix() {
   const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return concat("zeroshard/", count ? count : "0", "/");
@@ -304,7 +304,7 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
     throw ConfigError(
         "groups that shard among themselves (zeroshard.mesh.shard) need process groups that have a "
         "store, such as those of Gloo or NCCL");
-  // The gathers and reductions of a replica share a wait graph and a Divergence, by which ranks notice that they have
+  // The two communicators within a replica share a wait graph and a Divergence, by which ranks notice that they have
   // called different collectives.
   const auto graph = std::make_shared<WaitGraph>();
   std::shared_ptr<Divergence> divergence;
@@ -319,9 +319,9 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
     };
     const Group group =
         meeting != nullptr ? while_all_live(*meeting, "process groups of replicas", connect) : connect();
-    // The communicator fails together with all others, because they share SharedFailure. It cannot be in the wait graph
-    // of all ranks, because it numbers its ranks from 0. The two communicators within a replica (stride 1) share
-    // another wait graph.
+    // The communicator fails together with all others, because they share SharedFailure. It cannot use the wait graph
+    // of all ranks, because it numbers its ranks from 0. The two communicators within a replica (stride 1) use `graph`
+    // instead.
     CommOptions own = options;
     own.wait_graph = stride == 1 ? graph : nullptr;
     own.processes.clear();
