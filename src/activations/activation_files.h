@@ -9,8 +9,8 @@
 
 namespace zeroshard {
 
-// Keeps CPU tensors in swap files, for engines on the CPU. If several torch modules give it the same tensor, the tensor
-// is kept once.
+// Keeps CPU tensors in swap files, for engines on the CPU. If several torch modules give keep() the same tensor, the
+// tensor is kept once.
 class ActivationFiles final : public ActivationKeeper {
  public:
   explicit ActivationFiles(std::unique_ptr<CountedRecords> files) : files_(std::move(files)) {}

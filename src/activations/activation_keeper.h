@@ -7,24 +7,26 @@
 
 namespace zeroshard {
 
-// Stores the tensors of Engine::keep() away from the device, which can be the CPU. Any thread may use it.
+// Stores tensors that Engine::keep() gets, outside of the memory in which the model computes. That memory can be a
+// device's or, with files, the CPU's. Any thread may use an ActivationKeeper.
 class ActivationKeeper {
  public:
   // A kept tensor stays valid after its keeper is destroyed, as long as somebody holds it.
   virtual ~ActivationKeeper() = default;
-  // Returns null if the tensor must stay where it is (see can_leave()). Otherwise copies its value away, and does not
-  // keep the tensor's memory alive.
+  // Returns null if the tensor must stay where it is (see can_leave()). Otherwise copies the tensor's value away and
+  // returns the copy, which does not keep the tensor's memory alive.
   virtual std::shared_ptr<KeptTensor> keep(const at::Tensor& tensor) = 0;
   // Says that the backward pass starts, so that the most recently kept tensors will be requested soon.
   virtual void begin_backward() = 0;
 };
 
-inline constexpr int64_t kLeastKeptBytes = 4096;  // a smaller tensor would take a whole block of a file all the same
+inline constexpr int64_t kLeastKeptBytes = 4096;  // a smaller tensor would take as many bytes of a file
 inline constexpr uintptr_t kKeptAlignment = 64;
 
-// Returns whether `tensor` is on `device` and can be kept elsewhere. For this its own bytes must hold its whole value,
-// it must be large enough to be worth the copy, and its memory must be aligned like torch's own. The alignment matters,
-// because the tensor that comes back has aligned memory, and kernels may sum in another order if the alignment differs.
+// Returns whether `tensor` is on `device` and can be kept elsewhere. To be kept, a tensor must be dense, its bytes must
+// be its whole value (no conj or neg bit, no quantizer), it must be large enough to be worth the copy, and its memory
+// must be aligned like torch's own. The alignment matters, because the tensor that comes back has aligned memory, and
+// kernels may sum in another order if the alignment differs.
 inline bool can_leave(const at::Tensor& tensor, c10::Device device) {
   return tensor.defined() && tensor.device() == device && tensor.layout() == at::kStrided && tensor.has_storage() &&
          !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() && !tensor.is_inference() &&

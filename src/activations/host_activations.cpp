@@ -24,15 +24,15 @@ namespace {
 struct Block {
   std::shared_ptr<std::byte> memory;
   int64_t bytes;
-  std::optional<c10::Event> copied = std::nullopt;  // end of the last copy to it or from it
+  std::optional<c10::Event> copied = std::nullopt;  // end of the last copy to or from the block
 };
 
 }  // namespace
 
 // Makes the copies between device and host, and keeps their order. One stream, the mover's, makes all copies. Before
-// each copy it waits for the work of the current stream. When a tensor comes back, the current stream waits for the
-// tensor's copy. Two copies on one stream cannot overlap, so a block may get its next copy at once. Only before the
-// host itself reads or fills a block, the host waits for the block's last copy.
+// each copy, this stream waits for the work of the current stream. When a tensor comes back, the current stream waits
+// for the tensor's copy. Two copies on one stream cannot overlap, so a block's next copy may be queued before its last
+// one has ended. Only before the host itself reads, fills or frees a block, the host waits for the block's last copy.
 class HostActivations::Copies {
  public:
   using Id = uint64_t;
@@ -107,9 +107,9 @@ class HostActivations::Copies {
   }
 
   // Returns the index of a free block that is long enough. Prefers a shortest one and, among equals, the one that has
-  // been free for the longest time. If there is none because all kHostBlocks blocks are in use, moves the oldest record
-  // to the files, which frees the record's block. If still no free block is long enough, replaces the longest free
-  // block by a new one, or adds a new one if no block is free.
+  // been free for the longest time. If there is none, files exist, and all kHostBlocks blocks are in use, moves the
+  // oldest record to the files, which frees the record's block. If still no free block is long enough, replaces the
+  // longest free block by a new one, or adds a new one if no block is free.
   size_t free_block(int64_t bytes) {
     if (const std::optional<size_t> found = find_free(bytes)) return *found;
     if (files_ && free_.empty() && num_blocks_ >= kHostBlocks) {
@@ -159,8 +159,8 @@ class HostActivations::Copies {
     return {id, std::move(tensor), mover_.record()};
   }
 
-  // Reads a record from the files into a block, and returns the block. The block stays in free_, and the caller copies
-  // from it to the device. This is safe, because the next copy to the block follows on the same stream.
+  // Reads a record from the files into a block, and returns the block. The block stays in free_ while the caller's copy
+  // from it to the device runs. This is safe, because the next copy to the block follows on the same stream.
   Block& read(const Record& record) {
     const DirectBuffer memory = files_->get(record.in_file);
     const auto free = free_.begin() + std::ptrdiff_t(free_block(record.lay.bytes));
@@ -171,9 +171,10 @@ class HostActivations::Copies {
     return block;
   }
 
-  // Starts to copy the newest record that is older than `id` back to the device, if there is one. Drops a copy of
-  // another record that was begun before. If the copy fails, for example because there is no memory on the device, it
-  // is tried again when the record is requested, and then the error is thrown. Only an IoError is thrown at once.
+  // Starts to copy the newest record that is older than `id` back to the device, after dropping a copy of another
+  // record that was begun before. Does nothing if no record is older. If the new copy fails, for example because there
+  // is no memory on the device, this function ignores the error, because the copy is tried again when the record is
+  // requested. But it throws an IoError, because the files cannot be used any more.
   void begin_next(Id id) {
     const auto next = records_.lower_bound(id);
     if (next == records_.begin()) return;
@@ -213,7 +214,7 @@ class HostActivations::Kept final : public KeptTensor {
 
   at::Tensor bring_back() override {
     // Checks that later computation has not changed the tensor in place. If it has, the copy on the host may have the
-    // old or the new values, because the copy ran at the same time as the change.
+    // old or the new values, because the copy may have run at the same time as the change.
     if (version_.current_version() != kept_version_)
       throw StateError(
           "the input of a checkpointed layer was changed in place after the layer had begun: its copy on the host "

@@ -12,13 +12,14 @@ namespace zeroshard {
 inline constexpr int kHostBlocks = 3;  // the most blocks of host memory, if tensors can go to files
 
 // Keeps device tensors in pinned host memory. A separate stream copies them while the device computes. It copies a
-// tensor to the host as soon as keep() gets the tensor, and copies it back while the backward pass still uses the
-// tensor before. If several torch modules give keep() the same tensor, the tensor is kept once.
+// tensor to the host as soon as keep() gets the tensor. It copies the tensor back while the backward pass still uses
+// the tensor that was brought back before. If several torch modules give keep() the same tensor, the tensor is kept
+// once.
 //
-// Each kept tensor is in a block of host memory. Blocks are reused from step to step. There are as many blocks as
-// tensors that were kept at the same time, and each block is as long as the longest tensor that was in it. With files
-// there are at most kHostBlocks blocks. If all of them are in use when a tensor comes, the tensor that has been in a
-// block for the longest time goes to the files.
+// Each kept tensor is in a block of host memory. Blocks are reused from step to step. The number of blocks is the
+// largest number of tensors that were kept at one time, and each block is as long as the longest tensor that was in it.
+// With files there are at most kHostBlocks blocks. If all of them are in use when a tensor comes, the tensor that has
+// been in a block for the longest time goes to the files.
 class HostActivations final : public ActivationKeeper {
  public:
   // `files` is null if all tensors stay in memory.
