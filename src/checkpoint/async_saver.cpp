@@ -22,7 +22,7 @@ constexpr std::chrono::milliseconds kLook(100);  // time between checks for an i
 constexpr int64_t kCopyBytes = int64_t{64} << 20;
 
 // Maps memory instead of allocating it, because the system gets mapped memory back as soon as it is freed. The saver
-// frees it when a save needs less. Throws ValueError if there is no memory.
+// frees it when the next save needs another size. Throws ValueError if there is no memory.
 std::shared_ptr<std::byte> map_memory(int64_t bytes) {
   void* const memory = ::mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ZS_CHECK(memory != MAP_FAILED, "no memory for a copy of ", bytes,
@@ -87,7 +87,7 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
   }
   if (bytes == 0) return nullptr;
   Reservation reserved(ledger_, Category::kCheckpointStaging, Tier::kHost, bytes);
-  // `copied` is made before the staging memory, because this can throw. If it threw afterwards, the staging memory
+  // `copied` is made before the staging memory, because making it can throw. If it threw afterwards, the staging memory
   // would stay allocated, but the ledger would no longer count it.
   const auto copied = std::make_shared<HostData>(nullptr);
   worker_->staging = copies_ != nullptr ? copies_->host_memory(bytes) : map_memory(bytes);

@@ -23,20 +23,20 @@ namespace zeroshard {
 // the thread uses `comm`.
 //
 // Note [Copies of a device]
-// If the saver has DeviceCopies, start() queues the copies of slices in device memory on the device. It copies slices
-// in host memory itself, and returns. The device first copies slices whose later writers do not wait for a copy
-// (SliceData::writers_wait() is false). Later work of the current stream waits for these copies. The device makes the
-// other copies while it does later work of the stream. The saver's thread waits for each copy before it writes the
-// copied data to a file. Before a save ends, even after an error, the thread waits for all copies. Thus no copy reads
-// the state or writes to the staging memory after the save.
+// If the saver has DeviceCopies, start() queues the copies of slices that are not in host memory on the device. It
+// copies slices in host memory itself, and returns. The device first copies slices whose later writers do not wait for
+// a copy (SliceData::writers_wait() is false). Later work of the current stream waits for these copies. The device
+// makes the other copies while it does later work of the stream. The saver's thread waits for each copy before it
+// writes the copied data to a file. Before a save ends, even after an error, the thread waits for all copies. Thus no
+// copy reads the state or writes to the staging memory after the save.
 class AsyncSaver {
  public:
   // A function that copies bytes of slices in host memory. For other slices, the saver calls SliceData::read() or
   // begin_read().
   using Copy = std::function<void(void* to, const void* from, int64_t bytes)>;
 
-  // All arguments must outlive the saver. `copies` is null if the state is in host memory or in files alone. Without
-  // `copies`, start() itself reads the slices that are not in host memory (SliceData::read()).
+  // All arguments must outlive the saver. `copies` is null if no state is in device memory. Without `copies`, start()
+  // itself reads the slices that are not in host memory (SliceData::read()).
   AsyncSaver(Comm& comm, Io& io, Ledger& ledger, DeviceCopies* copies = nullptr);
   // Waits for a running save, and logs an error that no call has thrown yet. A forked child does not have the thread,
   // so in a child the destructor neither waits nor destroys the Worker.
@@ -50,11 +50,12 @@ class AsyncSaver {
   // DeviceCopies StateError.
   void prepare(const SaveRequest& request, int64_t staging_bytes = 0);
   // Calls prepare(). Copies the slices that are not held into staging memory, while the thread already writes what is
-  // copied. The staging memory has `staging_bytes`, or more if the slices need more. Returns when the copy is complete
-  // or has failed. A failed copy fails the save on every rank. With DeviceCopies, start() returns when the copies on
-  // the device are queued, and later work of the current stream may then change the state.
+  // copied. The staging memory has `staging_bytes`, or more if the slices need more. Without DeviceCopies, start()
+  // returns when the copy is complete or has failed. With DeviceCopies, it returns when the copies on the device are
+  // queued, and later work of the current stream may then change the state. A failed copy fails the save on every rank.
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
-  // Waits until no save is running. Throws the error of the last save, once. Also throws like await_end().
+  // Waits until no save is running. Throws the error of the last save, unless an earlier call has thrown it. Also
+  // throws like await_end().
   void wait();
   // Waits until no save is running, and keeps the save's error for a later call. Throws only if the program interrupts
   // the wait (base/interrupt.h).
@@ -74,7 +75,7 @@ class AsyncSaver {
     int64_t offset, bytes;
   };
 
-  // A copy of a device. It is complete when `wait` returns.
+  // A copy that a device makes. It is complete when `wait` returns.
   struct Mark {
     const std::byte* begin;  // its first byte in the staging memory
     DeviceCopies::Wait wait;
@@ -99,7 +100,7 @@ class AsyncSaver {
   int64_t staging_bytes_ = 0;
   Reservation reserved_;               // counts the bytes of staging_
   std::shared_ptr<SliceData> copied_;  // staging_ as a SliceData
-  std::vector<Stretch> stretches_;     // of the request that start() copies; else empty, with memory from prepare()
+  std::vector<Stretch> stretches_;     // the copies that start() makes; empty at other times
 
   // The thread, the data that it shares with the saver, and the staging memory, which a device might access directly.
   // They form a separate object, which a forked child never destroys. The child cannot join the thread, cannot destroy

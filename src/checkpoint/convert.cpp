@@ -26,7 +26,7 @@ bool is_float(std::string_view dtype) {
 }
 
 // Returns whether `from` can stand for `to` because it says only how wide its elements are. Before version 0.2,
-// checkpoints named the dtype of weights in this way unless is_float() holds for the dtype.
+// checkpoints named the dtypes of weights in this way, except those for which is_float() is true.
 bool is_by_width(std::string_view from, std::string_view to) {
   const bool named_so = from == "U8" || from == "I16" || from == "I32" || from == "I64";
   return named_so && !is_float(to) && dtype_bytes(from) == dtype_bytes(to);

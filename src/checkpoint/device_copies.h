@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Orders copies between host memory and a device that run while the host does something else. SliceData::begin_read()
-// and begin_write() start the copies. Only one thread at a time may start copies.
+// Orders copies between host memory and a device. The copies run while the host does something else.
+// SliceData::begin_read() and begin_write() start the copies. Only one thread at a time may start copies.
 class DeviceCopies {
  public:
   // Blocks the host until certain copies are complete. Throws errors of the device. Any thread may call it.

@@ -20,8 +20,9 @@ std::string export_index_name(std::string_view stem);
 // Returns the files of a directory that have names of this layout, the index first.
 std::vector<std::string> list_exports(const Directory& directory, std::string_view stem);
 
-// Deletes the files of an earlier export of the same stem, except the files of this export (`written`). Programs that
-// read the model would read the earlier files instead of the new ones, or in addition. Durable. Throws IoError.
+// Deletes the files of an earlier export with the same stem, because programs that read the model would read them
+// instead of the new files, or in addition. Keeps the new files (`written`). The deletion is durable on return. Throws
+// IoError.
 void remove_earlier_export(Directory& directory, std::string_view stem, const std::set<std::string>& written);
 
 }  // namespace zeroshard

@@ -30,7 +30,7 @@ constexpr char kWeight[] = "weight", kBuffer[] = "buffer";
 struct Named {
   std::string path, tag;  // of the checkpoint; if all checkpoints of a root are damaged: the root's path, and ""
   Directory root;
-  int64_t sequence = -1;   // the checkpoint's commit number
+  int64_t sequence = -1;   // the checkpoint's commit number; -1: unknown
   StoreListing listing{};  // the root's checkpoints, if the path names a root
 
   // Returns whether the path might now name another checkpoint, because a run has replaced this checkpoint, or because
@@ -43,9 +43,9 @@ struct Named {
   }
 };
 
-// Returns the checkpoint that `path` names. If `path` is a root all of whose checkpoints were saved with `latest`
-// false, returns the newest of these. If all checkpoints of a root are damaged, `tag` is empty. Throws ValueError if
-// there is no checkpoint.
+// Returns the checkpoint that `path` names. If `path` is a root, returns the newest checkpoint that was saved with
+// `latest` true, or the newest of all if there is no such checkpoint. If all checkpoints of a root are damaged, `tag`
+// is empty. Throws ValueError if there is no checkpoint.
 Named find_checkpoint(const std::string& path) {
   Directory directory = Directory::open(posix_io(), path);
   // The path is resolved as the kernel does, with links and "..", because the last component must be the directory's
@@ -75,7 +75,7 @@ struct Opened {
   CheckpointReader reader;
 };
 
-// Calls `use` with the checkpoint that `path` names, and returns its result. If `use` throws an Error and
+// Calls `use` with the checkpoint that `path` names, and returns the result of `use`. If `use` throws an Error and
 // Named::has_moved() is true, looks `path` up and calls `use` again, at most kMaxTries times. Rethrows any other error.
 auto with_checkpoint(const std::string& path, const auto& use) {
   constexpr int kMaxTries = 100;
@@ -89,8 +89,8 @@ auto with_checkpoint(const std::string& path, const auto& use) {
   }
 }
 
-// Opens a checkpoint for reading. Logs which damaged checkpoints of the root were passed over. Throws IoError if all of
-// them are damaged.
+// Opens a checkpoint for reading. Logs which damaged checkpoints of the root were passed over. Throws IoError if all
+// checkpoints of the root are damaged.
 Opened open_named(const Named& named) {
   const auto problems = named.listing.problems();
   if (named.tag.empty())
@@ -157,7 +157,8 @@ class ExportSource {
     check_finite(tensor, range, dtype, out, exact.data());
   }
 
-  // Throws ValueError if a value is finite in `values`, but not in `rounded`, which has the same values as `dtype`.
+  // Throws ValueError if a value that is finite in `values` is not finite in `rounded`. `rounded` has the same values,
+  // converted to `dtype`.
   template <typename Float>
   void check_finite(const TensorRecord& tensor, Range range, const std::string& dtype, const void* rounded,
                     const Float* values) const {

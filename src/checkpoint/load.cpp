@@ -18,8 +18,8 @@ namespace {
 // Returns whether the damaged checkpoint `tag` counts as older than the newest whole one. Two facts can show this: the
 // commit number at the beginning of the damaged manifest, which can be wrong, and the hint (the file "latest"). A
 // checkpoint that the hint names is never older, and none is older if there is no whole one. If the hint names the
-// newest whole checkpoint, `tag` is older unless its number is larger. Otherwise `tag` is older only if it has a
-// number, and this is smaller.
+// newest whole checkpoint, `tag` is older unless its number is larger than that checkpoint's. Otherwise `tag` is older
+// only if it has a number, and the number is smaller.
 bool is_older(const Directory& root, const StoreListing& listing, const std::string& tag) {
   const FoundCheckpoint* const whole = listing.newest();
   if (whole == nullptr || listing.latest == tag) return false;
@@ -43,8 +43,8 @@ class Warnings {
   std::set<std::string> given_;
 };
 
-// Returns the checkpoints to try, the newest first. Warns of damaged ones. Throws IoError if all are damaged, or if
-// `strict` is true and a damaged one might be the newest.
+// Returns the checkpoints to try, the newest first. Warns of damaged ones. Throws IoError if there are damaged ones and
+// none to try, or if `strict` is true and a damaged one might be the newest.
 std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListing& listing, bool strict,
                                         Warnings& warnings) {
   std::string not_older;
@@ -215,8 +215,8 @@ class Load {
   // Returns the tag of the newest listed checkpoint that this load has not tried yet. Returns "" if there is nothing to
   // load and the load is not strict. If the checkpoint that was tried last was deleted or replaced while this job read
   // it, the function lists the checkpoints again, because another job might have saved newer ones. It also lists them
-  // again when every checkpoint of the list has been tried. Throws IoError if no checkpoint is whole, or, if the load
-  // is strict, when the first damaged one is found.
+  // again when every checkpoint of the list has been tried. Throws IoError if all checkpoints are damaged. A strict
+  // load also throws IoError if there is nothing to load, or when it finds the first damaged checkpoint.
   std::string choose_newest() {
     if (!failed_.empty() && is_as_it_was(*root_, failed_.back().tag, failed_.back().sequence)) {
       if (request_.strict) throw_damaged();

@@ -18,18 +18,18 @@ struct LoadRequest {
   // Matters only without a tag. If true, the load fails if there is no checkpoint, or if a damaged checkpoint might be
   // the newest. If false, the newest whole checkpoint is loaded.
   bool strict = false;
-  // Returns this rank's request: the memory to fill, and for each piece of it the elements and their dtype. The load
-  // calls this function once for each checkpoint that it tries. Throws ValueError if the checkpoint does not match this
-  // run (other parameters, other shapes). Such an error does not count as damage, so no older checkpoint is tried after
-  // it.
+  // Returns the slices that this rank needs of a checkpoint, with the memory to fill. The load calls this function for
+  // each checkpoint that it tries, after it has read the manifest. The function must throw ValueError if the checkpoint
+  // does not match this run (other parameters, other shapes). Such an error does not count as damage, so the load tries
+  // no older checkpoint, and throws.
   std::function<std::vector<StateSlice>(const Manifest&, const TensorIndex&)> wanted;
   // If set, the load calls this function on every rank directly before it overwrites the wanted memory with the
   // contents of checkpoint `tag`.
   std::function<void(const std::string& tag)> overwriting = {};
   std::string options = {};  // options of the caller as text, which must be equal on all ranks
   // Fills the slices that are not in host memory. It may be null if there are no such slices. If a checkpoint turns out
-  // to be damaged, the load does not call finish() for it. Its uploads can then still run, but only before the uploads
-  // of an older checkpoint.
+  // to be damaged, the load does not call finish() for it. Uploads of the damaged checkpoint can then still be made,
+  // but before those of the checkpoint that is tried next.
   Uploader* uploader = nullptr;
   bool may_be_first = false;  // true: the run can be new, so a missing checkpoint is not logged
 };
@@ -43,10 +43,11 @@ struct LoadedCheckpoint {
 // requested tag, into the memory that `wanted` returns. The checkpoint can come from any number of ranks. Reads only
 // the pieces that this rank needs, and checks each piece before it is used. Converts values to the wanted dtype like
 // convert(). Collective: all ranks load the same checkpoint, or all throw. `comm` must move host memory. If there is no
-// checkpoint and the request has neither a tag nor `strict`, returns nothing, and rank 0 logs why. Throws IoError or
-// ValueError on every rank if the requested checkpoint is missing or damaged, if all checkpoints are damaged, or if the
-// ranks ask for different things or see different files. Throws StateError on every rank if the memory of one does not
-// suffice. If an error comes after reading has begun, the wanted memory is partly filled.
+// checkpoint and the request has neither a tag nor `strict`, returns nothing, and rank 0 logs why, unless
+// `may_be_first` forbids it. Throws IoError or ValueError on every rank if the requested checkpoint is missing or
+// damaged, if all checkpoints are damaged, or if the ranks ask for different things or see different files. Throws
+// StateError on every rank if one rank has too little memory. If an error comes after reading has begun, the wanted
+// memory is partly filled.
 std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

@@ -65,7 +65,7 @@ Json to_json(const TensorRecord& tensor) {
           {"updates", tensor.updates}, {"slices", slices}};
 }
 
-// Gives typed access to a JSON value. Throws ValueError that names the path of the value, like "SOURCE.files[0].size".
+// Gives typed access to a JSON value. Throws ValueError with the path of the value, like "SOURCE.files[0].size".
 class Reader {
  public:
   Reader(const Json& value, std::string where) : value_(value), where_(std::move(where)) {}

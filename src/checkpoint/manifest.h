@@ -34,7 +34,7 @@ struct TensorRecord {
   std::vector<int64_t> shape;
   bool trainable = false;
   int64_t updates = 0;            // for weights: how often the optimizer has updated them
-  std::vector<FileSlice> slices;  // in order; together they cover the tensor (in a RankTable: this rank's)
+  std::vector<FileSlice> slices;  // in order; together they cover the tensor (in a RankTable: only this rank's slices)
 
   int64_t numel() const;
 };
@@ -75,13 +75,13 @@ class TensorIndex {
 std::string to_text(const Manifest& manifest);
 // Returns whether `text` begins like every manifest, with the key of the checksum.
 bool starts_like_manifest(std::string_view text);
-// Returns the commit number (Manifest::sequence) of a manifest from the first kSequenceEnd bytes of its text, or 0 if
-// these contain none. The number is not verified, because only the whole text has a checksum.
+// Returns the commit number (Manifest::sequence) of a manifest, or 0 if `text` contains none. The first kSequenceEnd
+// bytes of the manifest are enough as `text`. The number is not verified, because only the whole text has a checksum.
 inline constexpr int64_t kSequenceEnd = 128;
 int64_t peek_sequence(std::string_view text);
 // Parses a manifest. Earlier versions wrote names of compiled modules, which make_names_plain() changes. Throws
 // ValueError if the text is damaged (wrong checksum), has another schema, or describes tensors that its files cannot
-// hold. The message names `source` and, if the problem concerns one, the tensor.
+// hold. The message names `source`. It also names the tensor if the problem concerns a tensor.
 Manifest parse_manifest(std::string_view text, const std::string& source);
 
 // Describes the file that one rank wrote. Rank 0 merges the tables of all ranks into the manifest.

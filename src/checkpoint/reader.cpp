@@ -12,8 +12,8 @@
 namespace zeroshard {
 namespace {
 
-// Two pieces that are at most this many bytes apart are read together with their gap if all of it has at most
-// kPieceBytes, because that is cheaper than a second read.
+// Two pieces that are at most this many bytes apart are read in one read, with the gap between them, because that is
+// cheaper than a second read. Such a read has at most kPieceBytes.
 constexpr int64_t kLargestGap = int64_t{64} << 10;
 
 }  // namespace

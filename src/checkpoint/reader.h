@@ -38,14 +38,15 @@ class CheckpointReader {
   const Manifest& manifest() const { return manifest_; }
   const TensorIndex& index() const { return index_; }
 
-  // Reads the files in order, in long reads, so a caller should request everything at once. Needs 32 MiB in addition to
-  // the memory that it fills. `uploader` fills the targets that are not in host memory, and may be null if there are
-  // none. The caller then calls Uploader::finish(). Throws IoError if a file cannot be read, or if a checksum differs.
-  // The message then names file and tensor. Throws ValueError if elements cannot be converted.
+  // Reads the files in order, in long reads, so a caller should request everything in one call. Needs 32 MiB in
+  // addition to the memory that it fills. `uploader` fills the targets that are not in host memory, and may be null if
+  // there are none. After read(), the caller must call Uploader::finish(). Throws IoError if a file cannot be read, or
+  // if a checksum differs. The message names the file. If the checksum of elements differs, it also names the tensor.
+  // Throws ValueError if elements cannot be converted.
   void read(std::span<const WantedElements> wanted, Uploader* uploader = nullptr);
   void read(const TensorRecord& tensor, Range elements, std::string_view dtype, void* out);
-  // Checks the header and the elements of every file that has elements of a tensor. Returns one line for each damaged
-  // header or piece, sorted, and nothing if there is no damage.
+  // Checks the headers of all files and the elements of all tensors. Returns one line for each damaged header or piece
+  // and for each failed read, sorted.
   std::vector<std::string> verify();
 
  private:
@@ -53,7 +54,7 @@ class CheckpointReader {
   using OnDamage = std::function<void(const IoError&)>;
 
   void add_pieces(const WantedElements& wanted, std::vector<Piece>& pieces) const;
-  // Adds the header of each of `files` that no call has checked yet. `files` has an entry for each file.
+  // Adds the headers of the files whose entry in `files` is true, except those that were checked before.
   void add_headers(const std::vector<bool>& files, std::vector<Piece>& pieces) const;
   void read_pieces(std::vector<Piece> pieces, const OnDamage& on_damage);
   void take(const Piece& piece, const std::byte* bytes);

@@ -56,14 +56,16 @@ struct Saved {
 
 // Commits a checkpoint. Every rank writes its slices durably to a file of its own in a temporary directory. When all
 // ranks have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint with the same tag is replaced
-// in one step. Then rank 0 updates the hint and deletes older checkpoints, and only logs errors of this. Collective.
-// `comm` must move host memory, and no other thread may use it during the save. Throws IoError, StateError or
-// ValueError on every rank, with a message that names the rank at fault. If the error came before the rename, rank 0
-// deletes the temporary directory, and the earlier checkpoints are unchanged, except that those beyond `keep` may have
-// been deleted. If another process has locked the directory, the save fails before it changes a checkpoint. Several
-// slices may share one SliceData. The values of a SliceData must not change until the function has called end_reading()
-// of this SliceData or has returned. The function calls end_reading() after it has read the last slice of the data, or
-// when an error ends the writing. It does not call end_reading() if the save fails before the writing.
+// in one step. Then rank 0 writes the tag to the file "latest", if the request has `latest` true, and deletes older
+// checkpoints. It only logs errors of these two steps. Collective. `comm` must move host memory, and no other thread
+// may use it during the save. Throws IoError, StateError or ValueError on every rank, with a message that names the
+// rank at fault. If the error came before the rename, rank 0 deletes the temporary directory, and the earlier
+// checkpoints are unchanged, except that those beyond `keep` may have been deleted. If another process has locked the
+// directory, the save fails before it changes a checkpoint. It also fails, with StateError, if another engine of this
+// process saves to the directory and DirectoryLock::take_turn() refuses a turn. Several slices may share one SliceData.
+// The values of a SliceData must not change until the function has called end_reading() of this SliceData or has
+// returned. The function calls end_reading() after it has read the last slice of the data, or when an error ends the
+// writing. It does not call end_reading() if the save fails before the writing.
 Saved save_checkpoint(const SaveRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

@@ -16,8 +16,8 @@ class SliceData {
   virtual void read(int64_t offset, int64_t bytes, void* to) const = 0;
   virtual void write(int64_t offset, int64_t bytes, const void* from) = 0;
   // begin_read() and begin_write() start the same copies. If the data is in device memory, the device's current stream
-  // makes the copy. The copy is complete when a DeviceCopies::Wait for it returns, and until then nobody may use `to`
-  // or change `from`. For other data, the copy is complete when the functions return.
+  // makes the copy. The copy is complete when a DeviceCopies::Wait for it returns. Until then nobody may use `to` or
+  // change `from`. For other data, the copy is complete when the functions return.
   virtual void begin_read(int64_t offset, int64_t bytes, void* to) const { read(offset, bytes, to); }
   // Returns whether code that later changes the data waits by itself for a copy of begin_read().
   virtual bool writers_wait() const { return false; }

@@ -62,8 +62,8 @@ bool is_checkpoint(const Directory& directory) {
 }
 
 // Throws IoError if the manifest does not belong to the files next to it, which shows in the header of the first file.
-// The caller calls this if the manifest's tag differs from the name of the directory, because either a checkpoint was
-// renamed, or its manifest was replaced.
+// Called if the manifest's tag differs from the name of the directory, because then either the checkpoint was renamed,
+// or its manifest was replaced.
 void check_fits(const Manifest& manifest, const Directory& directory) {
   if (manifest.files.empty()) return;
   const FileRecord& file = manifest.files.front();
@@ -173,7 +173,7 @@ void discard(Directory& root, const std::string& tag) {
   root.remove_tree(trash);
 }
 
-// Deletes the checkpoints that retain() does not keep. Does not count checkpoints of later steps than `step`.
+// Deletes the checkpoints that retain() does not keep. Checkpoints of later steps than `step` do not count and stay.
 // Checkpoints with `latest` false do not count and stay, too, because a run does not continue from them by itself, so a
 // user saved them for another purpose.
 void delete_older(Directory& root, StoreListing& listing, int keep, int64_t step, const std::string& except) {
@@ -309,8 +309,8 @@ void retain_before(Directory& root, int keep, int64_t step, const std::string& e
   const auto tags = std::count_if(names.begin(), names.end(), [](const std::string& name) { return is_tag(name); });
   if (tags <= keep) return;  // the usual case, in which no manifest needs to be read
   StoreListing listing = list_store(root);
-  // Neither counts nor deletes checkpoints of later steps than the newest commit. If the present save fails, the run
-  // has not yet passed these steps again.
+  // Neither counts nor deletes checkpoints of later steps than the newest commit, because the run has not passed these
+  // steps again if the present save fails.
   if (!listing.committed.empty()) step = std::min(step, listing.committed.front().step);
   delete_older(root, listing, keep, step, except);
 }

@@ -10,8 +10,9 @@
 // Functions for the directory that holds the checkpoints of a run (its root). The directory contains:
 // - TAG/manifest.json and TAG/rank-NNNNN.safetensors: a committed checkpoint.
 // - latest: the newest tag, as a hint for people and other tools.
-// - .tmp-TAG.HOST.PID-PLACE-RANDOM.N: a checkpoint that a process is writing, or was writing when it died. Also a
-//   checkpoint that a new one with its tag has replaced, until it is deleted.
+// - .tmp-TAG.HOST.PID-PLACE-RANDOM.N: a checkpoint that a process is writing, or was writing when it died.
+//   HOST.PID-PLACE-RANDOM is the process_name(). After a checkpoint has replaced one with the same tag, the replaced
+//   checkpoint has this name until it is deleted.
 // - .trash-TAG.HOST.PID-PLACE-RANDOM.N: a checkpoint that is being deleted.
 namespace zeroshard {
 
@@ -44,7 +45,7 @@ struct StoreListing {
 
   // Returns the first checkpoint in `committed` that was saved with `latest` true, or null if there is none.
   const FoundCheckpoint* newest() const;
-  // Returns `bad`, and `latest` with `latest_problem` if that is not empty.
+  // Returns `bad`. If `latest_problem` is not empty, adds `latest` with this problem.
   std::vector<std::pair<std::string, std::string>> problems() const;
 };
 
@@ -81,14 +82,14 @@ bool replaces(const Directory& root, const std::string& tag);
 // ValueError like replaces(), or IoError.
 bool commit(Directory& root, const std::string& temporary, const std::string& tag);
 void write_latest(Directory& root, const std::string& tag);
-// Deletes the whole checkpoints that were saved with `latest` true, except the `keep` newest ones and `except`. If
-// `keep` is 0 or `except` is no whole checkpoint, deletes nothing. Checkpoints of later steps than `except` are neither
-// counted nor deleted, because a run that went back to an earlier step has not reached these steps again. When the run
-// has passed these steps, they are counted after its own checkpoints.
+// Deletes undamaged checkpoints that were saved with `latest` true, except the `keep` newest ones and `except`. If
+// `keep` is 0, or if `except` is damaged or missing, deletes nothing. Checkpoints of later steps than `except` are
+// neither counted nor deleted, because a run that went back to an earlier step has not reached these steps again. When
+// the run has passed these steps, those checkpoints count as older than all others.
 void retain(Directory& root, int keep, const std::string& except);
-// Does the same as retain() before a save of `step` with the tag `except`, because a killed process might not have
-// deleted its older checkpoints. Checkpoints of later steps than the newest commit are neither counted nor deleted,
-// because the save might still fail.
+// Deletes checkpoints like retain(), but before a save of `step` with the tag `except`. This is needed because a killed
+// process might not have deleted its older checkpoints. Checkpoints of later steps than the newest commit are neither
+// counted nor deleted, because the save might still fail.
 void retain_before(Directory& root, int keep, int64_t step, const std::string& except);
 // Says whether processes with this host's name but another PLACE (see process_name()) might be saving to `root`. Such
 // processes run in another container, or ran before the host restarted, and this process cannot see whether they live.
