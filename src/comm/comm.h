@@ -38,7 +38,8 @@ enum class ReduceOp : uint8_t { kSum, kMax };
 // an error.
 //
 // drain() also waits until every rank has read this rank's input. Afterwards the input may be overwritten. drain()
-// blocks until every rank has also waited for this collective, or for a later barrier, all_reduce or broadcast.
+// blocks until every other rank has called wait() for this collective, or for a later all_reduce or broadcast, or has
+// called a later barrier().
 class Work {
  public:
   virtual ~Work() = default;
@@ -59,8 +60,8 @@ class Exchange {
   virtual void wait() = 0;
   // Returns pointers to pieces of input.numel / world_size elements, valid between wait() and release(). Usually there
   // is one piece for each rank, in the input's dtype. A transport that has already summed the pieces of each host's
-  // ranks returns one fp32 piece for each host. The caller adds the pieces alike in both cases, because the sums of
-  // hosts are nodes of the tree that sum_in_order() adds.
+  // ranks returns one fp32 piece for each host. The caller adds the pieces in the same way in both cases, because the
+  // sums of hosts are nodes of the tree that sum_in_order() adds.
   virtual std::span<const void* const> pieces() const = 0;
   virtual DType dtype() const = 0;
   virtual void release() = 0;
@@ -83,7 +84,7 @@ class Allocation {
 // Any number of gathers, reduce_scatters, all_to_alls and all_to_all_vs may be outstanding. A transport with room for
 // fewer completes the oldest within a later call. An output must not be used before wait() returns, and the collective
 // can write to it at any earlier time. An input must stay unchanged until drain(), or until the *next* barrier,
-// all_reduce or broadcast has completed. This rule lets a gather be one copy per byte, without a second
+// all_reduce or broadcast has completed. Because of this rule, a gather copies each byte once and needs no second
 // synchronisation.
 class Comm {
  public:
@@ -93,7 +94,7 @@ class Comm {
   virtual int world_size() const = 0;
   virtual std::string_view transport() const = 0;  // "shm", "gloo", "nccl", ...; printed at start
   // Returns a communicator of the same ranks for host memory. The default is this communicator. A communicator for a
-  // device returns a second one. Ranks use it to agree on something without waiting for a device.
+  // device returns another communicator. Ranks use it to agree on something without waiting for a device.
   virtual Comm& host() { return *this; }
 
   // Fills `full` with the shard of rank 0, the shard of rank 1, and so on. `shard` may be this rank's slice of `full`.
@@ -124,7 +125,7 @@ class Comm {
   virtual std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) = 0;
 
   // Returns whether a collective that failed, or was not waited for, might still write to its output. If so, the output
-  // must not be freed until the process ends. The communicator itself sees to this for memory from allocate().
+  // must not be freed until the process ends. For memory from allocate(), the communicator itself ensures this.
   virtual bool still_writes() const { return false; }
 
   // Returns a number that is equal on ranks that called the same collectives. Only a communicator for a device returns
@@ -135,13 +136,14 @@ class Comm {
   // Does nothing in communicators without a history.
   virtual void report_difference(std::string_view) {}
   // On a device, returns when the current stream has done its work. Throws CommError if a rank that takes part in this
-  // work is missing. On the CPU, returns at once, because every collective has done its work when its wait() returns.
+  // work is missing. On the CPU, returns immediately, because every collective has done its work when its wait()
+  // returns.
   virtual void await_device(std::string_view) {}
 
   // Throws CommError if this rank knows that the communicator is broken. The default does nothing.
   virtual void check() {}
   // Makes pending and future operations of every rank fail with `reason`, if that is still possible. A rank that fails
-  // outside of a collective calls abort(), so that no peer waits for this rank.
+  // outside of a collective must call abort(), so that no peer waits for this rank.
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 

@@ -20,12 +20,11 @@ struct CommOptions {
   int64_t stall_timeout_ms = 10'000;  // a peer that is stopped (SIGSTOP, a debugger) for this long counts as failed
   int64_t staging_bytes = int64_t{16} << 30;    // shm: address space (not memory) for inputs outside of allocate()
   std::shared_ptr<WaitListener> wait_listener;  // null: no listener
-  std::shared_ptr<WaitGraph> wait_graph;        // shared by all communicators of a thread; null: no search for cycles
-  // Shared by all communicators of a thread; null: no other communicator fails with this one. Communicators over shared
-  // memory already fail together through wait_graph. Through `failure`, the thread's communicators for a device fail
-  // together with those over shared memory.
+  std::shared_ptr<WaitGraph> wait_graph;        // shared by communicators of the same ranks; null: no search for cycles
+  // Shared by all communicators of a thread, so that they fail together. Communicators over shared memory that share a
+  // wait_graph fail together even if this is null.
   std::shared_ptr<SharedFailure> failure;
-  std::shared_ptr<DeviceWatch> device_watch;  // shared by all device communicators of a thread; null: only this one
+  std::shared_ptr<DeviceWatch> device_watch;  // shared by the device communicators of a thread; null: makes its own
   std::vector<ProcessId> processes;           // processes of the ranks, watched while the ranks connect; empty: unknown
   RankNumbers numbers;                        // how messages number the ranks
 };

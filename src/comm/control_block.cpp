@@ -63,8 +63,7 @@ std::string RankControl::progress() const {
 std::string RankControl::text_of(uint64_t seq) const {
   Op op = ops[seq % kRing].load();
   op.tag[Op::kTagSize - 1] = 0;
-  // If the record was overwritten before it was read, or the memory of another process was damaged, only the number is
-  // known.
+  // If the record was overwritten before it was read, or if another process has damaged it, only the number is known.
   if (op.seq != seq || static_cast<int>(op.kind) >= kOpKinds) return concat("collective #", seq);
   return concat("collective #", seq, " ", op.text());
 }

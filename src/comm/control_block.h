@@ -12,8 +12,9 @@
 namespace zeroshard {
 
 // The shared memory through which ranks of one host synchronise. It holds each rank's last collectives and the rank's
-// progress in them. A rank reads all parts, but writes only its own part, except for two fields: RankControl::waiters
-// of the rank that it waits for, and the abort reason.
+// progress in them. A rank reads all parts, but writes only its own part, with two exceptions. A rank that waits
+// changes RankControl::waiters of the rank that it waits for. A rank that aborts writes the abort reason, and changes
+// RankControl::events of all ranks.
 //
 // Collectives are numbered in their order (Op::seq). A rank first posts collective `seq`, so that peers can read its Op
 // and its input. Later, when the rank needs no peer's input any more, it finishes the collective. The Op, and the
@@ -53,13 +54,14 @@ class AwaitedRecord {
   std::atomic<uint64_t> word_{0};
 };
 
-// The part of the control block that belongs to one rank. Other ranks write only `waiters`.
+// The part of the control block that belongs to one rank. Other ranks write only `waiters`, and `events` when they
+// abort.
 struct RankControl {
   alignas(64) std::atomic<uint64_t> posted{0};   // number of the last collective that this rank posted
   std::atomic<uint32_t> events{0};               // futex: incremented by every change for which another rank can wait
   std::atomic<uint32_t> left{0};                 // 1: the communicator was destroyed normally
   alignas(64) std::atomic<uint32_t> waiters{0};  // number of ranks that sleep until this rank makes progress
-  AwaitedRecord awaited;  // set while this rank waits asleep for a peer; setting it wakes no rank
+  AwaitedRecord awaited;  // set while this rank sleeps until a peer makes progress; setting it wakes nobody
   alignas(64) std::array<std::atomic<uint64_t>, kRing> finished{};  // by slot: number of the last finished collective
   std::array<std::atomic<uint64_t>, kMaxSegments> live_segments{};  // ids of this rank's segments, by slot; 0: free
   std::array<OpRecord, kRing> ops{};
@@ -73,7 +75,7 @@ struct RankControl {
   }
   // Wakes every rank that waits for this one.
   void notify() noexcept;
-  // Returns the last collective that this rank posted, as text_of() does, or "no collective".
+  // Returns text_of() of the last collective that this rank posted, or "no collective".
   std::string progress() const;
   // Returns a text like "collective #17 all_gather(...)" for one of the last kRing collectives that this rank posted.
   // For other collectives, returns only "collective #17".
@@ -90,15 +92,16 @@ class ControlBlock {
   int world_size() const { return world_size_; }
   RankControl& rank(int rank) { return reinterpret_cast<RankControl*>(header_ + 1)[rank]; }
 
-  // Sets the abort reason and wakes every rank, unless a reason is already set. Afterwards aborted() returns the same
-  // text on every rank. If a rank is killed while it sets the reason, aborted() never returns one.
+  // Sets the abort reason and wakes every rank, unless a reason is already set. If another rank is just setting its
+  // reason, waits for that, for at most a second. Afterwards aborted() returns the same text on every rank. If a rank
+  // is killed while it sets the reason, aborted() never returns a reason.
   void abort(int rank, std::string_view reason) noexcept;
   // Returns the abort reason and the rank that gave it, or nothing if there is none yet.
   std::optional<std::string> aborted() const;
   bool finished_by_all(uint64_t seq);
   // Must be called after `rank` has posted or finished a collective. Wakes the ranks that wait for `rank`, but only if
-  // `rank` has made the progress that one of them awaits. A rank that is woken for nothing would take the core and its
-  // caches from a rank that works.
+  // `rank` has made the progress that one of them awaits, because a rank that is woken for nothing would take the core
+  // and its caches from a rank that works.
   void tell_waiters(int rank) noexcept;
 
  private:

@@ -81,8 +81,8 @@ void DirectCore::await_slot(const Op& mine) {
   if (mine.seq <= kRing) return;
   const uint64_t previous = mine.seq - kRing;
   RankControl& own = control_.rank(rank_);
-  // Completes the reads of half of the outstanding collectives at once, so that ranks wait for one another now, and not
-  // at each of many later collectives.
+  // Completes the reads of half of the outstanding collectives in one go, so that ranks wait for one another now, and
+  // not at each of many later collectives.
   if (!own.has_finished(previous)) read_until(previous + kRing / 2);
   if (!own.has_finished(previous)) {
     const Op op = own.ops[previous % kRing].load();
@@ -249,8 +249,8 @@ void DirectCore::throw_failure() {
   throw CommError(failure_);
 }
 
-// Aborts all communicators of this thread, because a peer that is gone in one communicator must not be waited for in
-// another.
+// Aborts all communicators of the wait graph, because this thread must not wait in one communicator for a peer that is
+// gone in another.
 void DirectCore::abort_all(std::string_view reason) noexcept {
   abort(reason);
   if (options_.wait_graph) options_.wait_graph->abort(rank_, reason);

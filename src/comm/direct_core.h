@@ -30,8 +30,10 @@ class DirectCore {
   const std::shared_ptr<DirectMemory>& memory() const { return memory_; }
 
   // Announces this rank's next collective, and sets its number and the input's address in `op`. From now on peers can
-  // read `input`, which has `input_bytes` bytes, or a copy of it (see DirectMemory::publish()). If there is no room for
-  // another collective or copy, first waits for peers, and completes reads of earlier collectives.
+  // read `input`, which has `input_bytes` bytes, or a copy of it (see DirectMemory::publish()). If kRing collectives
+  // are outstanding, first completes reads of earlier ones, and waits for peers. If there is no room for a copy, waits
+  // until peers no longer need older copies. Fails if this rank itself still has to finish a collective before there is
+  // room.
   void post(Op& op, const void* input, int64_t input_bytes);
   // Waits until `peer` has posted the collective `mine`, and returns the Op that the peer posted. If this Op is another
   // collective, fails on all ranks.
@@ -48,8 +50,8 @@ class DirectCore {
   void add_reader(Reader& reader) { readers_.push_back(&reader); }
   void remove_reader(Reader& reader) { std::erase(readers_, &reader); }
 
-  // Throws CommError if the communicator has failed on any rank, and in a forked child of the rank, which must not use
-  // it.
+  // Throws CommError if the communicator has failed on any rank. Also throws it in a forked child of the rank, because
+  // the child must not use the communicator.
   void throw_if_failed();
   // Makes every rank fail with `message` in this communicator and in all others of the wait graph. Throws CommError
   // with the message of the first failure on any rank.

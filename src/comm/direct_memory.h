@@ -14,9 +14,9 @@ struct SegmentGrant {
   void* data = nullptr;  // the segment in the owner's address space
 };
 
-// Gives ranks access to each other's memory. Ranks that are threads and ranks that are processes differ only in the
-// implementation of this class. Any thread may call control() and free(). Only the communicator's thread may call the
-// other functions.
+// Gives ranks access to each other's memory. There is an implementation for ranks that are threads and one for ranks
+// that are processes. DirectCore and DirectComm are the same for both. Any thread may call control() and free(). Only
+// the communicator's thread may call the other functions.
 class DirectMemory {
  public:
   virtual ~DirectMemory() = default;
@@ -26,7 +26,7 @@ class DirectMemory {
   // first if it does not lie in a segment. If there is no room for the copy, returns nothing. The caller must then try
   // again when all ranks have finished collective oldest_staged().
   virtual std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) = 0;
-  // Returns the number of the oldest collective whose input is a copy in limited room; 0: there is none.
+  // Returns the number of the oldest collective whose input takes room for copies, or 0 if no room can become free.
   virtual uint64_t oldest_staged() const { return 0; }
   virtual const void* read(int peer, const PeerAddress& address) = 0;
 

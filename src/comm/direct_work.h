@@ -23,8 +23,8 @@ class ReadingWork : public Work, private DirectCore::Reader {
   virtual void read_peers() = 0;
   DirectCore& core() { return *core_; }
   const Op& op() const { return op_; }
-  // Waits until `rank` has posted its input, and returns the input, or null if it is empty. For this rank, returns
-  // `own` at once.
+  // Waits until `rank` has posted its input, and returns the input. Returns null if `is_empty`. Without this argument,
+  // returns null if the Op has no elements. For this rank, returns `own` without a wait.
   const std::byte* input_of(int rank, const void* own);
   const std::byte* input_of(int rank, const void* own, bool is_empty);
 

@@ -9,7 +9,7 @@
 
 namespace zeroshard {
 
-// The FUTEX_PRIVATE operations would not do, because several processes map the memory of the word.
+// FUTEX_PRIVATE operations would wake no other process, and several processes map the memory of the word.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ms) noexcept {
   const timespec timeout{timeout_ms / 1000, (timeout_ms % 1000) * 1'000'000};
   ::syscall(SYS_futex, &word, FUTEX_WAIT, expected, &timeout, nullptr, 0);

@@ -4,8 +4,8 @@
 
 namespace zeroshard {
 
-// Sleeps until another thread or process wakes the sleepers of `word`, for at most `timeout_ms`. Returns at once if
-// `word` is not `expected`. The sleep can also end early for no reason.
+// Sleeps until another thread or process calls futex_wake_all() for `word`, for at most `timeout_ms`. Does not sleep if
+// `word` is not `expected`. The sleep can also end early without a reason.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ms) noexcept;
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept;
 

@@ -79,7 +79,7 @@ class LocalMemory final : public DirectMemory {
     segments_.erase(it);
   }
   // Must be called after a synchronisation. No peer then reads a segment any more that was freed before, or the copied
-  // input of an earlier collective, unless that is an exchange which the peer has not released.
+  // input of an earlier collective, unless the collective is an exchange which the peer has not released.
   void sweep() noexcept override {
     const std::scoped_lock lock(mutex_);
     std::erase_if(retired_, [&](const Retired& retired) {

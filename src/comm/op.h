@@ -28,13 +28,14 @@ constexpr std::string_view name_of(OpKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// Says where an input lies in a peer's memory: the id of a segment, and the byte in it.
+// Says where an input lies in a peer's memory. Over shared memory, `segment` is the id of a segment, and `offset` is
+// the position in it in bytes. Between threads, `offset` is the address.
 struct PeerAddress {
   uint64_t segment = 0;
   uint64_t offset = 0;
 };
 
-// One collective as a rank called it. The fields on which ranks must agree come first. An Op is trivially copyable,
+// One collective as a rank called it. Ranks must agree on the fields before `input`. An Op is trivially copyable,
 // because other processes read it from shared memory.
 struct Op {
   static constexpr size_t kTagSize = 64;

@@ -41,9 +41,9 @@ class PeerWatch {
   // at most every 100 ms, and returns nothing in between.
   std::optional<std::string> check(int rank);
 
-  // Returns the failure on another host if the listener knows of one. Otherwise returns "" if check() reports no rank.
-  // Otherwise returns what is wrong with all ranks, also with those that have been stopped for less than the stall
-  // timeout, because one rank's failure often ends or stops others.
+  // If the listener knows of a failure on another host, returns this failure. If not, calls check() for each rank.
+  // Returns "" if check() reports no rank. If it reports any, returns what is wrong with all ranks, also with those
+  // that have been stopped for less than the stall timeout, because one rank's failure often ends or stops others.
   std::string check_all();
 
   // Returns "rank 1 (pid 123)", or "rank 1" if the process of the rank is unknown.

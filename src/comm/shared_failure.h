@@ -17,8 +17,8 @@ class SharedFailure {
   // Returns the reason, or "" before a failure.
   std::string text() const { return happened() ? text_ : std::string(); }
 
-  // Sets the reason and calls every listener once, before any listener can leave. If a reason is already set or `text`
-  // is empty, does nothing.
+  // Sets the reason and calls every listener once. Until all listeners were called, leave() blocks. If a reason is
+  // already set or `text` is empty, does nothing.
   void set(const std::string& text) noexcept {
     if (happened() || text.empty()) return;  // without the lock, because `tell` of a listener can call set(), too
     const std::scoped_lock lock(mutex_);

@@ -5,8 +5,8 @@
 namespace zeroshard {
 namespace {
 
-// A segment id is the value of a counter. Its remainder is its slot in RankControl::live_segments. The staging ring has
-// the id kStagingId.
+// A segment id is the value of a counter. The id modulo kMaxSegments is the segment's slot in
+// RankControl::live_segments. The staging ring has the id kStagingId.
 constexpr uint64_t kStagingId = ~uint64_t{0};
 constexpr size_t slot_of(uint64_t id) {
   return id % kMaxSegments;

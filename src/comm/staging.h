@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// A ring in shared memory for inputs outside of any segment. The ring reserves address space, but takes little memory,
-// because it returns its pages to the system when it is empty, except for a small reserve.
+// A ring in shared memory for copies of inputs that lie outside of any segment. The ring reserves address space, but
+// takes little memory, because put() returns its pages to the system if the ring is empty, except for the first 64 MiB.
 class StagingRing {
  public:
   explicit StagingRing(Mapping memory) : memory_(std::move(memory)) {}

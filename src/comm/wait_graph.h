@@ -11,8 +11,8 @@ namespace zeroshard {
 
 // Detects cycles of ranks that wait for one another over several communicators. If ranks call collectives in different
 // orders, each of them can end up waiting in a different communicator, forever, and no communicator alone can see that.
-// Each rank uses all communicators of a graph from one thread, so a rank that waits in one communicator does nothing in
-// the others. Not thread-safe.
+// All communicators of a graph must have the same ranks with the same numbers. Each rank uses them from one thread, so
+// a rank that waits in one communicator does nothing in the others. Not thread-safe.
 class WaitGraph {
  public:
   void add(const std::shared_ptr<DirectMemory>& memory) { communicators_.push_back(memory); }
