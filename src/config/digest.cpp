@@ -5,8 +5,8 @@
 namespace zeroshard {
 namespace {
 
-// Computes the FNV-1a hash of the bytes of values. All machines and all builds of one version of this file get the same
-// hash.
+// Computes the FNV-1a hash of the bytes of values. The hash is the same on all machines and in all builds of one
+// version of this file.
 class Digest {
  public:
   void add(uint64_t value) {
@@ -70,9 +70,9 @@ class Digest {
 
 }  // namespace
 
-// The digest leaves out the keys whose values can differ among ranks without harm. These are steps_per_print and
-// wall_clock_breakdown, the two timeouts, the blocks of metrics, and "aio". Of the keys about offload, these are the
-// directories, the buffers, `pin_memory` and `verify`.
+// The digest leaves out the keys whose values can differ among ranks without harm. These are steps_per_print,
+// wall_clock_breakdown, the two timeouts, the blocks of metrics, and "aio". Among the keys about offload, these are the
+// directories, the sizes and numbers of buffers, `pin_memory` and `verify`.
 uint64_t Config::digest() const {
   Digest digest;
   digest.all(train_batch_size, micro_batch_size, grad_accumulation_steps, managed_accumulation, world_size,

@@ -22,8 +22,8 @@ struct Given {
 // refuse_unknown() refuses unknown keys inside blocks, all in one error.
 class Document {
  public:
-  // Throws ConfigError if the configuration or a block is not an object, or if a key is given under two names. But a
-  // nested key overrides a flat one.
+  // Throws ConfigError if the configuration or a block is not an object, or if a key is given under two names. No error
+  // is thrown if the same key is given nested and flat, because the nested one then counts.
   Document(const Json& root, std::span<const Key> keys);
 
   const Given* find(const std::string& path) const;
@@ -51,9 +51,9 @@ class Document {
 
   std::map<std::string, std::string> canonical_;  // maps canonical paths and aliases to canonical paths
   std::set<std::string> blocks_;
-  std::vector<std::string> known_;  // canonical paths and aliases
+  std::vector<std::string> known_;  // blocks, canonical paths and aliases
   std::map<std::string, Given> given_;
-  std::set<std::string> flat_;  // the keys of given_ that are flat in the file
+  std::set<std::string> flat_;  // canonical paths of the keys that are flat in the file
   std::vector<std::string> overridden_;
   UnknownKeys ignored_, refused_;
 };

@@ -30,8 +30,8 @@ Position position_of(std::string_view text, size_t offset) {
   throw ConfigError(concat("line ", position.line, ", column ", position.column, ": ", problem));
 }
 
-// The most keys of one object. Objects need a limit, because ordered_json compares a key with all other keys of its
-// object.
+// The most keys of one object. Objects need a limit, because ordered_json compares each key with all other keys of the
+// object, so the time grows with the square of their number.
 constexpr size_t kMaxKeys = 4096;
 constexpr size_t kMaxProblemBytes = 200;  // bytes of the parser's message, which quotes the text
 

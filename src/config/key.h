@@ -28,7 +28,7 @@ struct Choice {
   std::vector<std::string> names;  // compared without regard to case
   std::string hint = "";           // follows the error about a value that is not allowed
 };
-struct Only {  // only `value` is allowed, which has no effect; if it is a boolean, also 0 or 1
+struct Only {  // only `value` is allowed; if `value` is a boolean, 0 or 1 can stand for it
   Json value;
 };
 struct Betas {};  // two numbers in [0, 1)
@@ -55,8 +55,8 @@ enum class Auto : uint8_t {
   kDefault,               // the key's default
   kDefaultTold,           // the default, which the run logs, because it might surprise
   kRefuse,                // an error, because only the caller of zeroshard can know the value
-  kHiddenSquaredTimes09,  // 0.9 h h, where h is the model's hidden size
-  kTenHidden,             // 10 h
+  kHiddenSquaredTimes09,  // 0.9 * h * h, where h is the model's hidden size
+  kTenHidden,             // 10 * h
 };
 
 struct Key {

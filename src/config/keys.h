@@ -5,16 +5,16 @@
 
 #include "config/key.h"
 
-// The table of known keys, with one function for each area. The defaults of DeepSpeed's keys are mostly those in
-// DeepSpeed's code. Some of these differ from DeepSpeed's documentation.
+// The table of known keys, with one function for each area. Most defaults of DeepSpeed's keys are those in DeepSpeed's
+// code, even if DeepSpeed's documentation says something else.
 namespace zeroshard {
 
 std::vector<Key> training_keys();  // batch, precision, gradients, optimizer.type, scheduler.type
 std::vector<Key> zero_keys();      // zero_optimization
 std::vector<Key> metrics_keys();   // tensorboard, csv_monitor, wandb
 std::vector<Key> own_keys();       // zeroshard
-// Returns the keys that belong to none of these areas. Most are keys of features that zeroshard lacks or implements in
-// another way. "aio" and sequence_parallel_size have an effect.
+// Returns the keys that belong to none of the areas above. Most are keys of features that zeroshard lacks or implements
+// in another way. Only sequence_parallel_size and some keys of "aio" have an effect.
 std::vector<Key> keys_of_other_parts();
 std::vector<Key> always_known_keys();  // all of the above
 

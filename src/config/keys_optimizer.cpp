@@ -76,8 +76,8 @@ Key rate(const char* name, const char* help, Key::Apply apply) {
   return key;
 }
 
-// Adds DeepSpeed's keys for Muon, with its defaults. "lr" is the learning rate of matrices and of other parameters,
-// unless muon_lr sets that of matrices or adam_lr that of others.
+// Adds DeepSpeed's keys for Muon, with DeepSpeed's defaults. "lr" is the learning rate of all parameters, but muon_lr
+// overrides it for matrices, and adam_lr for other parameters.
 void add_muon(std::vector<Key>& keys) {
   keys.push_back(rate("lr", "learning rate; unset: 0.02 of matrices, 3e-4 of other parameters",
                       [](Config& config, const Json& value) {

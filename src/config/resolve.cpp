@@ -28,8 +28,8 @@ bool may_be_auto(const Allowed& allowed) {
   return choice && std::find(choice->names.begin(), choice->names.end(), "auto") != choice->names.end();
 }
 
-// Returns whether a user who gives `value` to `key`, which has no effect, expects an effect. A user who gives the
-// default, null, an empty block, or a block that is switched off expects none.
+// Returns whether a user who gives `value` to `key` expects an effect, although zeroshard ignores the key. A user who
+// gives the default, null, an empty block, or a block that is switched off expects none.
 bool asks_for_something(const Key& key, const Json& value) {
   if (value == key.default_value || value.is_null()) return false;
   if (!value.is_object()) return true;
@@ -170,7 +170,7 @@ class Resolver {
   static bool is_open(const Key& key, const Given& given) { return given.value == "auto" && !may_be_auto(key.allowed); }
 
   // If "auto" is given to keys for which it is not allowed, and which are not left open, throws one ConfigError that
-  // names all of these keys, so that the user can set all of them at once.
+  // names all of these keys, so that the user can set all of them in one go.
   void refuse_open_values() const {
     std::vector<Key> keys = keys_;
     for (const std::vector<Key>& more : {given_optimizer_keys(), given_scheduler_keys()})
@@ -284,8 +284,8 @@ class Resolver {
     return given && given->value == "auto";
   }
 
-  // Takes the size of the sequence groups from the context if the caller has made such groups. Throws ConfigError if
-  // the file says another size, or if the size does not divide the number of ranks.
+  // If the caller has made sequence groups, takes their size from the context. Throws ConfigError if the file says
+  // another size, or if the size does not divide the number of ranks.
   void resolve_sequence_parallelism() {
     const char* path = "sequence_parallel_size";
     if (const std::optional<int> size = context_.sequence_parallel_size) {
@@ -341,9 +341,11 @@ class Resolver {
            " every rank has all parameters, so with ", outer, " = \"optimizer\" all ranks are one group");
   }
 
-  // Takes the size of groups from DeepSpeed's key `path`. A size below `least` means that the key asks for no groups,
-  // so the function does nothing. `source` is the key that gave the size so far. It becomes `path` if no key has given
-  // a size yet. Throws ConfigError if another key says something else.
+  // Takes the size of the groups of ranks (zeroshard.mesh.shard) from DeepSpeed's key `path`. A size below `least`
+  // means that the key asks for no groups, so the function does nothing. `share_states` says whether the key makes the
+  // groups share the optimizer states. `source` is the key that has given the size before. If no key has given one, the
+  // function sets `source` to `path`. Throws ConfigError if another key contradicts this one, or if `share_states` is
+  // true and the stage is not 3.
   void take_size_of_groups(const char* path, int least, bool share_states, std::string& source) {
     const char* outer = "zeroshard.mesh.outer";
     const int size = std::stoi(value_of(path).value);

@@ -15,8 +15,8 @@ class UnknownKeys {
   void note(const std::string& path, const Json& value, const std::vector<std::string>& known,
             const std::string& allowed = "");
 
-  // If any key was noted, throws one ConfigError about all of them. `list` is a text for the message, which says where
-  // all known keys are listed. The message does not have it if there is only one key, and its `allowed` is not empty.
+  // If any key was noted, throws one ConfigError about all of them. `list` says where all known keys are listed. The
+  // message contains `list`, unless only one key was noted and the `allowed` of this key is not empty.
   void refuse(const std::string& list) const;
   // Returns a line for each of the first 20 noted keys, with the key, its value, and the nearest known key. If there
   // are more, one last line says how many.
