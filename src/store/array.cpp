@@ -30,7 +30,7 @@ Range moved(Range range, int64_t by) {
 
 class SplitReader final : public ArrayReader {
  public:
-  // `bytes` is the size of an element that the readers return.
+  // `bytes` is the size of an element in the memory that the readers fill.
   SplitReader(std::unique_ptr<ArrayReader> first, int64_t border, std::unique_ptr<ArrayReader> rest, int64_t bytes)
       : first_(std::move(first)), border_(border), rest_(std::move(rest)), bytes_(bytes) {}
   void read(Range range, void* to) override {
@@ -51,7 +51,7 @@ at::Tensor scales_of(const at::Tensor& all, int64_t begin, int64_t end) {
   return all.slice(0, begin / kScaledNumel, ceil_div(end, kScaledNumel));
 }
 
-// Returns the tensor itself if it is on the host. Otherwise returns host memory of the same size.
+// Returns the tensor itself if it is on the host. Otherwise returns an uninitialised host tensor of the same size.
 at::Tensor on_host(const at::Tensor& tensor) {
   return tensor.is_cpu() ? tensor : at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
 }
@@ -104,7 +104,7 @@ Array::Array(std::unique_ptr<Storage> storage, Options options)
       has_master_(options.has_master),
       scales_(std::move(options.scales)) {
   const std::vector<at::Tensor>* const columns = rest_ ? nullptr : storage_->in_memory();
-  // If a group has no columns, its storage cannot say a number of elements, so the range is empty.
+  // A storage without columns has no numel(), so the range is empty then.
   if (columns != nullptr) in_memory_ = tensors_of({0, columns->empty() ? 0 : storage_->numel()}, *columns);
   if (options.while_a_save_reads) hold_ = std::make_unique<WriteHold>(std::move(*options.while_a_save_reads));
 }

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kValueBytes = sizeof(float);  // bytes of an fp32 value in the files
 
-// Converts bf16 values, which are in the second half of the memory, to fp32 in place. Does not use LibTorch, because
-// training uses LibTorch's threads at the same time.
+// Converts `numel` bf16 values, which fill the second half of `memory`, to fp32 values, which fill all of it. Does not
+// use LibTorch, because training uses LibTorch's threads at the same time.
 void widen(float* memory, int64_t numel) {
   auto* const to = reinterpret_cast<std::byte*>(memory);
   const std::byte* const from = to + numel * 2;
@@ -121,8 +121,8 @@ FileStorage::~FileStorage() {
 Range FileStorage::values_of(Range range) const {
   if (!options_.packed) return range;
   if (range.size() == 0) return {};
-  // The last range of a group also has the padding, so that a borrower who overwrites everything causes no read of the
-  // padding.
+  // A range that ends with the group's last element also gets the padding behind it, so that a borrower who overwrites
+  // everything causes no read of the padding.
   const int64_t end = range.end == options_.numel ? space_.store().layout().numel(options_.group)
                                                   : ceil_div(range.end * element_bytes(), kValueBytes);
   return {range.begin * element_bytes() / kValueBytes, end};

@@ -22,8 +22,8 @@ namespace zeroshard {
 class ArrayReader {
  public:
   virtual ~ArrayReader() = default;
-  // Copies `range` to `to`, which is host memory. bf16 moments are converted to fp32. Packed values and codes are
-  // copied as they are.
+  // Copies `range` to `to`, which is host memory. Converts bf16 moments to fp32. Packed values (see FileStorage) are
+  // copied as they are. A reader of a storage also copies codes as they are, but a reader of an Array decodes them.
   virtual void read(Range range, void* to) = 0;
 };
 
@@ -40,14 +40,14 @@ class Storage {
   virtual ~Storage() = default;
   // Calls `use` for consecutive parts that make up `range`, with all columns or only with `column`. The storage chooses
   // the number of parts. If access is not kRead, it keeps the values that `use` has written. If `use` throws, the
-  // exception passes through. What `use` has written to that part can then be kept or lost, and with kOverwrite the
-  // values of the part are undefined.
+  // exception passes through. In the part for which `use` threw, what it has written with kModify can be kept or lost.
+  // With kOverwrite, all values of this part are undefined.
   virtual void lend(Range range, std::optional<int> column, Access access, const Use& use) = 0;
   virtual std::unique_ptr<ArrayReader> reader(int column) = 0;
   virtual int64_t numel() const = 0;
   virtual at::ScalarType type(int column) const = 0;
   // Announces that lend() will be called for `range`, after the ranges that were announced earlier for any storage of
-  // the run. A storage that has to fetch values can then prefetch them.
+  // the same SwapSpace. A storage that has to fetch values can then prefetch them.
   virtual void will_need(Range) {}
   // Returns the place of the range in swap files, for SwapSpace::will_need_next(). Returns nothing if the storage is
   // memory.
@@ -63,7 +63,7 @@ class Storage {
 };
 
 // Memory of a device or of the host. Writes on a borrower's stream come after the reads on other streams, such as
-// copies for a checkpoint. Before a write, lend() waits for the event of read_until().
+// copies for a checkpoint. Before lend() lends memory to write, it waits for the event of read_until().
 class MemoryStorage final : public Storage {
  public:
   // `owned` is the memory of the columns. If `owned` is empty, the caller must keep the memory as long as the storage
@@ -83,7 +83,7 @@ class MemoryStorage final : public Storage {
   std::vector<FlatBuffer> owned_;
   std::vector<at::Tensor> columns_;
   StreamUses uses_;
-  std::optional<c10::Event> reading_;  // completes when the last copies from host memory have ended
+  std::optional<c10::Event> reading_;  // event of the last read_until(), until a borrower has waited for it
 };
 
 // One group's part of the swap files. Values that are lent are in host memory.
@@ -97,8 +97,8 @@ class FileStorage final : public Storage {
     size_t group = 0;
     int64_t numel = 0;
     std::vector<Column> columns = {};
-    // If true, there is one column, of any dtype. Each fp32 value of the files then holds as many elements as fit into
-    // it.
+    // If true, there is one column, of any dtype. Its elements lie one after another in the files, whose positions
+    // still count fp32 values: two bf16 elements, for example, lie in one value.
     bool packed = false;
   };
 
@@ -118,7 +118,7 @@ class FileStorage final : public Storage {
 
  private:
   int64_t element_bytes() const { return element_size(options_.columns.front().dtype); }
-  // Returns the positions of the values in the files that hold `range`. These are `range` itself unless the column is
+  // Returns which fp32 values of the files hold the elements `range`. Returns `range` itself unless the column is
   // packed. In a packed column, the first and the last value can also hold bytes of other elements or of the padding.
   Range values_of(Range range) const;
   bool is_whole(Range range, Range values) const;
@@ -130,7 +130,7 @@ class FileStorage final : public Storage {
 
 // states_on_host() and states_in_files() make the storage of those optimizer states of a group that `place` puts on the
 // host, or in files. On the host, the memory has exactly the size of the states. If `pin` is true, the memory is
-// pinned, so that `device` copies it without the host.
+// pinned, so that `device` can copy to and from it directly.
 std::unique_ptr<Storage> states_on_host(const ShardLayout& layout, const GroupPlacement& place, at::Device device,
                                         bool pin, Ledger& ledger);
 std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, const ShardLayout& layout,
