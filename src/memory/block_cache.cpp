@@ -25,8 +25,8 @@ int64_t seconds(BlockCache::Clock clock) {
   return now.tv_sec;
 }
 
-// Frees a mapping. The system joins neighbouring mappings, and refuses to split them if the process has too many. In
-// that case the pages are freed, but their addresses stay reserved.
+// Frees a mapping. The system joins neighbouring mappings, and refuses to split one again if the process already has
+// too many mappings. In that case the pages are freed, but their addresses stay reserved.
 void unmap(void* start, size_t bytes) {
   if (::munmap(start, bytes) != 0) ::madvise(start, bytes, MADV_DONTNEED);
 }

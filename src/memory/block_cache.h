@@ -10,10 +10,10 @@ namespace zeroshard {
 // Allocates memory directly from the system, and keeps freed blocks for later blocks of about their size.
 //
 // The cache is for large tensors that are allocated and freed in every training step. In a heap, small blocks that stay
-// would lie between these tensors, and the gaps that they leave would fit no other tensor. Used and kept memory
-// together never exceed the largest amount that was in use at one time in this step or the one before. If a process
-// ends no step for kStepSeconds, the next take() or give_back() ends the step, so that a process which trains no more
-// also frees kept blocks. Thread-safe.
+// would lie between these tensors. After a tensor is freed, the gap between small blocks would often fit no other
+// tensor. Used and kept memory together never exceed the largest amount that was in use at one time in this step or the
+// one before. If a process ends no step for kStepSeconds, the next take() or give_back() ends the step, so that a
+// process which trains no more also frees kept blocks. Thread-safe.
 class BlockCache {
  public:
   struct Block {
@@ -33,7 +33,7 @@ class BlockCache {
   // Returns at least `bytes` of uninitialised memory. If the system refuses, returns all kept blocks to the system and
   // asks again. Returns a null block if the system still refuses.
   Block take(size_t bytes) noexcept;
-  // Keeps the block, or returns it to the system if there is no memory to note it.
+  // Keeps the block. If there is no memory for an entry in the list of kept blocks, returns the block to the system.
   void give_back(Block block) noexcept;
 
   // Ends a training step. Frees kept blocks, oldest first, until used and kept memory together are at most the largest
@@ -66,7 +66,7 @@ class BlockCache {
   size_t kept_bytes_ = 0;
   size_t used_bytes_ = 0;
   size_t peak_ = 0;         // highest value of used_bytes_ in this step
-  size_t last_peak_ = 0;    // the same for the step before
+  size_t last_peak_ = 0;    // highest value of used_bytes_ in the step before
   uint64_t clock_ = 0;      // number of blocks that were given back
   Clock now_ = nullptr;     // null: the system's clock
   int64_t step_ended_ = 0;  // when the last step ended, in seconds

@@ -45,8 +45,9 @@ struct CgroupFiles {
   std::string folder, limit, used, cache;
 };
 
-// Finds the files of the controller "memory" of version 1, or those of version 2, whose line names no controller. Sets
-// `path` to the path of this process's control group.
+// Returns the names of the files for control groups of version 1 if the controller "memory" has a line in
+// /proc/self/cgroup. Otherwise returns those of version 2, whose line names no controller. Returns nothing if there is
+// neither line. Sets `path` to the path of this process's control group.
 std::optional<CgroupFiles> find_cgroup(const std::string& root, std::string& path) {
   std::istringstream lines(text_of(root + "/proc/self/cgroup"));
   std::optional<CgroupFiles> found;
@@ -67,9 +68,9 @@ std::optional<CgroupFiles> find_cgroup(const std::string& root, std::string& pat
   return found;
 }
 
-// Finds the lowest limit among the control group of this process and the groups above it. In a container, the path of
-// the group can be that on the host, but the container has only the root of this path. Missing folders count as no
-// limit.
+// Finds the lowest limit among the control group of this process and the groups above it. In a container, `path` can be
+// the path on the host, although the container sees its own group as the root folder. The folders below the root are
+// then missing, which counts as no limit.
 void read_cgroups(const std::string& root, HostMemory& memory) {
   std::string path;
   const std::optional<CgroupFiles> files = find_cgroup(root, path);

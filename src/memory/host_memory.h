@@ -12,11 +12,11 @@ struct HostMemory {
   // `cgroup_used` is the memory that the group with this limit uses, without the inactive part of the page cache.
   std::optional<int64_t> cgroup_limit;
   int64_t cgroup_used = 0;
-  uint64_t cgroup = 0;  // identifies that group by the inode of its folder, which is unique on the machine; 0: none
-  std::optional<int64_t> address_limit;  // limit of the addresses of each process (ulimit -v)
+  uint64_t cgroup = 0;  // identifies that group: the inode of its folder, unique on the machine; 0: none or unknown
+  std::optional<int64_t> address_limit;  // limit of the address space of each process (ulimit -v)
 
-  // most() returns the largest amount that all processes together can have: the limit, or `total` if there is none.
-  // free() returns how much of it is unused, but at most `available`.
+  // most() returns the largest amount that all processes together can have, which is cgroup_limit, or `total` if there
+  // is no limit. free() returns how much of that amount is unused, but at most `available`.
   int64_t most() const;
   int64_t free() const;
 };
@@ -25,8 +25,8 @@ struct HostMemory {
 HostMemory read_host_memory(const std::string& root = "");
 
 // Returns a number that identifies the processes which share most(). These are all processes of a machine, or all
-// processes below the control group that limits them. The number is equal for exactly these processes until the machine
-// restarts. It is not negative. 0 means that it is unknown.
+// processes in the control group whose limit counts and in the groups below it. These processes get the same number
+// until the machine restarts, and others get another one. The number is not negative. 0 means that it is unknown.
 int64_t number_of(const HostMemory& memory);
 
 }  // namespace zeroshard

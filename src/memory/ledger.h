@@ -40,15 +40,15 @@ struct Bytes {
   bool operator==(const Bytes&) const = default;
 };
 
-// A limit of `bytes` for several tiers together.
+// A limit for the bytes on all `tiers` together.
 struct TierLimit {
   std::vector<Tier> tiers;
   int64_t bytes = 0;
   std::string source;  // where the limit comes from, for messages
 };
 
-// Counts every byte that zeroshard holds. Planner and runtime fill the same table, and tests compare the two.
-// Thread-safe.
+// Counts every byte that zeroshard holds, as a table of Bytes. The planner computes the same table, and tests compare
+// the two. Thread-safe.
 class Ledger {
  public:
   // Sets the limits of reserve(). Bytes that are already held may exceed them.
@@ -107,7 +107,7 @@ class Reservation {
   int64_t bytes_ = 0;
 };
 
-// Keeps device memory that somebody else owns counted in a ledger for its lifetime.
+// While it lives, a ledger counts `bytes` of device memory that somebody else owns.
 class Temporary {
  public:
   Temporary(Ledger& ledger, int64_t bytes) : ledger_(ledger), bytes_(bytes) {
