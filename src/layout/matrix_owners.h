@@ -23,9 +23,10 @@ MatrixShape matrix_shape(std::span<const int64_t> shape);
 // has two or more dimensions, and none of its names contains "embed" or "lm_head" in upper or lower case.
 bool is_hidden_matrix(std::span<const std::string> names, std::span<const int64_t> shape);
 
-// Returns the rank that updates each parameter of `matrices`, all its matrices together. The work of a parameter is
-// count m n min(m, n) for matrices of m x n. Parameters are assigned in descending order of their work, each to the
-// rank that has the least work so far (longest processing time first). Ties go to the lower index and the lower rank.
+// Returns for each parameter of `matrices` the rank that updates all its matrices. The work of a parameter of `count`
+// matrices of m x n is count * m * n * min(m, n). Parameters are assigned in descending order of their work, each to
+// the rank that has the least work so far (longest processing time first). Among parameters of equal work, the one with
+// the lower index comes first. Among ranks of equal work, the lowest gets the parameter.
 std::vector<int> matrix_owners(std::span<const MatrixShape> matrices, int world_size);
 
 }  // namespace zeroshard

@@ -29,7 +29,7 @@ inline constexpr int64_t kLeastCodedNumel = 4096;
 // groups of ranks share one copy of the optimizer states, each shard is cut once more into equal parts, one for each
 // group of ranks. Padding is only between parameters, if their alignment needs it, and at the end of the buffer. So the
 // flat position of an element does not depend on world_size, and another number of ranks can read a checkpoint. The
-// class is immutable and has no tensors, because the planner, the runtime and the checkpoint reader share it.
+// class has no tensors, so that the planner can use the same layout as the runtime.
 class ShardLayout {
  public:
   // `world_size` is the number of shards, and `parts` is the number of parts of each shard. Parameters keep the order

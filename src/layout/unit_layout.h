@@ -14,15 +14,15 @@ struct ParamSpec {
   std::vector<int64_t> shape;
   DType dtype = DType::kFloat32;
   bool requires_grad = true;
-  bool is_matrix = false;  // whether its optimizer updates it as a whole matrix
+  bool is_matrix = false;  // whether its optimizer updates whole matrices (see MatrixShape)
   bool is_coded = false;   // whether its moments are stored in 8 bits
 
   int64_t numel() const;
   const std::string& name() const { return names.front(); }
 };
 
-// Returns whether the moments of a parameter of `numel` elements are stored as 8-bit codes if `moment_dtype` is the
-// configured dtype of moments. If the configured dtype is kCodes, smaller parameters keep fp32 moments.
+// Returns whether the moments of a parameter of `numel` elements are stored as 8-bit codes. `moment_dtype` is the
+// configured dtype of moments.
 inline bool has_coded_moments(int64_t numel, DType moment_dtype) {
   return moment_dtype == kCodes && numel >= kLeastCodedNumel;
 }
@@ -43,16 +43,16 @@ struct FlatGroup {
 struct UnitLayout {
   std::string name;
   std::vector<ParamSpec> params;
-  std::vector<FlatGroup> groups;  // trainable groups before frozen ones; among each kind, in the order of DType
+  std::vector<FlatGroup> groups;  // sorted: trainable before frozen, then by DType, is_matrix and is_coded
 
   int64_t numel() const;
   int64_t full_bytes() const;   // bytes of the gathered unit, padding included
   int64_t shard_bytes() const;  // bytes of one rank's shards, in the dtypes of the parameters
 };
 
-// Groups `params` by (requires_grad, dtype, is_matrix, is_coded), and frozen ones only by dtype. In each group they
-// keep their order. `world_size` and `parts` are those of ShardLayout. Throws ValueError if the dtype of a trainable
-// parameter is not fp32, bf16 or fp16.
+// Groups trainable parameters by (dtype, is_matrix, is_coded), and frozen parameters by dtype alone. In each group the
+// parameters keep their order. `world_size` and `parts` are those of ShardLayout. Throws ValueError if the dtype of a
+// trainable parameter is not fp32, bf16 or fp16.
 UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size, int parts = 1);
 
 }  // namespace zeroshard
