@@ -14,10 +14,10 @@ struct LossScalerState {
   bool operator==(const LossScalerState&) const = default;
 };
 
-// Chooses the factor by which an fp16 loss is multiplied so that small gradients do not vanish. Without fp16 the factor
-// is 1. A fixed fp16.loss_scale never changes. A dynamic factor is doubled, up to 2^127, after every full window of
-// fp16.loss_scale_window steps without overflow. The first step of a run and the first step after an overflow do not
-// count.
+// Chooses the factor by which an fp16 loss is multiplied, so that small gradients do not underflow to 0. Without fp16
+// the factor is 1. A fixed fp16.loss_scale never changes. A dynamic factor is doubled, up to 2^127, after every full
+// window of fp16.loss_scale_window steps without overflow. The first step of a run and the first step after an overflow
+// do not count.
 //
 // If fp16.hysteresis is h, the first h - 1 overflows do not change a dynamic factor. Each later overflow halves it, but
 // never below fp16.min_loss_scale. The count of overflows starts anew when the factor is doubled. If
