@@ -15,8 +15,8 @@ class ExecutionOrder {
   // Says that from now on the pass needs units for backward. Only the first call in a pass counts. If backward begins
   // after another number of uses than in the recorded order, this is a deviation.
   void begin_backward();
-  // Says that the pass needs `unit` now. Returns whether this use and all earlier uses of the pass were predicted.
-  // Returns false outside of a pass.
+  // Says that the pass needs `unit` now. Returns whether the pass has followed the prediction up to and including this
+  // use. Returns false outside of a pass.
   bool advance(size_t unit);
   // Says that the pass needs `unit` now, and that every rank always has `unit` whole, so nobody has to gather it. Such
   // a use is never predicted, because ranks can use such units at different times. Only needed() lists it.
@@ -53,7 +53,7 @@ class ExecutionOrder {
   size_t recorded_backward_ = kNone, backward_ = kNone;  // in each order, the position at which backward began
   bool following_ = false;                               // whether this pass agrees with recorded_ so far
   bool in_pass_ = false;
-  bool has_ended_ = false;  // whether current_, needed_ and backward_ have what was recorded before the last pass
+  bool has_ended_ = false;  // if true, current_, needed_ and backward_ have the order recorded before the last pass
 };
 
 }  // namespace zeroshard
