@@ -31,8 +31,8 @@ Span span_of(const at::Tensor& tensor) {
 }
 
 // Waits until the output can be used, and until all ranks have read this rank's input, because the caller frees the
-// input. `memory` holds the output and the input. It is never freed if the collective fails while the transport may
-// still write to it.
+// input. `memory` is the output and the input. If the collective fails and the transport may still write, `memory` is
+// never freed.
 void finish(Comm& comm, const std::unique_ptr<Work>& work, std::initializer_list<at::Tensor> memory) {
   try {
     work->wait();
@@ -77,8 +77,8 @@ std::vector<at::Tensor> exchange_alike(Comm& comm, const std::vector<at::Tensor>
   return joined;
 }
 
-// Does the same for tensors of any dtypes, by one all-to-all for each dtype. With autocast, queries and keys may have
-// another dtype than values.
+// Does the same as exchange_alike() for tensors of any dtypes, by one all-to-all for each dtype. With autocast, queries
+// and keys may have another dtype than values.
 std::vector<at::Tensor> exchange_all(Comm& comm, const std::vector<at::Tensor>& tensors, int64_t split, int64_t join) {
   std::vector<at::Tensor> result(tensors.size());
   for (size_t first = 0; first < tensors.size(); ++first) {
@@ -96,8 +96,8 @@ std::vector<at::Tensor> exchange_all(Comm& comm, const std::vector<at::Tensor>& 
   return result;
 }
 
-// Returns the gradient of each head. It is the sum of the gradients of its `copies`, which are neighbours in dimension
-// 1, in their order. Sums of 16-bit gradients are formed in fp32.
+// Returns the gradient of each head. A head was sent as `copies` copies, which are neighbours in dimension 1. The
+// head's gradient is the sum of their gradients, in their order. Sums of 16-bit gradients are formed in fp32.
 at::Tensor sum_of_copies(const at::Tensor& grads, int64_t copies) {
   if (copies == 1) return grads;
   const at::Tensor each = grads.unflatten(1, {grads.size(1) / copies, copies});
@@ -151,7 +151,8 @@ class GroupMean : public torch::autograd::Function<GroupMean> {
     const at::Tensor all = at::empty({ranks, 2}, mine.options());
     finish(*comm, comm->all_gather(span_of(all), span_of(mine), kRows), {mine, all});
     const at::Tensor losses = all.select(1, 0), counts = all.select(1, 1), total = counts.sum().clamp_min(1);
-    // A rank with a count of 0 may have NaN as its loss, and NaN * 0 is NaN. So 0 replaces such a loss.
+    // A rank with a count of 0 may have NaN as its loss, and NaN * 0 is NaN. So the loss of a rank with a count of 0 is
+    // replaced by 0.
     const at::Tensor mean = (at::where(counts > 0, losses, at::zeros_like(losses)) * counts).sum() / total;
     context->save_for_backward({counts.select(0, comm->rank()) * static_cast<double>(ranks) / total});
     return mean.to(loss.scalar_type()).reshape(loss.sizes());
