@@ -38,8 +38,8 @@ struct ActivationOptions {
   int64_t tokens() const { return batch * piece_length(); }
 };
 
-// Bytes of activations at the moment of a step when they need the most memory of the device. Members are bytes on the
-// device unless they say otherwise.
+// Bytes of activations at the moment of a step when activations need the most device memory. A member counts bytes on
+// the device unless its comment says otherwise.
 struct PlannedActivations {
   double layers = 0;  // tensors that autograd keeps for the decoder layers
   double ends = 0;    // tensors that autograd keeps for the embedding and the final norm
@@ -47,9 +47,9 @@ struct PlannedActivations {
   // and its gradients, or an MLP tile that the backward pass computes again, or with checkpointing the decoder layer
   // that the backward pass computes again.
   double at_most = 0;
-  // Bytes that total() does not include. `elsewhere` counts the kept layer inputs on the tier
-  // ActivationOptions::checkpoints. `on_the_way` counts the inputs that are in host memory at one time while they move
-  // between a device and files.
+  // Bytes that total() does not include. `elsewhere` counts the kept layer inputs if their tier,
+  // ActivationOptions::checkpoints, is not the device. `on_the_way` counts the inputs that are in host memory at one
+  // time while they move between a device and files.
   double elsewhere = 0, on_the_way = 0;
 
   double total() const { return layers + ends + at_most; }
@@ -59,10 +59,10 @@ struct PlannedActivations {
 // saves, and of the largest temporary tensors. The plan assumes attention that stores no scores (SDPA). The plan counts
 // the scores only for gemma2, which stores them because it caps the logits of attention. The plan leaves out padding
 // and the temporary memory of single operators. In a sequence group, a rank keeps a tensor of attention either for its
-// piece of the sequence with all heads, or for the whole sequence with its own heads. Both take the same memory, so the
-// plan does not distinguish them. Only the output of attention is kept, and counted, in both forms. Throws ValueError
-// for a batch or a length below 1, for more ranks in a sequence group than tokens in a sequence, and for the reasons of
-// check_shared_heads().
+// piece of the sequence with all heads, or for the whole sequence with its own heads. Both forms take the same memory,
+// so the plan does not distinguish them. Only the output of attention is kept, and counted, in both forms. Throws
+// ValueError for a batch or a length below 1, for more ranks in a sequence group than tokens in a sequence, and for the
+// reasons of check_shared_heads().
 PlannedActivations plan_activations(const ModelShapes& model, const ActivationOptions& options);
 
 }  // namespace zeroshard

@@ -20,7 +20,7 @@ struct TensorState {
   int64_t begin = 0;           // index of `tensor`'s first element in the whole tensor, in row-major order
 };
 
-// Describes a saved tensor that the engine does not manage.
+// Describes a saved tensor that the engine does not load itself.
 struct TensorInfo {
   std::string name, kind, dtype;  // `dtype` is the name that safetensors has for it
   std::vector<int64_t> shape;
@@ -36,7 +36,8 @@ struct CheckpointContents {
 struct SaveOptions {
   bool latest = true;           // true: load_checkpoint() can choose this checkpoint when it is called without a tag
   bool exclude_frozen = false;  // true: leave out parameters that are not trained
-  // true: save_checkpoint() returns before the commit if it can: see there. Unset: zeroshard.checkpoint.async decides.
+  // true: save_checkpoint() may return before the checkpoint is committed (Engine::save_checkpoint says when). Unset:
+  // zeroshard.checkpoint.async decides.
   std::optional<bool> async = std::nullopt;
 };
 
@@ -51,16 +52,18 @@ struct LoadedState {
 struct LoadOptions {
   std::optional<std::string> tag;  // unset: the newest whole checkpoint
   bool strict = false;             // true: a damaged newest checkpoint is an error; false: it is skipped
-  bool all_params = true;          // true: a parameter that only the model or only the checkpoint has is an error
-  bool optimizer = true;           // true: also load optimizer states, step counts and the loss scale
-  bool may_be_first = false;       // true: the run can be new, so a missing checkpoint is not logged
+  // true: a parameter that only the model or only the checkpoint has is an error, except for a frozen parameter that
+  // SaveOptions::exclude_frozen left out.
+  bool all_params = true;
+  bool optimizer = true;      // true: also load optimizer states, step counts and the loss scale
+  bool may_be_first = false;  // true: the run can be new, so a missing checkpoint is not logged
   // The engine calls `accept` with the saved CheckpointContents::state before it reads any tensor. `accept` throws
   // ValueError to refuse the checkpoint.
   std::function<void(const std::string& state)> accept = {};
   // `finish` loads the caller's own part. The engine first loads its part, and then calls `finish` on all ranks. If
-  // `finish` throws on one rank, the load has failed half way on all ranks. The engine then refuses to continue until a
-  // load of the same parts succeeds. `takes` names the things that `finish` loads, so that an error after a failed load
-  // can name them.
+  // `finish` throws on one rank, the load counts on all ranks as failed half way. The engine then refuses to continue
+  // until a load of the same parts succeeds. `takes` names the things that `finish` loads, so that an error after a
+  // failed load can name them.
   std::function<void(const LoadedState&)> finish = {};
   std::vector<std::string> takes = {};
 };
@@ -82,8 +85,8 @@ std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank
 void set_buffer(const at::Tensor& buffer, const at::Tensor& values);
 
 // A function that the caller of a load provides. The load passes it descriptions of the saved tensors that the engine
-// does not manage. The function chooses the tensors to read, and returns memory for each of them. The memory must not
-// be the caller's own state, because a damaged checkpoint leaves the memory partly filled. The load then calls the
+// does not load itself. The function chooses the tensors to read, and returns memory for each of them. The memory must
+// not be the caller's own state, because a damaged checkpoint leaves the memory partly filled. The load then calls the
 // function again, for an older checkpoint.
 using ChooseTensors = std::function<std::vector<TensorState>(const std::vector<TensorInfo>&)>;
 

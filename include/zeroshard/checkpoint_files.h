@@ -7,9 +7,11 @@
 #include <vector>
 
 // Reads, checks and writes checkpoints as files, without a model or ranks. `zeroshard checkpoint` calls these
-// functions. A `path` is either ROOT/TAG, which names one checkpoint, or ROOT, which stands for its newest usable
-// checkpoint. All functions throw ValueError for a wrong argument, a missing checkpoint or an unsound manifest. They
-// throw IoError if a file cannot be read or written or is damaged, and if all checkpoints in ROOT are unusable.
+// functions. A `path` is either ROOT/TAG, which names one checkpoint, or ROOT. ROOT stands for its newest usable
+// checkpoint with CheckpointSummary::latest, or, if none has it, for its newest usable one. The functions throw
+// ValueError for a wrong argument, a missing checkpoint or an unsound manifest. They throw IoError if a file cannot be
+// read or written or is damaged, and if all checkpoints in ROOT are unusable. list_checkpoints() and
+// verify_checkpoint() do not throw for unsound or damaged checkpoints, but name them in their results.
 namespace zeroshard {
 
 struct CheckpointSummary {
@@ -18,7 +20,7 @@ struct CheckpointSummary {
   int world_size = 0;   // number of ranks that wrote the checkpoint
   int64_t bytes = 0;    // size of its data files
   bool latest = true;   // true: a load without a tag can choose this checkpoint
-  std::string problem;  // why nobody can use it; empty: its manifest is sound and its files have the expected sizes
+  std::string problem;  // why it cannot be used; empty: its manifest is sound and its files have the expected sizes
 };
 // Returns the checkpoints in `root`, the newest commit first. After these come checkpoints that a run abandoned when it
 // went back to an older checkpoint. Checkpoints with a problem come last.
@@ -76,11 +78,11 @@ struct ExportOptions {
   std::function<void(const std::string& name, int64_t begin, int64_t end, float* values, const Read& read)> change = {};
 };
 // Writes a checkpoint's weights and buffers to `directory` in Hugging Face's layout: STEM.safetensors, or several files
-// and an index. Writes tied parameters once. Needs 16 MiB of memory, or 24 MiB if `change` is set. Writes all files
-// under temporary names first, so a failure while it reads and writes tensors leaves the directory unchanged. Then
-// renames the files, and deletes those files of an earlier export with the same stem that this export has not replaced.
-// Returns the paths of the files, with the index last. Throws ValueError if a finite value would become infinite in
-// `dtype`.
+// and an index. Writes tied parameters once. Needs about 64 MiB of memory, and 8 MiB more if `change` is set. Writes
+// all files under temporary names first, so a failure while it reads and writes tensors leaves the directory unchanged.
+// Then renames the files, and deletes those files of an earlier export with the same stem that this export has not
+// replaced. Returns the paths of the files, with the index last. Throws ValueError if a finite value would become
+// infinite in `dtype`.
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
                                         const ExportOptions& options = {});
 
@@ -100,7 +102,7 @@ struct NewCheckpoint {
 void write_checkpoint(const NewCheckpoint& checkpoint);
 
 // Compares two checkpoints. Returns one line per tensor that is missing in one of them or differs in shape, values or
-// number of updates. Returns nothing if there is no such tensor. Compares floating-point tensors of different dtypes by
+// number of updates. If there is no difference, returns no line. Compares floating-point tensors of different dtypes by
 // their values. Other tensors of different dtypes count as different.
 std::vector<std::string> diff_checkpoints(const std::string& one, const std::string& other);
 

@@ -30,12 +30,13 @@ struct Fp16Config {
 // The settings that only Muon's param groups have.
 struct MuonOptions {
   bool use_muon = false;  // true: Muon updates this group's matrices; false: AdamW updates the group
-  // true: the Newton-Schulz iteration works on products of the smaller side (DeepSpeed's "gram"). false: it works as in
-  // torch.optim.Muon. ns_steps is the number of iterations. ns_a, ns_b and ns_c are the coefficients.
+  // true: DeepSpeed's "gram" variant of the Newton-Schulz iteration, which works on X X^T if the matrix X is not
+  // square. false: the variant of torch.optim.Muon. ns_steps is the number of iterations. ns_a, ns_b and ns_c are the
+  // coefficients.
   bool ns_gram = false;
   double ns_steps = 5, ns_a = 3.4445, ns_b = -4.7750, ns_c = 2.0315;
-  // rate_by_rms: Muon scales the learning rate of an m x n matrix by 0.2 sqrt(max(m, n)). Otherwise, rate_by_rows: it
-  // scales the rate by sqrt(max(1, m / n)). If both are false, it does not scale the rate.
+  // If rate_by_rms is true, Muon scales the learning rate of an m x n matrix by 0.2 sqrt(max(m, n)). If only
+  // rate_by_rows is true, Muon scales the rate by sqrt(max(1, m / n)). If both are false, Muon does not scale the rate.
   bool rate_by_rows = true, rate_by_rms = false;
 };
 
@@ -101,7 +102,8 @@ struct PerGroup {
   std::vector<double> each;  // values of the param groups; if not empty, they replace `all`
 };
 
-// LR schedules with DeepSpeed's formulas and defaults. If `warmup_max_lr` is unset, it is the lr of each param group.
+// LR schedules with DeepSpeed's formulas and defaults. If `warmup_max_lr` is unset, the rate of each param group rises
+// to the group's own lr.
 struct WarmupLRConfig {
   PerGroup warmup_min_lr = 0;
   std::optional<PerGroup> warmup_max_lr = std::nullopt;
@@ -163,9 +165,9 @@ struct WandbConfig {
 };
 
 // The tier on which a run keeps some kind of state: kNone is the device, kCpu the host's memory, and kNvme files. With
-// kAuto the engine tries the other values in their order, kNvme only if there is an nvme_path. It takes the first value
-// with which the run fits into the memory limits of its ranks. If a rank trains on the CPU, kCpu changes nothing,
-// because everything is in host memory already.
+// kAuto the engine tries the other values in their order, kNvme only if there is an nvme_path. The engine chooses the
+// first value with which the run fits into the memory limits of its ranks. If a rank trains on the CPU, kCpu changes
+// nothing, because everything is in host memory already.
 enum class OffloadDevice : uint8_t { kNone, kCpu, kNvme, kAuto };
 
 constexpr std::string_view name_of(OffloadDevice device) {
@@ -203,7 +205,7 @@ struct OffloadParamConfig {
   // elements.
   int buffer_count = 5;
   int64_t buffer_numel = 100'000'000;
-  int64_t max_in_memory = 1'000'000'000;  // with kNvme: most elements of a rank that stay in memory
+  int64_t max_in_memory = 1'000'000'000;  // with kNvme: largest number of elements that a rank keeps in memory
 };
 
 // "zeroshard.offload": memory limits of one rank in bytes, and the tiers of reduced gradients and of activation
@@ -230,8 +232,9 @@ struct OffloadConfig {
 
 // "aio": settings of requests to swap files. An unset value means zeroshard's own default.
 struct AioConfig {
-  std::optional<int64_t> block_size;             // bytes of a request, a multiple of 4096
-  std::optional<int> queue_depth, thread_count;  // most requests in flight; number of threads if there is no io_uring
+  std::optional<int64_t> block_size;  // bytes of a request, a multiple of 4096
+  // The largest number of requests in flight, and the number of threads, which are used only without io_uring.
+  std::optional<int> queue_depth, thread_count;
 };
 
 struct Config {
@@ -253,9 +256,11 @@ struct Config {
   Fp16Config fp16;
   bool bf16_auto_cast = false;          // true: cast inputs of forward to bf16, like fp16.auto_cast; only with bf16
   std::optional<DType> autocast_dtype;  // if set, forward runs in torch.autocast with this dtype; for engines in Python
-  std::optional<DType> communication_dtype;  // dtype of gradients on the wire; unset: the compute dtype
+  std::optional<DType> communication_dtype;  // dtype in which ranks send gradients; unset: the compute dtype
   std::optional<DType> grad_accum_dtype;     // dtype of reduced gradients; unset: see reduced_grad_dtype()
-  double prescale = 1;  // gradients are divided by this before the sum over ranks, by the rest of the divisor after it
+  // Gradients are divided by this before the sum over ranks. The sum is multiplied by it, and, with average_gradients,
+  // divided by the number of ranks.
+  double prescale = 1;
   bool average_gradients = true;  // key gradient_allreduce_op; true: mean, false: sum
 
   std::optional<OptimizerConfig> optimizer;  // unset: the caller brings an optimizer
@@ -265,8 +270,9 @@ struct Config {
 
   int stage = 0;
   bool overlap_comm = true;
-  int64_t prefetch_numel = 50'000'000;      // 0: no prefetch; any other value: units are gathered before their use
-  int64_t persistence_threshold = 100'000;  // at stage 3, units up to this size stay gathered between updates
+  int64_t prefetch_numel = 50'000'000;  // 0: no prefetch; any other value: units are gathered before their use
+  // At stage 3, units of at most this many elements stay gathered between updates.
+  int64_t persistence_threshold = 100'000;
   bool gather_16bit_weights_on_save = false;
   OffloadOptimizerConfig offload_optimizer;
   OffloadParamConfig offload_param;
@@ -297,9 +303,9 @@ struct Config {
   int shard_ranks() const { return shard_size > 0 && (!groups_share_states || stage == 3) ? shard_size : world_size; }
   // Returns whether several groups of shard_ranks() ranks share one copy of the optimizer states.
   bool shares_states() const { return groups_share_states && shard_ranks() < world_size; }
-  // Returns the dtype of reduced gradients in a step of `micro_batches` micro-batches. Nothing means the communication
-  // dtype. If grad_accum_dtype is unset, sums over several micro-batches are fp32, because 16 bits lose small
-  // contributions.
+  // Returns the dtype of reduced gradients in a step of `micro_batches` micro-batches, or nothing, which means the
+  // communication dtype. If grad_accum_dtype is unset, sums over several micro-batches are fp32, because 16 bits lose
+  // small contributions. Without managed_accumulation, every step counts as one of several micro-batches.
   std::optional<DType> reduced_grad_dtype(int64_t micro_batches) const {
     const bool may_be_several = micro_batches > 1 || !managed_accumulation;
     return !grad_accum_dtype && may_be_several ? DType::kFloat32 : grad_accum_dtype;

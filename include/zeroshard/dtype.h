@@ -4,8 +4,8 @@
 
 namespace zeroshard {
 
-// Element types. zeroshard can train only the floating-point ones. kOther1 to kOther8 are all other types of 1, 2, 4
-// and 8 bytes, which zeroshard copies as bytes. Only collectives do arithmetic with kOther8, which for them is int64.
+// Element types. zeroshard can train only floating-point types. kOther1 to kOther8 are all other types of 1, 2, 4 and 8
+// bytes, which zeroshard copies as bytes. Collectives treat kOther8 as int64, and can also do arithmetic with it.
 enum class DType : uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kOther1, kOther2, kOther4, kOther8 };
 
 // The type of moments that are stored as 8-bit codes, with one fp32 scale per 256 codes.

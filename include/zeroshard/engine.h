@@ -48,17 +48,18 @@ struct UnitDefinition {
   std::string name;
   std::vector<ParamDefinition> params;
   int parent = -1;  // index of the unit whose modules contain this unit's modules; -1: none
-  // Returns the tensors of each parameter, several if the parameter is tied by storage. The engine's constructor calls
-  // the functions of the units one after the other, and shards each unit before it calls the next function. So the
-  // function may create the unit's tensors, and the model may be larger than one rank's memory.
+  // Returns the tensors of each parameter. A tied parameter has several if its tensors are different objects over the
+  // same memory. The engine's constructor calls the functions of the units one after the other, and shards each unit
+  // before it calls the next function. So the function may create the unit's tensors, and the model may be larger than
+  // one rank's memory.
   std::function<std::vector<std::vector<at::Tensor>>()> tensors;
   ParameterReader values = {};  // if set, provides the values, and the tensors need no memory
 };
 
-// Throws ValueError if two of `params` share memory. The engine makes one parameter of a tied parameter, but only if
-// its tensors are the same elements in the same order. All other tensors that share memory would become separate
-// parameters. Code that builds UnitDefinitions must call this function with each parameter once. It does not check
-// tensors without memory, or with gaps in their memory.
+// Throws ValueError if two of `params` share memory. The engine treats tied tensors as one parameter, but only if they
+// are the same elements in the same order. All other tensors that share memory would become separate parameters. Code
+// that builds UnitDefinitions must call this function with each parameter once. It does not check tensors without
+// memory, or with gaps in their memory.
 void check_apart(const std::vector<std::pair<std::string, at::Tensor>>& params);
 
 struct EngineOptions {
@@ -68,21 +69,21 @@ struct EngineOptions {
   OptimizerConfig::Type optimizer = OptimizerConfig::Type::kAdamW;
   std::string external_optimizer = {};  // class name of a user's optimizer, which updates slices(); empty: none
   // Values besides the model that must be equal on every rank. Each list has a name for error messages, such as
-  // "configuration". The engine compares them before it allocates anything.
+  // "configuration". The engine compares these values before it allocates anything.
   std::vector<std::pair<std::string, NamedValues>> agreement;
   std::vector<std::pair<std::string, at::Tensor>> buffers;  // named buffers of the model, on `device`
   std::shared_ptr<RankObserver> observer = nullptr;  // gets reports about steps, see World::observer(); may be null
   // Called with the reason when a backward pass fails on this rank, before all ranks discard the pass. The function
-  // must end the waits of other ranks in the caller's own communicators, such as those of a sequence group. May be
-  // empty.
+  // must make other ranks fail that wait for this rank in the caller's own communicators, such as those of a sequence
+  // group. May be empty.
   std::function<void(const std::string&)> on_failed_backward = {};
 };
 
 struct StepResult {
   bool applied = true;       // false: all ranks skipped the step because a gradient was not finite
-  double grad_norm = 0;      // norm of the reduced gradients before clipping; NaN if skipped
+  double grad_norm = 0;      // norm of the reduced gradients, without loss scale and before clipping; NaN if skipped
   double loss_scale = 1;     // loss scale of this step's gradients
-  bool stop = false;         // a rank has requested the end of the run; the same on all ranks
+  bool stop = false;         // true: a rank has requested the end of the run; the same on all ranks
   bool save_failed = false;  // true: a background save has failed (report_failed_save()); the same on all ranks
 };
 
@@ -113,12 +114,13 @@ struct MemoryLine {
 // after a failed backward pass (see fail_backward()), save or load, the caller may continue.
 class Engine {
  public:
-  // Takes over the parameters. Collective. The buffers get rank 0's values on every rank, and so do the parameters of
-  // units without UnitDefinition::values. `gather` and `reduce` may be the same communicator. With two communicators,
-  // each rank can interleave gathers with reductions in an order of its own. `checkpoint` moves host memory, and a
-  // separate thread uses it. Without `checkpoint` nothing can be saved or loaded. The engine must be destroyed before
-  // the communicators. With `replication`, `gather` and `reduce` have only the ranks of this replica, and `checkpoint`
-  // has all ranks. Throws ValueError on every rank if parameters or options differ among ranks.
+  // Takes over the parameters. Collective. The buffers (except sparse and quantized ones) get rank 0's values on every
+  // rank, and so do the parameters of units without UnitDefinition::values. `gather` and `reduce` may be the same
+  // communicator. With two communicators, each rank can interleave gathers with reductions in an order of its own.
+  // `checkpoint` moves host memory, and a separate thread uses it. Without `checkpoint` nothing can be saved or loaded.
+  // The engine must be destroyed before the communicators. With `replication`, `gather` and `reduce` have only the
+  // ranks of this replica, and `checkpoint` has all ranks. Throws ValueError on every rank if parameters or options
+  // differ among ranks.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce,
          Comm* checkpoint = nullptr, const ReplicaComms& replication = {});
   // Works like the constructor above with the communicators of `world`. The engine then owns `world`. If `options` has
@@ -138,7 +140,8 @@ class Engine {
   void end_unit(size_t unit, const std::vector<at::Tensor>& outputs);
   // Returns whether the unit is unsharded because its backward pass is running.
   bool is_in_backward(size_t unit) const;
-  // Calls `forward`, which returns a tensor, as the forward of a unit. For modules without hooks, as in C++.
+  // Calls `forward`, which returns a tensor, as the forward of a unit. This method is for modules without hooks, as in
+  // C++.
   template <typename Forward>
   at::Tensor unit(size_t index, Forward&& forward) {
     pre_forward(index);
@@ -149,9 +152,9 @@ class Engine {
 
   // Moves `tensor`, which a backward pass will need, to the tier zeroshard.offload.activations, so that the caller can
   // free the tensor. The engine expects the calls of KeptTensor::bring_back() in reverse order of keep(). Returns null
-  // if the tensor stays in place. It does so if the configuration says so, if it is a parameter or a view of one, or if
-  // it cannot be moved as one block of bytes (such as a small tensor, one with gaps in its memory, or one on another
-  // device). Any thread may call keep(). Throws IoError; after that the engine must not be used.
+  // if the tensor stays in place. This happens if the configuration says so, if the tensor is a parameter or a view of
+  // one, and if the tensor cannot be moved as one block of bytes (such as a small tensor, one with gaps in its memory,
+  // or one on another device). Any thread may call keep(). Throws IoError; after that the engine must not be used.
   std::shared_ptr<KeptTensor> keep(const at::Tensor& tensor);
   // Returns whether the configuration moves activation checkpoints. If not, keep() always returns null.
   bool keeps_tensors() const;
@@ -177,8 +180,8 @@ class Engine {
   // gradients since the last step. On the other ranks end_backward() throws StateError with `reason`. The caller may
   // then begin the step anew. A new step with the same batches gives the same bits as a step that never failed.
   void fail_backward(const std::string& reason) noexcept;
-  // Returns the text of the CommError with which the last backward pass failed on this rank, or "". For callers that
-  // get the exception without its type, such as Python.
+  // Returns the text of the CommError with which the last backward pass failed on this rank, or "". This method is for
+  // callers that get the exception without its type, such as Python.
   const std::string& backward_comm_error() const;
   // Returns the text of the IoError that a hook threw in the last backward pass, or "".
   const std::string& backward_io_error() const;
@@ -199,13 +202,13 @@ class Engine {
   const Progress& progress() const;
   // Returns the progress without the micro-batches of the current step, because no checkpoint contains their gradients.
   Progress progress_at_last_step() const;
-  // Calls Progress::restore(). Allowed only between steps.
+  // Calls Progress::restore(). The caller may call it only between steps.
   void restore_progress(const NamedCounts& saved, int64_t step);
   // From the next step on, each step takes as many micro-batches as all ranks together need for `samples` samples.
   // micro_steps becomes the count that it would have if all earlier steps had been of that size. Throws ValueError if
   // no number of micro-batches gives `samples`. An engine that was made for one micro-batch per step and reduces in 16
-  // bits cannot accumulate in fp32 later. So the method also throws ValueError for several micro-batches, unless
-  // grad_accum_dtype is set. Throws StateError within a step.
+  // bits cannot accumulate in fp32 later. With such an engine, the method also throws ValueError for several
+  // micro-batches, unless grad_accum_dtype is set. Throws StateError within a step.
   void set_train_batch_size(int64_t samples);
   // Sets how many samples each micro-batch of the caller has from now on.
   void set_micro_batch_size(int64_t samples);
@@ -218,14 +221,14 @@ class Engine {
   // step to step. Throws ValueError if `groups` differ among ranks.
   StepResult step(const std::vector<ParamGroupOptions>& groups);
   StepResult step();
-  // These three are the parts of step(), for an external optimizer. The caller calls prepare_step(), runs its optimizer
-  // on slices() if `applied` of the result is true, and calls finish_step() with the result. prepare_step() uses
-  // `groups` only to check that all ranks pass the same ones.
+  // prepare_step(), slices() and finish_step() are the parts of step(), for an external optimizer. The caller calls
+  // prepare_step(), runs its optimizer on slices() if `applied` of the result is true, and calls finish_step() with the
+  // result. prepare_step() uses `groups` only to check that all ranks pass the same ones.
   StepResult prepare_step(const std::vector<ParamGroupOptions>& groups = {});
   std::vector<OptimizerSlice> slices();
   void finish_step(const StepResult& result);
-  // Sets how many updates an optimizer made to a trained parameter, named by its first name, before this engine
-  // existed. Every rank must make the same call. set_moment() sets the matching states.
+  // Sets the number of updates that an optimizer made to a trained parameter before this engine existed. `param` is the
+  // parameter's first name. Every rank must make the same call. set_moment() sets the matching states.
   void set_updates(const std::string& param, int64_t updates);
   // Sets one moment of this rank's slice of the parameter `param`. `slot` is the moment's index in
   // OptimizerSlice::moments.
@@ -253,7 +256,8 @@ class Engine {
   // Set those elements of the gradient or of the weights that this rank keeps. Do nothing for a parameter that no
   // optimizer updates. `values` begin at element `begin` of the parameter. Every rank passes the same values, or the
   // values of its own slice. set_weights() also sets master weights. set_grad() throws StateError if there is no
-  // gradient that the next step would use, and ValueError if `values` lack elements that this rank keeps.
+  // gradient that the next step would use, and ValueError if `values` lack elements that this rank keeps. set_weights()
+  // throws ValueError if `values` go beyond the end of the parameter.
   void set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor& values);
   void set_weights(size_t unit, size_t param, int64_t begin, const at::Tensor& values);
   // Returns this rank's shard of a parameter at stage 3: 1-D memory of the engine in the parameter's dtype, on the host
@@ -266,17 +270,18 @@ class Engine {
 
   // Returns whether there are gradients that a step has not used yet.
   bool has_pending_gradients() const;
-  // Returns whether gradients have arrived without a begin_backward() since the last step. This happens if the caller
-  // calls loss.backward() alone.
+  // Returns whether gradients have arrived outside of begin_backward() and end_backward() since the last step. This
+  // happens if the caller calls loss.backward() alone.
   bool has_plain_gradients() const;
 
   static constexpr int kReadOnly = -1, kDropWrites = -2;
   // Unshards these units until release(), so that the caller can read their parameters. With `modify_rank` >= 0,
   // release() broadcasts that rank's values to every rank, including master weights. With kReadOnly, release() throws
-  // StateError on a rank that has changed values of units gathered without `to_modify`. With kDropWrites, release()
-  // does not check for changes, and restores the values of units gathered with `can_drop`, unless a step was taken
-  // since gather(). If such a unit is not sharded or was already gathered, gather() copies its values to the host,
-  // because resharding would not restore them. The default of `can_drop` is the value of `to_modify`.
+  // StateError on a rank that has changed values of units gathered with neither `to_modify` nor `can_drop`. With
+  // kDropWrites, release() does not check for changes, and restores the values of units gathered with `can_drop`,
+  // unless a step was taken since gather(). If such a unit is not sharded or was already gathered, gather() copies its
+  // values to the host, because resharding would not restore them. The default of `can_drop` is the value of
+  // `to_modify`.
   void gather(const std::vector<size_t>& units, bool to_modify = false, std::optional<bool> can_drop = std::nullopt);
   void release(const std::vector<size_t>& units, int modify_rank = kReadOnly);
 
@@ -284,29 +289,29 @@ class Engine {
   // load the checkpoint at any stage. Collective. The call does not save gradients. It throws StateError within a
   // backward pass, and with a delayed update also between the micro-batches of a step. If SaveOptions::async or
   // zeroshard.checkpoint.async requests it, the call returns after it has copied the state, and a thread writes the
-  // files. The call writes the files itself if the copy would exceed the memory limits, or if some states lie in files
-  // and others on a device. The call also throws the error of a previous background save. Throws IoError or ValueError
-  // on every rank. A failed save leaves earlier checkpoints as they are. After a save, zeroshard.checkpoint.keep
-  // decides which ones are deleted.
+  // files. There are two exceptions, in which the call returns only after the files are written: if the copy would
+  // exceed the memory limits, and if a unit has some states in files and others on a device. The call also throws the
+  // error of a previous background save. Throws IoError or ValueError on every rank. A failed save leaves earlier
+  // checkpoints as they are. After a save, zeroshard.checkpoint.keep decides which earlier checkpoints are deleted.
   void save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                        const CheckpointContents& contents = {}, const SaveOptions& save = {});
   // Waits for a pending save. Returns true if there was no error. If the save failed, throws its error. With
   // zeroshard.checkpoint.on_error "warn", logs the error instead and returns false. Every call that has to wait for a
   // save treats the save's error in this way.
   bool wait_for_checkpoint();
-  // Throws the error of a failed background save on every rank, or logs it with zeroshard.checkpoint.on_error "warn".
-  // The caller must call it after a step with StepResult::save_failed. The step was applied, so the caller must first
-  // count the step.
+  // If a background save has failed, throws its error on every rank. With zeroshard.checkpoint.on_error "warn", logs
+  // the error instead. The caller must call it after a step with StepResult::save_failed. The step was applied, so the
+  // caller must first count the step.
   void report_failed_save();
-  // Waits for a pending save, then runs `step` on this rank. Collective. If `step` throws on any rank, every rank
-  // throws the error of the lowest such rank. ValueError and StateError keep their type; other errors become IoError.
-  // `call` is the name of the user's call. If other ranks call something else, the error names `call`.
+  // Waits for a pending save, then runs `step` on this rank. Collective. If `step` throws on some ranks, every rank
+  // throws the error of the lowest of these ranks. ValueError and StateError keep their type; other errors become
+  // IoError. `call` is the name of the user's call. If other ranks call something else, the error names `call`.
   void run_together(std::string_view call, const std::function<void()>& step);
   // Loads parameters and states from a checkpoint, which any number of ranks at any stage can have written. `others`
-  // provides memory for tensors that the engine does not manage. Collective. Returns nothing if there is no checkpoint
-  // and `load` has no tag. Throws IoError if no checkpoint is whole, ValueError if the checkpoint belongs to another
-  // model, and StateError between a backward pass and its step. If the load fails after it has overwritten a part of
-  // the state, then passes, steps and saves throw StateError until a load of that part succeeds.
+  // provides memory for tensors that the engine does not load itself. Collective. Returns nothing if there is no
+  // checkpoint and `load` has no tag. Throws IoError if no checkpoint is whole, ValueError if the checkpoint belongs to
+  // another model, and StateError between a backward pass and its step. If the load fails after it has overwritten a
+  // part of the state, then passes, steps and saves throw StateError until a load of that part succeeds.
   std::optional<LoadedState> load_checkpoint(
       const std::string& root, const LoadOptions& load = {},
       const ChooseTensors& others = [](const auto&) { return std::vector<TensorState>(); });

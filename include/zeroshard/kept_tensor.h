@@ -9,7 +9,7 @@ namespace zeroshard {
 class KeptTensor {
  public:
   virtual ~KeptTensor() = default;
-  // Every call returns a new tensor with the same values, shape and strides. Throws IoError.
+  // Every call returns a new tensor with the values, shape and strides of the kept tensor. Throws IoError.
   virtual at::Tensor bring_back() = 0;
 };
 

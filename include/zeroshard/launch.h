@@ -12,23 +12,24 @@ struct LaunchOptions {
   std::string job;  // with several hosts: node 0 refuses launchers of a job with another name; may be empty
   std::string master_addr = "127.0.0.1";
   // With one host: port of rank 0's store; 0: a free port. With several hosts: port at which the launchers meet, the
-  // same on all hosts; 0: 29500. Rank 0's store then gets a free port.
+  // same on all hosts; 0: 29500. With several hosts, rank 0's store always gets a free port.
   int master_port = 0;
   double grace_period_s = 30;   // seconds from a signal to SIGKILL
   double stall_timeout_s = 10;  // seconds that a rank may be suspended (SIGSTOP); 0: no limit
   double hang_timeout_s = 0;    // seconds without progress after ranks have reported a step; 0: no limit
   int max_restarts = 0;         // largest number of restarts of a failed job
   int min_ranks = 0;            // smallest number of ranks of a restart; 0: as many as before
-  // The number of times that the command for several hosts has restarted the job so far. Unset: this command starts one
-  // host alone. A job of several hosts then cannot have max_restarts.
+  // The number of times that the command for several hosts has restarted the job so far. Unset: no such command
+  // controls this host. In this case, a job of several hosts cannot have max_restarts.
   std::optional<int> restarts;
   std::string log_dir;            // directory of rank-N.log with all output of rank N; empty: no files
-  bool prefix_stdout = true;      // prefix lines with the rank if there are several ranks; false: not on stdout
+  bool prefix_stdout = true;      // with several ranks, lines begin with the rank; false: only lines of stderr do
   std::vector<std::string> argv;  // argv of every rank; argv[0] is the path of the program
   int local_rank_at = 0;   // position in argv for "--local_rank=N", which DeepSpeed passes to each rank; 0: not passed
   std::vector<int> cores;  // CPUs to divide among the ranks, which are bound to them; empty: see bind_numa
-  // true: without `cores`, and if the host has several NUMA nodes, each of several ranks is bound to the CPUs of one
-  // node, if possible its GPU's. In all other cases, all ranks share all CPUs.
+  // true: if `cores` is empty, and the host has several ranks and several NUMA nodes, each rank is bound to the CPUs of
+  // one node. That is the node of the rank's GPU if these nodes are known for all ranks. Otherwise, the ranks are
+  // divided evenly among the nodes. If that is impossible, no rank is bound.
   bool bind_numa = true;
   // The directory that contains /sys and /proc, which describe NUMA nodes and GPUs. Tests use another one.
   std::string system_root = "/";

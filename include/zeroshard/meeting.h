@@ -14,34 +14,36 @@ namespace zeroshard {
 struct NoteBoard {
   std::function<void(const std::string& key, const std::string& note)> write;
   std::function<int64_t(const std::string& key)> count;     // adds 1 to a counter that begins at 0; returns the sum
-  std::function<bool(const std::string& key)> has;          // returns at once
+  std::function<bool(const std::string& key)> has;          // returns without waiting whether the key exists
   std::function<std::string(const std::string& key)> read;  // returns the value of a key that exists
 };
 
-// Waits until all ranks of a run have arrived, before there is a process group that could tell which rank is missing.
-// The ranks watch one another until the meeting ends. If a rank dies, the ranks of its host learn it within a second.
-// Ranks of other hosts cannot see the death. They learn it when a rank of that host leaves the meeting, or else at the
-// time-out. The meeting tells the observer, which may be null, that this rank waits. Only one thread may use a meeting.
+// Tells when all ranks of a run have arrived, and which ranks are missing, have died or have given up. It does so
+// before there is a process group that could tell this. The ranks watch one another until the meeting ends. If a rank
+// dies, the ranks of its host learn it within a second. Ranks of other hosts cannot see the death. They learn it when a
+// rank of that host leaves the meeting, or else at the time-out. The meeting tells the observer, which may be null,
+// that this rank waits. Only one thread may use a meeting.
 class Meeting {
  public:
   // Announces that this rank has arrived. Every rank must make the same number of meetings with a board. Meetings that
-  // a rank has left do not count: a rank that tries again or arrives late joins the next meeting. `purpose` says why
-  // this rank wants to meet. Ranks can have different purposes after a failed try, and all_here() then fails.
-  // Exceptions of the board pass through the constructor and through all_here().
+  // a rank has left do not count, because a rank that tries again or arrives late joins the next meeting. `purpose`
+  // says why this rank wants to meet. Ranks can have different purposes after a failed try, or if their configurations
+  // differ. In this case, all_here() fails. Exceptions of the board pass through the constructor and through
+  // all_here().
   Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, std::string purpose = {},
           std::shared_ptr<RankObserver> observer = launcher_observer());
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
-  // Returns at once whether all ranks have arrived. Throws CommError if a rank has died or left, if some ranks have not
-  // arrived in time (the message lists the ranks that have arrived and those that have not), or if ranks came for
-  // different purposes.
+  // Returns without waiting whether all ranks have arrived. Throws CommError if a rank has died or left, if some ranks
+  // have not arrived in time (the message lists the ranks that have arrived and those that have not), or if ranks came
+  // for different purposes.
   bool all_here();
 
   // The caller calls it from time to time while all ranks connect. Throws CommError if a rank has died or left
-  // meanwhile, or if connecting takes longer than `timeout_ms`, which ranks also had to arrive. `what` names the event
-  // that this rank waits for. Exceptions of the board pass through.
+  // meanwhile, or if `timeout_ms` have passed since all ranks had arrived. `what` names the event that this rank waits
+  // for. Exceptions of the board pass through.
   void check(std::string_view what);
   // Throws a CommError with the text `error`, an error that occurred while ranks met or connected. The death of a peer
   // can have caused such an error. So the function looks for a rank that died or left, for about a second, and the
@@ -52,11 +54,11 @@ class Meeting {
   void end();
   // Ends the meeting because this rank gives up. The caller must call it after every error. The other ranks learn in
   // all_here() or check(), within a second, that this rank has left. They also learn `reason`, except if the meeting
-  // was over for this rank before. Does nothing after end(). Rank 0 waits in leave() until all ranks that arrived have
-  // left or died, but at most three seconds, because the board can be a part of rank 0's process.
+  // was over for this rank before. Does nothing after end(). The board can be a part of rank 0's process, so rank 0
+  // waits here until all ranks that arrived have left or died. It waits at most three seconds.
   void leave(std::string_view reason) noexcept;
 
-  int64_t number() const;  // counts the meetings over this board from 1
+  int64_t number() const;  // number of this meeting; the first meeting over the board has number 1
   // Returns whether a rank left an earlier meeting over this board. The result is valid only after all ranks have
   // arrived, and is the same on all ranks.
   bool retried() const;

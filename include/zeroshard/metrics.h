@@ -9,7 +9,7 @@
 #include <vector>
 
 // Shows a training run to its user, in metric files and in a progress line. Only rank 0 creates these objects. Only one
-// thread may use an object. A full disk or a closed console never stops a run.
+// thread may use an object. After the constructors, a full disk or a closed console never stops a run.
 namespace zeroshard {
 
 class Io;

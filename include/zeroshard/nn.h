@@ -18,7 +18,7 @@ namespace zeroshard {
 class LRSchedule;
 
 // A source of values for parameters without memory. Such a parameter is a tensor on the CPU whose storage has a size
-// but no data, as make_causal_lm() creates them.
+// but no data. make_causal_lm() makes models with such parameters.
 struct ParameterValues {
   ParameterReader read;
   std::string identity;  // must be the same on all ranks; the engine refuses ranks whose identities differ
@@ -28,10 +28,10 @@ struct ParameterValues {
 //
 // A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl). Without unit_classes, a
 // unit is each element of a ModuleList, Sequential or ModuleDict that is no such container itself and lies in no other
-// unit. Any other module with parameters of its own forms a unit together with all modules in it. If those modules
-// contain units, only the module's own parameters form a unit. The model itself forms a unit of its own parameters
-// only, except if its class is in unit_classes. A tied parameter (one tensor, or two over the same memory) belongs to
-// the first unit that has it.
+// unit. Each module outside of these units that has parameters of its own forms another unit. If the modules inside it
+// contain no units, this unit includes them. Otherwise, it has only the module's own parameters. The model itself forms
+// a unit of its own parameters only, except if its class is in unit_classes. A tied parameter (one tensor, or two over
+// the same memory) belongs to the first unit that has it.
 class ModuleUnits {
  public:
   // Throws ValueError if a class matches no module, if a parameter is on the meta device, or if two different
@@ -82,7 +82,7 @@ class ModuleEngine : public Engine {
   // without memory and for a buffer on another device.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world);
   // Takes over a model whose parameters have no memory yet. Each rank reads from `values` only the values that the rank
-  // keeps, and never holds more than its shards.
+  // keeps. So the constructor needs no memory for other values.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world, const ParameterValues& values);
   ~ModuleEngine();
 

@@ -3,8 +3,8 @@
 
 namespace zeroshard {
 
-// Returns how many moments an optimizer keeps for each element, 2 for Muon because its AdamW part needs 2. `momentum`
-// says whether SGD has momentum.
+// Returns how many moments an optimizer keeps for each element. For Muon it returns 2, because AdamW, which updates the
+// parameters that are not matrices, needs 2. `momentum` says whether SGD has momentum.
 int num_moments(OptimizerConfig::Type type, bool momentum);
 
 }  // namespace zeroshard

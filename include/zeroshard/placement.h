@@ -12,34 +12,38 @@ namespace zeroshard {
 
 // An entry of "zeroshard.placement". It says whether the selected units are sharded or replicated at stage 3.
 struct PlacementRule {
-  // The pattern selects each unit whose dotted name ends with matching parts. A part of the pattern is a name, "*"
-  // (any), a number or a range of numbers: "layers.0-3", "encoder.layers.*", "lm_head".
+  // The pattern selects each unit whose dotted name ends with matching parts. A part of the pattern is a name, a
+  // number, a range of numbers, or "*", which matches any part: "layers.0-3", "encoder.layers.*", "lm_head".
   std::string units;
   bool replicated = false;  // true: whole on every rank; false: sharded, even if the unit is small
 };
 
 struct PlacementOptions {
   int world_size = 1;  // ranks that shard one copy of the parameters among themselves
-  int parts = 1;       // groups of that many ranks that share one copy of gradients and optimizer states
+  int parts = 1;       // number of groups of world_size ranks that share one copy of gradients and optimizer states
   int stage = 0;
   bool shard_one_rank = false;      // true: a single rank gathers and reduces like several ranks do
-  std::optional<DType> wire_dtype;  // dtype of gradients on the wire; unset: the dtype of their parameters
-  std::optional<DType> grad_dtype;  // dtype of reduced gradients; unset: fp32 if steps accumulate, else the wire dtype
+  std::optional<DType> wire_dtype;  // dtype in which ranks send gradients; unset: the dtype of the parameters
+  // Dtype of reduced gradients. Unset: fp32 if a step has several micro-batches, else the dtype in which ranks send
+  // gradients.
+  std::optional<DType> grad_dtype;
   int optimizer_slots = 2;  // moments that the optimizer keeps for each element in addition to its master weight
   DType moment_dtype = DType::kFloat32;
   int64_t grad_accumulation_steps = 1;
   // Tier of the shards of gathered units, at stage 3. fp32 parameters that the device updates stay on the device.
   Tier parameter_tier = Tier::kDevice;
-  bool on_device = false;            // ranks run on a GPU or another accelerator; false: on the CPU
-  int64_t parameters_in_memory = 0;  // if parameters are in files: most elements of a rank that stay in host memory
-  bool masters_in_memory = false;    // true: if parameters are in files, trained fp32 parameters stay in host memory
-  Tier state_tier = Tier::kDevice;   // tier of master weights and moments, from stage 1 on
-  double state_share = 1;  // share (0 to 1) of each group's states on state_tier; the others stay on the device
+  bool on_device = false;  // ranks run on a GPU or another accelerator; false: on the CPU
+  // If parameters are in files: the largest number of elements that a rank keeps in host memory instead.
+  int64_t parameters_in_memory = 0;
+  bool masters_in_memory = false;   // true: trained fp32 parameters are in host memory, even if others are in files
+  Tier state_tier = Tier::kDevice;  // tier of master weights and moments, from stage 1 on
+  double state_share = 1;           // share (0 to 1) of each group's states on state_tier; the rest stays on the device
   // Tier of reduced gradients, from stage 1 on; kFile only if the states are in files.
   Tier gradient_tier = Tier::kDevice;
   bool delayed_update = false;  // true: the new parameters of a step wait on the host until the end of the next step
-  int64_t persistence_threshold = 100'000;  // at stage 3, units up to this size stay gathered between updates
-  std::vector<PlacementRule> rules;         // if several rules match a unit, the last one counts
+  // At stage 3, units of at most this many elements stay gathered between updates.
+  int64_t persistence_threshold = 100'000;
+  std::vector<PlacementRule> rules;  // if several rules match a unit, the last one counts
 };
 
 // Returns the number of ranks that shard one copy of the optimizer states.

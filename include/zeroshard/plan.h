@@ -21,11 +21,11 @@ struct PlanOptions : PlacementOptions {
   int replicas = 1;                     // groups of world_size ranks each; every group has a copy of the parameters
   bool quantized_gradients = false;     // true: replicas send each other sums of gradients as 8-bit numbers
   bool quantized_weights = false;       // true: replicas that share states send each other parameters as 8-bit numbers
-  bool replicas_need_scratch = false;   // true: the transport between replicas copies the pieces of a sum
-  bool exchange_needs_scratch = false;  // true: the transport cannot sum directly from the memory of peers
+  bool replicas_need_scratch = false;   // true: the transport between replicas needs a second buffer for a sum
+  bool exchange_needs_scratch = false;  // true: the transport within a replica needs a second buffer for a sum
   int ranks_per_host = 0;               // 0: all ranks are on one host
-  bool in_two_levels = true;            // true: CPU ranks send bytes once to each other host, not to each rank
-  bool sums_natively = false;           // true: the backend's own reduce-scatter adds gradients
+  bool in_two_levels = true;            // true: CPU ranks send data to another host once, not once for each rank there
+  bool sums_natively = false;           // true: gradients are summed by the process group's own reduce-scatter
   int swap_buffers = 4;                 // if states lie in files: the number of chunks in memory at one time
   // If parameters lie in files: the number of buffers for shards in memory, and the largest number of elements of each.
   int parameter_buffers = 5;
@@ -42,11 +42,12 @@ int optimizer_slots(const OptimizerConfig& config);
 
 // Returns the options that `config` implies. If `on_device` is true, ranks run on a GPU or another accelerator. If it
 // is false, they run on the CPU, and their device memory is the host's memory. A config without an optimizer counts as
-// AdamW.
+// one with AdamW.
 PlanOptions plan_options(const Config& config, bool on_device = false);
-// Returns the tier of reduced gradients, which depends on options.gradients and on the tier of the states. On a GPU or
-// another accelerator, gradients leave the device only if all states are offloaded. Gradients are in files only if
-// options.gradients requests it and the states are in files. On the CPU, all other gradients are on tier kDevice.
+// Returns the tier of reduced gradients. On a GPU or another accelerator, it is kDevice if not all states are
+// offloaded, or if options.gradients requests the device. Otherwise it is kFile if options.gradients requests files and
+// the states are in files, and kHost if not. On the CPU, it is kFile if options.gradients requests files and the states
+// are in files, and kDevice if not.
 Tier tier_of_gradients(const PlanOptions& options);
 // Returns whether the config places anything in files by "nvme". "auto" does not count.
 bool asks_for_files(const Config& config);
@@ -63,16 +64,16 @@ struct PlannedTier {
   double total() const { return parameters + gradients + master_weights + moments + buffers; }
 };
 
-// The bytes of one rank, on its device unless a member says otherwise. If the plan is made from a model's shapes, the
-// numbers are whole, and exact below 2^53. If it is made from a mere count of parameters, it has no padding, and the
-// numbers can have fractions.
+// The bytes of one rank, on its device unless a member's comment says otherwise. If the plan is made from a model's
+// shapes, the numbers are whole, and exact below 2^53. If it is made from a mere count of parameters, it has no
+// padding, and the numbers can have fractions.
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
   double swap = 0;         // if ranks run on the CPU: buffers through which data go to files and back
   PlannedTier host, file;  // not in model_states() and total()
-  // The next two apply only to ranks on a GPU, and are not in total(). plan_model() sets them for all ranks, and
-  // plan_count() for none.
+  // The next two apply only to ranks on a GPU, and are not in total(). plan_model() sets them for CPU ranks, too.
+  // plan_count() leaves them at 0.
   double temporaries = 0;  // temporary memory of a step
   double init_peak = 0;    // largest total while an engine is built from a model that is on the device
 
@@ -140,14 +141,15 @@ std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions&
 // follow: units up to the persistence threshold (left out if the threshold is 0), and all other units. Both are left
 // out if a rule is for "*".
 std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
-// Returns how many bytes the initialisation of a model on the host can need in addition to the planned bytes. That is
-// the size of the largest unit's largest group, whole and in fp32.
+// Returns how many bytes an engine can need in addition to the planned bytes while it takes over a model on the host.
+// That is the size of the largest group of all units, whole and in fp32 (or in the group's own dtype if that is not
+// floating-point).
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
 // Return the host bytes that one rank needs for background checkpoints. They hold the rank's share of the fp32 weights
 // and of the optimizer's states, at every stage. The first save allocates them. If the states lie in files, only fp32
-// parameters that are whole on every rank need these bytes, because the save reads all other values from the files or
-// from their own memory. The second function is for a mere count of parameters.
+// parameters that are whole on every rank need these bytes, because the save reads all other values where they lie. The
+// second function is for a mere count of parameters.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 
@@ -157,8 +159,8 @@ inline constexpr int kMaxPlannedWorldSize = 1 << 20;
 struct FitReport {
   bool fits = false;
   double ratio = 0;                   // bytes that a rank needs / `device_bytes`
-  std::optional<int> lowest_stage;    // the lowest stage that fits at this world size
-  std::optional<int> min_world_size;  // the smallest world size that fits at this stage
+  std::optional<int> lowest_stage;    // the lowest stage that fits at this world size; unset: none
+  std::optional<int> min_world_size;  // the smallest world size that fits at this stage; unset: none
   std::optional<int> min_world_size_stage_3;
 };
 

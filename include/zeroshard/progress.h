@@ -16,11 +16,12 @@ struct BatchSize {
 
 using NamedCounts = std::vector<std::pair<std::string, int64_t>>;
 
-// The progress of training, including the steps before the checkpoint that the run continued from. The engine counts.
-// The caller of the engine may set the counts, and with `boundary` decide where steps end, as scripts for DeepSpeed do.
+// The progress of training, including the steps before the checkpoint that the run continued from. The engine advances
+// the counts. The engine's caller may set them, too, and may decide by `boundary` where steps end, as scripts for
+// DeepSpeed do.
 struct Progress {
-  int64_t global_steps = 0;    // updates, including skipped ones
-  int64_t skipped_steps = 0;   // skipped updates, whose gradients were not finite
+  int64_t global_steps = 0;    // finished steps, including those whose update was skipped
+  int64_t skipped_steps = 0;   // steps whose update was skipped, because a gradient was not finite
   int64_t micro_steps = 0;     // finished micro-batches
   int64_t global_samples = 0;  // samples of all ranks
   BatchSize batch;

@@ -37,13 +37,14 @@ class SequenceGroup {
   at::Tensor gather(const at::Tensor& piece) const;
 
   // Returns the mean of the ranks' losses, in which the loss of each rank is weighted by that rank's `count`. A rank
-  // with a count of 0 does not contribute. The backward pass multiplies the gradient of each rank's loss by S, the
-  // number of ranks in the group. So if all ranks of the world average their gradients, the result is the gradient of
-  // the mean loss of all groups.
+  // with a count of 0 does not contribute. If all counts are 0, the mean is 0. The backward pass multiplies the
+  // gradient of each rank's loss by S, the number of ranks in the group. So if all ranks of the world average their
+  // gradients, the result is the gradient of the mean loss of all groups. Throws ValueError if `loss` or `count` does
+  // not have exactly one element.
   at::Tensor mean(const at::Tensor& loss, const at::Tensor& count) const;
 
-  // Returns the `numbers` of every rank, by rank. All ranks must pass the same number of numbers. Takes one small
-  // gather over host memory.
+  // Returns the `numbers` of every rank, by rank. All ranks must pass equally many numbers. The exchange is one gather
+  // over host memory.
   std::vector<std::vector<int64_t>> tell(const std::vector<int64_t>& numbers) const;
 
   // Cuts the tensors of each rank into S equal pieces along dimension 1. Returns the pieces that belong to this rank:
@@ -53,7 +54,7 @@ class SequenceGroup {
   std::vector<std::vector<at::Tensor>> deal(const std::vector<at::Tensor>& mine,
                                             const std::vector<std::vector<at::Tensor>>& like) const;
 
-  // Makes the ranks of the group that wait for this rank fail with `reason` now.
+  // Makes other ranks of the group fail with `reason` now if they wait for this rank.
   void abort(std::string_view reason) const noexcept;
 
  private:

@@ -20,7 +20,7 @@ struct MachineRates {
   double flops = 0;            // floating-point operations in matrix products of the compute dtype
   std::optional<double> host;  // bytes that the CPU reads from memory plus bytes that it writes
   std::optional<double> link;  // bytes copied between device and host, in each direction
-  std::optional<double> disk;  // bytes read from plus bytes written to swap files, while both go on at once
+  std::optional<double> disk;  // bytes of swap files, read plus written, while reads and writes overlap
   std::optional<double> network = std::nullopt;  // bytes between a host and the others, in each direction
 };
 
@@ -33,8 +33,8 @@ struct NetworkTime {
   double total() const { return forward + backward + update + alone; }
 };
 
-// The seconds of one step of a rank, unless a member says otherwise. A step consists of all its micro-batches and the
-// update.
+// The seconds of one step of a rank, unless a member's comment says otherwise. A step consists of all its micro-batches
+// and the update.
 struct PlannedStep {
   double forward = 0, backward = 0;  // of all micro-batches; recomputed layers count as backward
   double link = 0;                   // copies between device and host; they overlap forward and backward
@@ -67,9 +67,9 @@ struct StepChange {
   std::string change;  // the change in words: configuration keys, more ranks or a second disk
   PlannedStep step;
 };
-// Tries twice the micro-batches per step, and, where they can help, twice the ranks and a second disk. Returns the
-// change with which each rank processes the most tokens per second, or nothing if the gain is below 5 %. Does not check
-// whether the change fits into memory.
+// Tries up to three changes, each alone: twice the micro-batches per step, twice the ranks (only from stage 1 on), and
+// a second disk (only if states lie in files). Returns the change with which a rank processes the most tokens per
+// second, or nothing if the gain is below 5 %. Does not check whether the change fits into memory.
 std::optional<StepChange> best_change(const ModelShapes& model, const PlanOptions& options,
                                       const ActivationOptions& activations, const MachineRates& rates);
 

@@ -10,7 +10,7 @@ namespace zeroshard {
 enum class Tier : uint8_t { kDevice, kHost, kFile };
 inline constexpr std::array kTiers = {Tier::kDevice, Tier::kHost, Tier::kFile};
 inline constexpr size_t kNumTiers = kTiers.size();
-// Returns the tier to which the host's memory belongs. `on_device` says whether the rank's device is not the CPU.
+// Returns the tier to which the host's memory belongs. `on_device` is false if the rank's device is the CPU.
 constexpr Tier host_tier(bool on_device) {
   return on_device ? Tier::kHost : Tier::kDevice;
 }

@@ -1,7 +1,7 @@
 #pragma once
-// Includes the public headers for training with an Engine and for launching ranks. They need only ATen. Code for models
-// written with torch::nn must include zeroshard/nn.h, too. The other public headers are for single tasks, such as
-// metrics.h.
+// Includes the public headers for training with an Engine and for launching ranks. These headers need only ATen. Code
+// for models written with torch::nn must include zeroshard/nn.h, too. Each of the other public headers, such as
+// metrics.h, is for a single task.
 #include "zeroshard/config.h"
 #include "zeroshard/dtype.h"
 #include "zeroshard/engine.h"
