@@ -193,8 +193,8 @@ struct Surroundings {
   std::vector<std::string> program{own_path(), "run", "--from-stdin"};
 };
 
-// Returns, for one start of the job, the command that starts zeroshard on each host, and the order that it then reads
-// from standard input. `options.restarts` must be set.
+// Returns, for one start of the job, the command that starts zeroshard on each host, and the order that zeroshard then
+// reads from standard input. `options.restarts` must be set.
 std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>& hosts, const HostArguments& arguments,
                                  const LaunchOptions& options, const Surroundings& surroundings) {
   const std::string master = address_of(hosts[0], arguments), job = options.job.empty() ? random_name() : options.job;

@@ -27,8 +27,9 @@ struct HostArguments {
 // Adds --launcher, --launcher_args and --ssh_port.
 void add_host_options(CLI::App& run, HostArguments& arguments);
 
-// Returns the hosts of a hostfile on which to start a job; this host can be among them. Returns nothing if there is no
-// hostfile, or if it has only this host. Throws ValueError for wrong values of the options, and for a wrong hostfile.
+// Returns the hosts of a hostfile on which to start a job. This host can be among them. Returns no host if there is no
+// hostfile, or if this host is the only one in it. Throws ValueError for wrong values of the options, for a wrong
+// hostfile, and for a hostfile with a single host that is not this one.
 std::vector<JobHost> other_hosts(const HostArguments& arguments);
 
 // Starts the job on `hosts`, with the options of `run` that do not concern hosts, and restarts it as --max-restarts and

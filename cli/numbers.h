@@ -23,8 +23,8 @@ inline constexpr IntRange kRanksPerHost{.min = 1, .max = kMaxRanksPerHost};
 // Returns the number in `text`. Throws ValueError if `text` is not a whole number in `range`.
 int parse_int(const std::string& option, const std::string& text, IntRange range);
 
-// Adds an option that passes its value to `set`. Parsing the command line throws ValueError if the value is not in
-// `range`.
+// Adds an option that passes its value to `set`. Parsing the command line throws ValueError if the value is not a whole
+// number in `range`.
 void add_int(CLI::App& app, const std::string& names, IntRange range, std::function<void(int)> set,
              const std::string& help);
 

@@ -132,7 +132,8 @@ void read_config(const PlanArguments& arguments, const PlannedRanks& ranks, Plan
 }
 
 // Returns the bytes that `text` names. A number without a unit is in bytes. Throws ValueError for fewer than 10^6 bytes
-// without a unit, because no device has so few, so the user probably forgot the unit.
+// without a unit (1e3 counts as one with a unit). No device has so few bytes, so the user has probably forgotten the
+// unit.
 double parse_device_bytes(const std::string& option, const std::string& text) {
   const double bytes = parse_bytes(text);
   const bool has_unit = text.find_first_not_of("0123456789.") != text.npos;

@@ -9,8 +9,8 @@ namespace CLI {
 class App;
 }
 
-// The part of `zeroshard plan` about several hosts. It reads how ranks are distributed over the hosts, and says how
-// many bytes cross the network between hosts in a step.
+// The part of `zeroshard plan` about several hosts. These functions read how ranks are distributed over the hosts, and
+// say how many bytes cross the network between hosts in a step.
 namespace zeroshard::cli {
 
 struct RankArguments {
@@ -29,10 +29,10 @@ struct PlannedRanks {
 PlannedRanks read_ranks(const RankArguments& arguments);
 
 // Throws ValueError if the user gave --cluster and the ranks cannot be distributed over the hosts as plan_network()
-// requires. Checks this with the options at stage 0.
+// requires. Checks this at each planned stage.
 void check_cluster(const PlanInputs& inputs);
 // Both functions return the bytes that cross the network in a step with the options `at`, as a line of text and as
-// JSON. If the network's rate is known, they also return the seconds that this takes.
+// JSON. If the network's rate is known, they also return the seconds that the network needs for these bytes.
 std::string describe_network(const PlanInputs& inputs, const PlanOptions& at);
 nlohmann::ordered_json network_as_json(const PlanInputs& inputs, const PlanOptions& at);
 

@@ -65,7 +65,7 @@ double staging(const PlanInputs& inputs) {
 std::string convention(const PlanInputs& inputs) {
   PlanOptions whole = inputs.at_stage(0);
   whole.world_size = 1;
-  PlanOptions plain = whole;  // with gradients in the dtype in which they are reduced
+  PlanOptions plain = whole;  // gradients are reduced in place, in the dtype in which ranks send them
   plain.grad_accumulation_steps = 1;
   plain.grad_dtype.reset();
   const PlannedBytes bytes = plan_count(1, plain);

@@ -64,13 +64,13 @@ struct PlanInputs {
     needs.with_activations = activations.has_value();
     return needs;
   }
-  // Returns the bytes that must fit on a device, or in the host's memory if ranks run on the CPU.
+  // Returns all bytes that a device, or the host's memory if ranks run on the CPU, must hold.
   double needed(const PlannedBytes& planned) const {
     const MemoryNeeds needs = memory_needs(planned);
     return options.on_device ? needs.device : needs.host;
   }
-  // Returns the user's options with another stage, and with the numbers of ranks, replicas and parts that they mean at
-  // that stage. Unlike at_stage(), keeps options of offload that have no effect at that stage.
+  // Returns the user's options with another stage. Below stage 3, replicas that share states become one replica with
+  // all of their ranks. Unlike at_stage(), keeps options of offload that have no effect at that stage.
   PlanOptions asked_at_stage(int stage) const {
     PlanOptions at = options;
     at.stage = stage;
@@ -94,7 +94,7 @@ struct StagePlan {
   int stage;
   PlannedBytes bytes;
   std::optional<FitReport> fit;  // unset if no limit is known
-  std::string passed_limits;     // "" if the plan fits, or if no limit is known
+  std::string passed_limits;     // text about the memory limits that the plan exceeds; "": none
   std::string advice;            // text about a change with which the plan would fit; "" if it fits
   std::optional<FitChange> change;
   std::optional<int64_t> longest_sequence;  // length of the longest sequence that fits; 0 if none does

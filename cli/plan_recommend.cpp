@@ -82,7 +82,8 @@ void name_directories(Json& json, const RecommendedFrom& from) {
   }
 }
 
-// Parses the configuration `text` as a run does. Throws ValueError if the run would need other memory than was planned.
+// Parses the configuration `text` as a run does. Throws ValueError if the run would need more or less memory than was
+// planned.
 void check_meaning(const std::string& text, const Recommendation& recommended, const PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = recommended.change.options.world_size;

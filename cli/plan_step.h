@@ -10,8 +10,8 @@ namespace CLI {
 class App;
 }
 
-// The part of `zeroshard plan` about the time of a step. It adds the options for the machine's rates, and returns the
-// estimated time as text and as JSON.
+// The part of `zeroshard plan` about the time of a step. These functions add the options for the machine's rates, and
+// return the estimated time as text and as JSON.
 namespace zeroshard::cli {
 
 struct RateArguments {
@@ -20,8 +20,8 @@ struct RateArguments {
 void add_rate_options(CLI::App& plan, RateArguments& rates);
 
 // Returns the rates that the user gave, or nothing if the user gave none. Throws ValueError if a value is not a rate,
-// if --flops is missing beside other rates, if --sequence-length is missing, or if --network is missing for several
-// hosts.
+// if another rate is given without --flops, if --flops is given without --sequence-length and --model, or if --flops is
+// given for several hosts without --network.
 std::optional<MachineRates> read_rates(const RateArguments& rates, const PlanInputs& inputs);
 
 // Returns text about the communication that the time of a step leaves out, or "" if there is none.

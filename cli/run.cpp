@@ -29,12 +29,12 @@ struct RunArguments {
   LaunchOptions launch;  // some options set members directly; to_options() sets the others
   bool bind_cores = false, from_stdin = false;
   bool module = false, no_python = false, no_deepspeed = false;
-  bool add_local_rank = false, no_local_rank = false;  // no_local_rank wins
+  bool add_local_rank = false, no_local_rank = false;  // if both are true, no_local_rank counts
 };
 
 // Returns `wanted`, the number of ranks for --num_gpus or for the slots of a hostfile with one host. Throws ValueError
-// if the host has GPUs but fewer than `wanted` are visible, because then some ranks would have no GPU of their own, as
-// they have with DeepSpeed's launcher. If the host has no GPU, logs that the ranks run on CPUs.
+// if the host has GPUs but fewer than `wanted` are visible, because DeepSpeed's launcher gives each rank a GPU of its
+// own. If the host has no GPU, logs that the ranks run on CPUs.
 int ranks_for_gpus(int wanted) {
   const int gpus = count_gpus();
   if (wanted <= gpus) return wanted;

@@ -18,7 +18,7 @@ namespace {
 
 struct TrainArguments {
   std::string config, device;
-  LaunchOptions launch;  // set by the options of add_supervisor_options()
+  LaunchOptions launch;  // set by --nproc and the options of add_supervisor_options()
   bool dry_run = false;
 };
 
