@@ -88,7 +88,7 @@ class Reporter final : public TrainObserver {
                   static_cast<long long>(evaluation.step), evaluation.loss, perplexity,
                   static_cast<long long>(evaluation.targets));
     progress_->message(text);
-    last_ = Clock::now();  // so that the time of the evaluation does not count for the next step
+    last_ = Clock::now();  // because the next step must not include the time of the evaluation
   }
 
   void sampled(int64_t, const std::string& text) override {
@@ -132,8 +132,8 @@ class Reporter final : public TrainObserver {
 };
 
 // Returns the exit code after a signal that stopped the run. Every rank returns the same code, even if only one rank
-// got the signal. SIGTERM on any rank counts more than SIGINT. Collective, so that all ranks have finished their output
-// before the first one ends, because a launcher ends the other ranks as soon as one has ended.
+// got the signal. If ranks got different signals, SIGTERM counts. Collective, so that all ranks have finished their
+// output before the first one ends, because a launcher ends the other ranks as soon as one has ended with such a code.
 int exit_code_of_stop(World& world) {
   const bool terminated = world.mean(stop_signal == SIGTERM ? 1 : 0) > 0;
   const bool interrupted = world.mean(stop_signal == SIGINT ? 1 : 0) > 0;
@@ -191,8 +191,8 @@ void train_rank(const Arguments& arguments) {
   try {
     TrainEnd end;
     without_frames([&] { end = train_with(config, world); });
-    // Leaves by Exit, because after a normal return main() checks that the console output was written. Rank 0's output
-    // is only a log, so a run that could not write it succeeds.
+    // Throws Exit, because after a normal return run_program() checks that the console output was written. Rank 0's
+    // output is only a log, so a run that could not write it succeeds.
     throw Exit{end == TrainEnd::kInterrupted ? exit_code_of_stop(world) : 0};
   } catch (const std::exception& error) {
     world.abort(error.what());
