@@ -27,7 +27,7 @@ struct TokenBatch {
   // int64, [batch, row_length()]: the position of a token in its document. Undefined: the model computes the positions
   // from `documents`.
   at::Tensor positions;
-  // The smallest and the largest id, if the caller knows them. Unset: the model computes them, and if the ids are on a
+  // The smallest and the largest id, if the caller knows them. Unset: the model computes both, and if the ids are on a
   // device, the host waits for the device.
   std::optional<std::pair<int64_t, int64_t>> id_range = std::nullopt;
   // The ranks that share these rows. Each rank has an equal piece, in the order of ranks. Null if rows are whole. If
@@ -47,8 +47,8 @@ class KvCache {
 
   int64_t length() const { return length_; }  // number of tokens of a row so far
   int64_t capacity() const { return capacity_; }
-  // Appends a layer's new keys and values, each [batch, kv_heads, length, head_dim]. Returns the keys and values of all
-  // tokens in this layer. Throws ValueError if the capacity is exceeded.
+  // Appends a layer's keys and values of new tokens, each [batch, kv_heads, length, head_dim]. Returns this layer's
+  // keys and values of all tokens so far. Throws ValueError if the capacity is exceeded.
   std::pair<at::Tensor, at::Tensor> append(int64_t layer, const at::Tensor& key, const at::Tensor& value);
   void advance(int64_t tokens) { length_ += tokens; }  // the caller calls it when every layer has appended
 
@@ -66,7 +66,7 @@ class PartRunner {
 
   virtual ~PartRunner() = default;
   virtual at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward& forward) const;
-  // Runs one of the equal blocks that make up most of the model, by default with run().
+  // Runs block `index`, one of the equal blocks that make up most of the model. By default, calls run().
   virtual at::Tensor run_block(int64_t index, const torch::nn::Module& part, const at::Tensor& input,
                                const Forward& forward) const;
 };
@@ -94,7 +94,7 @@ class CausalLM : public torch::nn::Module {
   // on the host as fp32. Each value depends only on `seed`, the element's position and the parameter's name.
   void initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out);
   // Declares that parameter `name` is not a part of the architecture, but for example of an adapter. initialize() draws
-  // the parameter's values uniformly from [-bound, bound]. The model's files do not contain it.
+  // the parameter's values uniformly from [-bound, bound]. The model's files do not contain the parameter.
   void add_parameter(const std::string& name, double bound) { added_[name] = bound; }
   bool is_added(const std::string& name) const { return added_.contains(name); }
 

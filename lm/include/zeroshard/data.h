@@ -28,14 +28,15 @@ struct DatasetOptions {
   int64_t length = 1024;  // length of a row in tokens
   Packing packing = Packing::kStream;
   Part part = Part::kTraining;
-  // The share of documents that belong to the validation part; the seed chooses them. If that is less than one
-  // document, the validation part gets this share of the tokens of each document, at its end.
+  // The share of documents that belong to the validation part. The seed decides which documents these are. If the share
+  // is less than one document, the validation part is instead this share of the tokens of each document, taken from the
+  // document's end.
   double validation_share = 0;
   bool shuffle = true;
   uint64_t seed = 0;
   int64_t vocab_size = 0;  // every id must be below this; 0: not checked
-  // The id of the token after which a document ends in token files of other programs, because these have no index of
-  // documents. Unset: each such file is one document.
+  // The id of the token that ends a document in token files of other programs, which have no index of documents. Unset:
+  // each such file is one document.
   std::optional<int32_t> eos;
 };
 
@@ -46,7 +47,8 @@ struct DatasetOptions {
 class Dataset {
  public:
   // Throws an IoError or ValueError that names a file that is not a token file, is damaged, is empty or has ids outside
-  // the vocabulary. In files of other programs from 64 MiB on, row() checks the ids when it reads them.
+  // the vocabulary. In files of other programs that have 64 MiB or more, only row() checks the ids, when it reads them.
+  // Throws ValueError for invalid options, and for a part without tokens.
   Dataset(const std::vector<std::string>& files, const DatasetOptions& options);
   ~Dataset();
 

@@ -18,7 +18,7 @@ struct SamplingOptions {
 };
 
 struct GenerateOptions {
-  int64_t max_tokens = 128;   // number of tokens after the prompt
+  int64_t max_tokens = 128;   // largest number of tokens after the prompt
   std::vector<int32_t> stop;  // tokens that end the text; they are not returned
   // Only ids below this number are chosen. A caller sets it to the tokenizer's vocabulary size, because a model's
   // vocabulary can be padded. 0: the model's vocabulary size.
@@ -27,9 +27,10 @@ struct GenerateOptions {
   SamplingOptions sampling;
 };
 
-// A model of a Hugging Face directory whose blocks are distributed over the ranks. Each rank computes its own blocks in
-// turn. After its last block, the rank broadcasts one vector per token, and the rank with the next blocks continues
-// with these vectors. No parameters are gathered.
+// A model of a Hugging Face directory whose blocks are distributed over the ranks. For each token, one rank after
+// another computes its own blocks. The first rank also computes all that comes before the blocks, and the last rank all
+// that comes after them. After its last block, a rank broadcasts one vector per token, and the rank with the next
+// blocks continues with these vectors. No parameters are gathered.
 class Generator {
  public:
   // Loads the model to the world's device. `dtype` is the dtype of parameters and arithmetic: F32 or BF16. `world` must

@@ -26,11 +26,11 @@ struct TokenFileInfo {
   std::string tokenizer;      // Tokenizer::digest(); empty: not known
 };
 
-// A mapped file of tokens. The constructor checks the metadata, and read() checks the ids that it reads. Nobody may
-// change the file while the object exists. If somebody truncates the file, read(), check_whole() and verify() throw
-// IoError. document_end() and learned() do not check for a truncation, because they are called too often, and
-// identity() does not, either. After a truncation these three, and calls that are running at that time, can crash the
-// process. Any number of threads may use the object.
+// A file of tokens that is mapped into memory. The constructor checks the metadata, and read() checks the ids that it
+// reads. Nobody may change the file while the object exists. If somebody truncates the file, check_whole() and all
+// functions that read ids or checksums throw IoError. document_end() and learned() do not check for a truncation,
+// because they are called too often, and identity() does not, either. After a truncation these three functions, and all
+// calls that run when the file is truncated, can crash the process. Any number of threads may use the object.
 class TokenFile {
  public:
   // Only zeroshard's own files have an index of documents. In another file, a document ends after each token `eos`, and
@@ -49,7 +49,7 @@ class TokenFile {
   // Reads ids.size() tokens from position `begin` on. Throws ValueError for an id that is negative or not below
   // `limit`, and for a position outside of the file.
   void read(int64_t begin, std::span<int32_t> ids, int64_t limit = INT64_C(1) << 31) const;
-  // Returns whether the token is learned as a target. Without a mask, all tokens are.
+  // Returns whether the token at `position` is learned as a target. Without a mask, all tokens are.
   bool learned(int64_t position) const;
 
   // Throws ValueError if an id is not below `limit`. For zeroshard's own files the message names the first token with
@@ -58,8 +58,8 @@ class TokenFile {
   void check_ids(int64_t limit) const;
   // Throws IoError if the file has been truncated since it was opened.
   void check_whole() const;
-  // Compares every byte with the checksums. Returns one line per damaged part. Files of other programs have no
-  // checksums.
+  // Compares every byte with the checksums. Returns one line per damaged part. Returns no line for files of other
+  // programs, because these have no checksums.
   std::vector<std::string> verify() const;
   // Returns a number that identifies the contents. For zeroshard's own files it depends on all contents. For files of
   // other programs it depends on the size and on samples that are spread from the beginning to the end.

@@ -31,7 +31,7 @@ class Tokenizer {
   // SentencePiece model itself contains the names.
   const std::optional<int32_t>& bos() const { return bos_; }
   const std::optional<int32_t>& eos() const { return eos_; }
-  // Returns 16 hexadecimal digits. If they are equal for two tokenizers, encode() gives the same results.
+  // Returns 16 hexadecimal digits. If two tokenizers have the same digits, their encode() gives the same results.
   const std::string& digest() const { return digest_; }
 
  protected:

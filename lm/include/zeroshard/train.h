@@ -26,7 +26,7 @@ struct TrainOptions {
   int64_t steps = 0;          // 0 if `epochs` is given
   double epochs = 0;
 
-  // Token files, or text files: names that end in .txt, .jsonl, .ndjson, .json or .parquet.
+  // Token files and text files. Names of text files end in .txt, .jsonl, .ndjson, .json or .parquet.
   std::vector<std::string> data, validation_data;
   TokenizeOptions text;              // options for text files in `data` and `validation_data`
   DatasetOptions rows;               // with validation_share > 0, this share of `data` is the validation data
@@ -39,7 +39,7 @@ struct TrainOptions {
   int64_t evaluation_rows = 0;  // largest number of rows of an evaluation; 0: all
   int64_t patience = 0;         // the run ends after this many evaluations in a row without a better loss; 0: never
 
-  int64_t recompute_every = 0;      // activation checkpointing of every k-th block; 1: all blocks; 0: none
+  int64_t recompute_every = 0;      // k: every k-th block has activation checkpointing; 0: no block has it
   std::vector<std::string> freeze;  // parameters whose names begin with one of these texts are not trained
 
   std::optional<LoraOptions> lora;  // if set, only adapters are trained
@@ -96,9 +96,9 @@ struct TrainObserver {
 enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
 
 // Trains the model. Collective. Resumes from the newest checkpoint, if there is one. At the end the trained model is in
-// `output`, except after kInterrupted. When `stop` becomes true on any rank (a signal handler may set it), the run
-// saves a checkpoint and ends, after its current step or in the middle of an evaluation. A run that still tokenizes
-// texts at that time ends at once, before TrainObserver::started(), and saves nothing. If training fails, throws Error
+// TrainOptions::output, except after kInterrupted. When `stop` becomes true on any rank (a signal handler may set it),
+// the run saves a checkpoint and ends, after its current step or in the middle of an evaluation. A run that still
+// tokenizes texts at that time ends before TrainObserver::started(), and saves nothing. If training fails, throws Error
 // on every rank.
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop);
 
