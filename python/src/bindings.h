@@ -1,8 +1,8 @@
 #pragma once
 #include <torch/csrc/utils/pybind.h>
 
-// Declares the functions that add names to the Python module `zeroshard._C`. Most of them are each for one public
-// header of the core. bind_process() and bind_signals() have none.
+// Declares the functions that add names to the Python module `zeroshard._C`. Most of them bind what a public header of
+// the core declares. bind_process() and bind_signals() bind functions that this folder defines.
 namespace zeroshard {
 
 namespace py = pybind11;

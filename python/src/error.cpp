@@ -6,9 +6,9 @@
 namespace zeroshard {
 namespace {
 
-// Sets the Python error `name` with the message of `error`. The message can contain bytes that are not UTF-8, because
-// it has a path or was cut in the middle of a character. For such bytes pybind11's own translation would raise a
-// UnicodeDecodeError. This function replaces them by escapes.
+// Sets the Python error `name` with the message of `error`. The message can contain bytes that are not UTF-8, for
+// example in a path, or where it was cut in the middle of a character. For such bytes pybind11's own translation would
+// raise a UnicodeDecodeError. This function replaces them by escapes.
 void raise(const char* name, const std::exception& error) {
   const std::string what = error.what();
   const auto text =
@@ -41,12 +41,12 @@ void translate(std::exception_ptr pointer) {
 void bind_errors(py::module_& m) {
   m.attr("__version__") = kVersion;
   const auto error = py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
-  // zeroshard's ValueError is also Python's, so that `except ValueError` catches it.
+  // zeroshard's ValueError also derives from Python's, so that `except ValueError` catches it.
   const py::tuple bases = py::make_tuple(error, py::handle(PyExc_ValueError));
   const auto value_error = py::register_exception<ValueError>(m, "ValueError", bases);
   py::register_exception<ConfigError>(m, "ConfigError", value_error);
   py::register_exception<CommError>(m, "CommError", error);
-  // zeroshard's IoError is also Python's OSError.
+  // zeroshard's IoError also derives from Python's OSError.
   const py::tuple io_bases = py::make_tuple(error, py::handle(PyExc_OSError));
   py::register_exception<IoError>(m, "IoError", io_bases);
   py::register_exception<StateError>(m, "StateError", error);

@@ -15,9 +15,10 @@
 namespace zeroshard {
 namespace {
 
-// Runs pending signal handlers of Python, and throws the exception that a handler raises. Does nothing outside of the
-// process's main thread, because Python runs handlers only there. Other threads must not even ask for the interpreter's
-// lock here, because an interpreter that ends does not give it to them: see let_threads_stay().
+// Runs pending signal handlers of Python, and throws the exception that a handler raises. Does nothing if no
+// interpreter runs, or outside of the process's main thread, because Python runs handlers only there. Other threads
+// must not even ask for the interpreter's lock here, because an interpreter that ends does not give it to them: see
+// let_threads_stay().
 void run_signal_handlers() {
   if (::gettid() != ::getpid() || Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;

@@ -17,8 +17,8 @@ inline World::Group find_group(const std::string& name) {
   return name.empty() ? World::Group() : c10d::resolve_process_group(name);
 }
 
-// Deletes an object without holding the interpreter's lock. Threads that end with the object can need the lock, and
-// deleting the object waits for these threads.
+// Deletes an object without holding the interpreter's lock. The destructor waits for threads of the object, and these
+// can need the lock before they end.
 struct DeleteWithoutLock {
   template <typename T>
   void operator()(T* object) const {

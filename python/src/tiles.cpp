@@ -23,7 +23,7 @@ void bind_tiles(py::module_& m) {
          const std::function<void(const Call&)>& around_backward) {
         const auto around = [around_backward](const Call& loop) {
           around_backward([&loop] {
-            const py::gil_scoped_release release;  // because a backward pass inside needs the lock
+            const py::gil_scoped_release release;  // because backward passes in the loop need the lock
             loop();
           });
         };

@@ -15,7 +15,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kChunkBytes = 1 << 20;  // most bytes of one broadcast, because shared memory holds a copy of them
+constexpr int64_t kChunkBytes = 1 << 20;  // limit of one broadcast, because shared memory holds a copy of its bytes
 
 void broadcast(World& world, const at::Tensor& tensor, int root, const std::string& tag) {
   if (!tensor.is_contiguous()) throw ValueError("broadcast of '" + tag + "': the tensor is not contiguous");
