@@ -31,8 +31,9 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Does the same as ``torch.utils.checkpoint.checkpoint``, with the same arguments and the same result.
 
     In a training forward of an engine with ``zeroshard.offload.activations``, each of ``args`` that is a tensor and
-    requires a gradient leaves memory until the backward pass needs it, unless it is small or its memory has gaps.
-    Outside of such a forward, and inside a function that is itself recomputed, only calls torch's ``checkpoint``.
+    requires a gradient leaves memory until the backward pass needs it, unless it is a parameter, is small or has gaps
+    in its memory. Outside of such a forward, and inside a function that is itself recomputed, only calls torch's
+    ``checkpoint``.
 
     >>> block = torch.nn.Linear(32, 32)
     >>> hidden = torch.randn(2, 32, requires_grad=True)
@@ -44,7 +45,7 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 class Keeper:
     """Moves the inputs of checkpointed parts of an engine's model out of memory.
 
-    These are the functions that the model gives to ``recompute``, and the modules that transformers checkpoints.
+    The parts are the functions that the model gives to ``recompute``, and the modules that transformers checkpoints.
     """
 
     def __init__(self, model: nn.Module, core: _C.Engine) -> None:
@@ -56,7 +57,7 @@ class Keeper:
     def in_forward(self) -> Iterator[None]:
         """Surrounds the model's forward for training.
 
-        Looks for checkpointing functions each time, because scripts can enable checkpointing at any time.
+        Replaces the model's checkpointing functions each time, because scripts can enable checkpointing at any time.
         """
         for module, function in self._functions():
             if not isinstance(function, _Checkpoint):
@@ -82,8 +83,8 @@ class Keeper:
                 yield module, function
 
     def pack(self, tensor: torch.Tensor) -> _Stayed | _C.KeptTensor:
-        # Does not move parameters and tensors of other classes. Does not move tensors without a gradient, such as
-        # masks, either, because many layers get the same one.
+        # Moves neither parameters nor tensors of other subclasses. Does not move tensors without a gradient, such as
+        # masks, either, because many layers get the same tensor.
         if _thread.recomputes or type(tensor) is not torch.Tensor or not tensor.requires_grad or self._core is None:
             return _Stayed(tensor)
         kept = self._core.keep(tensor)

@@ -68,8 +68,8 @@ def _chooser(model: nn.Module, parsed: _C.ParsedConfig) -> Callable[[nn.Module, 
             return buffer.dtype
         if compute != "fp32" and any(pattern.search(plain_name(path)) for pattern in patterns):
             return torch.float
-        # The kernels of BatchNorm need statistics in the dtype of the weights. A frozen BatchNorm has no weights, only
-        # buffers.
+        # The kernels of BatchNorm need statistics in the dtype of the weights. FrozenBatchNorm, for example, has its
+        # weights as buffers.
         if wanted is None and "BatchNorm" in type(module).__name__ and compute != "fp32":
             return DTYPES[compute]
         return wanted or buffer.dtype
@@ -90,7 +90,8 @@ def _compiled(name: str, source: str) -> re.Pattern:
 def _patterns(model: nn.Module, compute_dtype: str) -> set[str]:
     """Returns patterns for the names of buffers in modules that transformers keeps in fp32.
 
-    Uses ``_keep_in_fp32_modules`` only for fp16, as transformers does.
+    Uses ``_keep_in_fp32_modules_strict`` for every dtype, and ``_keep_in_fp32_modules`` only for fp16, as transformers
+    does.
     """
     found = set()
     for path, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""Implements ``engine.save_checkpoint`` and ``engine.load_checkpoint``: saves and loads what the core does not have.
+"""Implements ``engine.save_checkpoint`` and ``engine.load_checkpoint``, with the states that the core does not have.
 
 Checkpoints have everything except tensors as JSON, so that loading one cannot run code.
 """
@@ -31,8 +31,8 @@ _BUFFER = "buffer"
 # A tensor of a checkpoint has a name and a kind. This is the prefix of the kinds of states of an external optimizer, as
 # in "optimizer.exp_avg".
 _OPTIMIZER = "optimizer."
-# The same for an external optimizer with tables, see _has_tables(). Each rank saves each state of a slice as one tensor
-# that cannot be cut. An example is the state "absmax" that rank 1 saves: "stretch.absmax@1".
+# The prefix of the kinds for an external optimizer with tables (see _has_tables()), as in "stretch.absmax@1" for the
+# state "absmax" that rank 1 saves. Each rank saves each state of a slice as one tensor, which a load cannot cut.
 _OF_STRETCH = "stretch."
 
 
@@ -267,7 +267,7 @@ def _external_states(
 
 
 def _has_tables(run: Run) -> bool:
-    """Returns whether the user's optimizer has tables on this rank: states that do not have one value per element.
+    """Returns whether the user's optimizer has tables on this rank: tensors that are no scalars and not elementwise.
 
     Scales and code tables are examples. If an optimizer has tables, its states with one value per element can be codes,
     which have no meaning without their table.
@@ -281,9 +281,9 @@ def _has_tables(run: Run) -> bool:
 
 
 def _some_rank_has_tables(run: Run) -> bool:
-    """Returns whether some rank has tables. Collective, except if no optimizer can have any.
+    """Returns whether some rank has tables. Collective, unless the optimizer cannot have any.
 
-    The core's optimizers and those that are known to be elementwise have no tables.
+    The core's optimizers and external ones that are known to be elementwise have no tables.
     """
     if run.external is None or run.optimizer.is_elementwise:
         return False
@@ -308,7 +308,7 @@ def _stretch_of(part: _C.OptimizerSlice, param: torch.Tensor) -> str:
 
 
 def warn_of_states(run: Run) -> None:
-    """Logs whether checkpoints cannot hold the states of an external optimizer, or cannot cut them anew.
+    """Logs a message if a checkpoint cannot hold the states of an external optimizer, or if a load cannot cut them.
 
     Called after the first step, because the optimizer makes its states in that step.
     """
@@ -529,7 +529,7 @@ def _external_wants(
 def _stretches_of(infos: list[_C.TensorInfo]) -> dict[str, dict[str, dict[str, _C.TensorInfo]]]:
     """Returns the states that were saved whole, by parameter, slice and kind.
 
-    If several ranks saved the same slice, has the states of one of them.
+    If several ranks saved the same slice, returns the states of one of them.
     """
     found: dict[str, dict[str, dict[str, _C.TensorInfo]]] = {}
     for info in infos:
@@ -562,7 +562,7 @@ def _restore_optimizer(
     states: list[tuple[torch.Tensor, str, torch.Tensor]],
     rank_states: list[dict[str, Any]],
 ) -> None:
-    if "param_groups" not in state:  # a C++ program has saved it, whose one group has the configuration's settings
+    if "param_groups" not in state:  # as a C++ program saves, and an import that has found none
         return
     take_settings(run.optimizer.param_groups, state["param_groups"])
     if run.external is None:

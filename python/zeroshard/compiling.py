@@ -14,7 +14,7 @@ from .units import Unit
 
 
 def compile_units(units: Sequence[Unit], backend: str | Callable, options: dict[str, Any]) -> None:
-    """Compiles the forward of each module of a unit that contains no other such module.
+    """Compiles the forwards of the modules of units. Skips a module that contains another one of these modules.
 
     ``options`` are for ``torch.compile``. Hooks stay outside of the compiled graphs, because they gather and free
     parameters. Blocks of one class share the compiled code. Raises ``ValueError`` for ``fullgraph`` if ranks exchange

@@ -39,7 +39,7 @@ def convert(
     except (AttributeError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
         if isinstance(error, _C.Error):
             raise
-        kind = type(error).__name__  # a value in the source has a wrong type
+        kind = type(error).__name__  # for example, a value in the source has a wrong type
         raise ValueError(f"{source} is damaged or of a form that is not known: {kind}: {error}") from error
 
 
@@ -191,7 +191,8 @@ def _loss_scale(contents: Contents) -> dict[str, Any]:
     if saved.get("dynamic") and not usable:
         contents.notes.append(f"the loss scaler's state: {saved}")
     known = usable and bool(saved.get("dynamic"))
-    # If the source has no usable dynamic loss scale, an fp16 run that continues from here starts with the scale 65536.
+    # If the source has no usable dynamic loss scale, an fp16 run that continues from the new checkpoint starts with the
+    # scale 65536.
     return {
         "loss_scale": float(saved["scale"]) if known else 65536.0,
         "loss_scale_iteration": numbers[0] if known else 0,

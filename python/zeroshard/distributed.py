@@ -1,4 +1,4 @@
-"""Makes process groups from the environment of torchrun, zeroshard run, mpirun or srun."""
+"""Makes the default process group from the environment of torchrun, zeroshard run, mpirun or srun."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from .meeting import await_left_behind, meet, while_all_live
 
 _END_S = 2.0  # the end of a process waits this many seconds for collectives that its script left running
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-# The stores that this rank served for failed tries. The next try uses them.
+# The stores that this rank, as rank 0, serves by address. A try that could not make the default group leaves its store
+# here for the next try.
 _kept_stores: dict[tuple[str, int], dist.Store] = {}
-# The address of the store and the store of the default group that this module made; None once something uses the group.
+# The default group that this module made and that nothing uses yet: the address of its store, and the store. Else None.
 _unused_group: tuple[tuple[str, int], dist.Store] | None = None
 _started_group: weakref.ref[dist.ProcessGroup] | None = None  # the default group that this module made
 
@@ -36,9 +37,9 @@ def init_distributed(
 
     The ranks come from the environment variables of torchrun, or else of Open MPI, MPICH or Slurm. Without such
     variables the call does nothing, or with ``alone`` makes a group of this process alone. ``backend`` names another
-    backend. If all ranks are on one host, or if the master address is a loopback address, Gloo and NCCL listen only on
-    the loopback interface. Otherwise Gloo uses the interface that leads to the master address, or the interface that
-    ``GLOO_SOCKET_IFNAME`` names.
+    backend. ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` name the interfaces of Gloo and NCCL. Without these
+    variables, both listen only on the loopback interface if all ranks are on one host, or if the master address is a
+    loopback address. Otherwise Gloo uses the interface that leads to the master address.
 
     Raises ``CommError`` if a rank does not arrive within ``timeout`` (by default 10 minutes), dies or gives up. The
     error says which ranks have arrived. Every rank may then call the function again.
@@ -196,8 +197,8 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
     # The store does not wait for all clients, because a meeting does that, and reports the missing ranks.
     more = {"timeout": timeout, "wait_for_workers": False}
     if rank != 0 or host not in _LOOPBACK or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
-        # torchrun's agent already serves a store at this address. With other launchers rank 0 serves it. All other
-        # ranks are its clients.
+        # If torchrun says so in this variable, its agent already serves the store at this address. Otherwise rank 0
+        # serves it. All other ranks are clients of the store.
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         is_master = rank == 0 and not agent
         if not is_master:

@@ -91,7 +91,7 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, dept
         return {"__dict__": pairs}
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a numpy scalar
         plain = value.item()
-        if type(plain) is not type(value):  # longdouble has no equivalent in Python
+        if type(plain) is not type(value):  # item() of a longdouble returns a longdouble
             return encode(plain, where, tensors, depth)
     raise ValueError(
         f"{where} is {a_type(value)}, and a checkpoint holds numbers, text, tensors, lists, tuples and dicts "

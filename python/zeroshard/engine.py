@@ -245,7 +245,7 @@ class Engine(Getters, nn.Module):
         """
         drops = self._run.is_within_step
         self._run.core.zero_grad()
-        if drops:  # otherwise the loader might already have given the first batch of the next step
+        if drops:  # between steps, the loader can already have given the first batch of the next step
             self._run.position.end_step()
 
     def compile(

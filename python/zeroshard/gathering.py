@@ -56,7 +56,7 @@ def _gathered(
 
 @contextmanager
 def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can_drop: bool) -> Iterator[None]:
-    """Makes the units of those ``tensors`` whole that are parameters of an engine.
+    """Makes the units of ``tensors`` whole. Ignores tensors that are no parameters of an engine.
 
     With ``can_drop``, restores the old values after an exception and, if there is no ``modify_rank``, at the end.
     """

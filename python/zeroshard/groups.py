@@ -40,7 +40,7 @@ def make_groups(timeout_ms: int, purpose: str = "process groups") -> dict[str, A
     """Makes the process groups with which the core connects the ranks. Collective.
 
     Returns the names of three groups, and the meeting of the ranks. The groups are for gathers, for reductions and for
-    checkpoints. Gathers and reductions have two groups, so that each rank can interleave them in an order of its own.
+    checkpoints. Gathers and reductions have a group each, so that each rank can interleave them in an order of its own.
     The ranks watch one another until the core has connected them. With the backend MPI the meeting is None. For a
     single rank the names are empty, and there is no meeting.
     """

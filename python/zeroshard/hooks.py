@@ -77,7 +77,7 @@ def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -
             _thread.loop.use(readers, unit)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        if _thread.loop is not None:  # the unit ends when the loop ends
+        if _thread.loop is not None:  # the core learns of the end of the unit's forward when the loop ends
             return
         if core.post_forward(unit, tensors_in(output)):
             readers.note_returned(unit)
@@ -148,7 +148,7 @@ _thread = _Thread()
 class Readers:
     """Tracks the running forwards, and the units from which each forward reads.
 
-    Ignores reads on other threads than the one that began the last forward.
+    While a forward runs, ignores reads on other threads than the one that began the last forward.
     """
 
     def __init__(self, core: _C.Engine) -> None:
@@ -215,7 +215,7 @@ class Readers:
 
     @contextmanager
     def reading(self, unit: int, made: list[torch.Tensor]) -> Iterator[None]:
-        """Gathers ``unit`` in this context, and anew for the backward pass of the tensors in ``made`` at its end."""
+        """Gathers ``unit`` in this context, and again for the backward of the tensors that ``made`` has at the end."""
         self.enter(_BETWEEN)
         try:
             self.read(unit)

@@ -118,8 +118,8 @@ def make_engine(
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed)
     front = make_front(setup, parsed)
-    # Steps that can fail on one rank come before the making of the engine, which takes parameters and states from an
-    # earlier engine of the model.
+    # Code that can fail on one rank alone runs before the engine is made, because a new engine takes parameters and
+    # states from an earlier engine of the model.
     loader = None
     if training_data is not None:
         loader = Loader(

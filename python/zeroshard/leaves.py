@@ -35,7 +35,7 @@ def _walk(value: Any, seen: dict[int, Any]) -> list[torch.Tensor]:
 
 
 def _held_by(leaf: Any) -> list[Any]:
-    """Returns those parts of ``leaf`` that can contain tensors. pytree does not know the class of ``leaf``."""
+    """Returns the parts of ``leaf`` that can contain tensors. ``leaf`` is of a class that pytree does not know."""
     if isinstance(leaf, (type, nn.Module)):
         return []
     if dataclasses.is_dataclass(leaf):

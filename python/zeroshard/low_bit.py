@@ -1,6 +1,6 @@
 """Reads the settings of optimizers of bitsandbytes and torchao, in whose place the core updates.
 
-The core stores moments in 8 bits where these optimizers do.
+The core stores moments in 8 bits where these optimizers do, except those of parameters with fewer than 4,096 elements.
 """
 
 from __future__ import annotations

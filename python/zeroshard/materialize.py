@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .units import Param, Unit, is_packed
 from .writes import INITIALIZERS, Writes, is_initialized, is_lost, is_unwritten, was_written_after
 
-_KEPT_BYTES = 64 * 2**20  # most memory of the parameters of one context that are made from values and keep memory
+_KEPT_BYTES = 64 * 2**20  # limit for all parameters together that are made from values in one context and keep them
 
 
 class Init:
@@ -227,7 +227,7 @@ class _Fill:
 
 @contextmanager
 def _others_hidden(model: nn.Module, pending: set[int]) -> Iterator[None]:
-    """Hides all parameters except ``pending`` behind dummies, because initializers can also write to them."""
+    """Hides all parameters but those whose ``id()`` is in ``pending``, so that initializers cannot overwrite them."""
     hidden = [
         (module, name, param)
         for module in model.modules()

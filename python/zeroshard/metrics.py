@@ -96,7 +96,7 @@ def _finish(files: list[_C.RunMetrics], wandb_run: Any) -> None:
 
 
 def _wandb_run(settings: _C.WandbConfig) -> Any:
-    """Returns a run of the package wandb, which is offline if the server cannot be reached.
+    """Returns a run of the package wandb. The run is offline if the server cannot be reached or refuses it.
 
     If wandb cannot make a run, logs one line that says why, and returns None.
     """

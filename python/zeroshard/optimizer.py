@@ -307,9 +307,10 @@ def _kept(value: Any) -> Callable[[], Any]:
 
 
 def take_settings(param_groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    """Sets the settings of each group that ``saved`` has. Writes into tensors that the groups already have.
+    """Gives each group its settings in ``saved``. Writes numbers into the one-element tensors that groups already have.
 
-    If groups share a tensor but ``saved`` has different values for them, each gets a tensor of its own.
+    If groups share a tensor, it gets the value of the first of them. A group with another value in ``saved`` gets a
+    tensor of its own.
     """
     given: dict[int, float] = {}
     for group, settings in zip(param_groups, saved, strict=True):
@@ -419,7 +420,7 @@ class _StatesOfSlices(defaultdict):
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Is the engine's optimizer. Schedulers change its ``param_groups``, which are the user's own dicts.
+    """Is the engine's optimizer. Schedulers change its ``param_groups``: those of the user's optimizer, if any.
 
     ``engine.step()`` updates the parameters and clears the gradients. The optimizer's own ``step()`` also updates if
     there are gradients that no update has used, but it steps no scheduler. ``zero_grad()`` is ``engine.zero_grad()``.
@@ -440,8 +441,8 @@ class Optimizer(torch.optim.Optimizer):
         # A function that returns the settings of a param group that the core reads. None if the user's optimizer makes
         # the updates.
         self._settings_of = None if setup.external else dict if setup.low_bit is None else settings_of
-        # setup.is_elementwise goes by the name of a class, and other packages use torch's names. For example,
-        # bitsandbytes has an 8-bit AdamW.
+        # setup.is_elementwise is also true for other packages' classes with a name of torch's, such as the 8-bit AdamW
+        # of bitsandbytes. So this also checks where step() comes from.
         self._is_elementwise = setup.is_elementwise and (setup.inner is None or _is_torchs(setup.inner))
         self._engine: Callable[[], Any] = lambda: None
         self._states = _StatesOfTheCore()
@@ -472,7 +473,8 @@ class Optimizer(torch.optim.Optimizer):
     def hold_states(self) -> None:
         """Makes the ``state`` of the user's optimizer raise for whole parameters.
 
-        An external optimizer keeps the states of its slices there. Otherwise the ``state`` always raises.
+        An external optimizer keeps the states of its slices there, and a ``state`` of another class than torch's stays
+        as it is. If the optimizer is not external, its ``state`` always raises.
         """
         if self._outside and type(self._inner.state) is defaultdict:
             self._inner.state = _StatesOfSlices(dict, self._inner.state)

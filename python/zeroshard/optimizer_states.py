@@ -125,7 +125,7 @@ def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
 def _updates(state: dict[str, Any]) -> int:
     """Returns the number of updates that made the states.
 
-    SGD does not count updates. It counts as 1 update if there is a momentum, because an update has made that.
+    SGD does not count updates. For SGD this returns 1 if there is a momentum, because an update has made it, else 0.
     """
     if "step" in state:
         return int(state["step"])

@@ -127,7 +127,7 @@ class Ownership:
         self._tensors[index] = []
 
     def publish(self) -> None:
-        """Publishes a delayed update, because no later step will publish it. Only logs an error. Collective."""
+        """Publishes a delayed update, because no later step will publish it. Errors are only logged. Collective."""
         if self.core is None:
             return
         try:
@@ -138,8 +138,8 @@ class Ownership:
     def end(self, *, gather: bool = True) -> None:
         """Calls ``return_unit`` for all remaining units, and frees the core. Collective with ``gather``.
 
-        Without ``gather`` the parameters of sharded units have no values after that, and neither have those of a unit
-        for which there is no memory. With ``gather`` a lack of memory raises ``MemoryError``.
+        Without ``gather``, parameters lose their values if their unit is sharded, or if there is no memory for it. With
+        ``gather`` a lack of memory raises ``MemoryError``.
         """
         for index, sharded in enumerate(self._sharded):
             try:

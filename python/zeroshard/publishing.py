@@ -27,7 +27,7 @@ class _Silent:
     """Keeps a class from learning of a subclass. It comes before the class in the subclass's resolution order."""
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Hides the method of the class, which can register subclasses and require keywords."""
+        """Hides this method of the class, which could register the subclass or require keywords."""
 
 
 def _mro_of_silent(made: type) -> list[type]:
@@ -41,8 +41,8 @@ class Publishing:
     """Publishes values that methods of an external optimizer write to its slices of the master weights.
 
     A rank that has elements publishes if the method has changed them. A rank without elements publishes after every
-    method. Publishing is collective, so every rank must call a method that writes weights. A rank with elements may be
-    the only one that calls a method which writes none.
+    method. Publishing is collective, so every rank must call a method that writes weights. A method that writes no
+    weights may be called on one rank alone, if that rank has elements.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, core: _C.Engine) -> None:
@@ -93,7 +93,7 @@ class Publishing:
         return silent(optimizer_type.__name__, (optimizer_type,), names | made)
 
     def _own(self) -> dict[str, Any]:
-        """Returns the attributes of the optimizer's classes that torch.optim.Optimizer does not have."""
+        """Returns the attributes that the optimizer's classes below torch.optim.Optimizer define."""
         own: dict[str, Any] = {}
         for each in reversed(self._class.__mro__):
             own |= vars(each) if each not in torch.optim.Optimizer.__mro__ else {}

@@ -1,4 +1,4 @@
-"""Has the state of one engine, which the code that trains, saves, loads and ends it shares."""
+"""Has the state of one engine. The code that trains, saves, loads and ends the engine shares this state."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> 
     """Returns a loader that gives each rank of a sequence group its piece of the rows of ``loader``. Collective.
 
     The batches of each rank in turn are cut into pieces for all ranks of the group. So the result has ``size`` times as
-    many batches as ``loader``. A batch is a dict with ``input_ids``. The result has ``position_ids``, even if the batch
-    has none, and ``shift_labels`` in place of ``labels``. The model's loss is the mean over all tokens of the whole
-    rows that have a label.
+    many batches as ``loader``. A batch is a dict with ``input_ids``. The pieces have ``position_ids``, even if the
+    batch has none, and ``shift_labels`` in place of ``labels``. The model's loss is the mean over all tokens of the
+    whole rows that have a label.
 
     Args:
         model: an engine whose configuration has ``sequence_parallel_size``, or a model of transformers.

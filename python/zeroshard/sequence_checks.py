@@ -64,7 +64,7 @@ def check_config(whole: Any, name: str, size: int) -> None:
 
 
 def rope_types(config: Any) -> dict[str, dict[str, Any]]:
-    """Returns the settings of rotary embeddings by their type. Each type of layer can have other settings."""
+    """Returns the settings of rotary embeddings by their type. Each type of layer can have settings of its own."""
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     each = [given, *(value for value in given.values() if isinstance(value, dict))] if isinstance(given, dict) else []
     return {rope.get("rope_type", rope.get("type")): rope for rope in each if isinstance(rope, dict)}

@@ -85,7 +85,7 @@ class Cut:
 
     @property
     def is_on(self) -> bool:
-        """Returns whether attention gets pieces now. A forward inside a backward pass repeats a forward of training.
+        """Returns whether attention gets pieces now. In training it does in a backward pass, which repeats forwards.
 
         Raises ``StateError`` if attention would need whole rows outside of the model's forward.
         """
@@ -155,7 +155,7 @@ class Cut:
             return None
         if kwargs.get("num_items_in_batch") is None:
             mean = self.group.core.mean(loss, (labels != -100).sum())
-        else:  # each loss is a part of a sum that is divided by the number of items
+        else:  # each loss is a sum over a piece, divided by the items of the whole rows
             mean = self.group.core.mean(loss, torch.ones((), device=loss.device)) * self.group.size
         if isinstance(output, tuple):
             return mean, *output[1:]
@@ -407,11 +407,11 @@ def _whole_rows(
     )
 
 
-_PARTS = 1024  # parts of an item: ranks compare whole numbers of parts, because a mean over ranks can be a fraction
+_PARTS = 1024  # ranks compare num_items_in_batch in 1024ths, because it is a fraction if it is a mean over ranks
 
 
 def _items(kwargs: dict[str, Any], model: nn.Module) -> list[int] | None:
-    """Returns ``num_items_in_batch`` in parts of an item, and the number of labels of the piece.
+    """Returns ``num_items_in_batch`` in units of 1 / ``_PARTS``, and the number of labels of the piece.
 
     Returns [-1, 0] if ``num_items_in_batch`` is not given, and None if it is given but the model ignores it.
     """

@@ -20,8 +20,8 @@ from .distributed import device_of_rank, init_distributed
 from .group_life import end_groups_with
 from .groups import connect
 
-# The attribute of a parameter that has its shard. The storage of the parameter's tensor has a weak reference to the
-# shard under the same name.
+# The name of the attribute in which a parameter has its shard. The storage of the parameter's tensor has a weak
+# reference to the shard in an attribute of the same name.
 _SHARD = "_zeroshard_shard"
 # Methods that initialize a tensor in place.
 _INITIALIZERS = (
@@ -134,7 +134,7 @@ class ShardedParameter(_Castable):
         return f"{shard_of(self)}, sharded"
 
     def data_ptr(self) -> int:
-        """Returns 0, as every tensor without memory does. Trainer calls this method with 8-bit optimizers."""
+        """Returns 0, because there is no memory. Defined because Trainer calls it with 8-bit optimizers."""
         return 0
 
     @property
@@ -224,8 +224,8 @@ def cut(
     """Keeps this rank's elements of each parameter, with rank 0's values, and frees the parameter's memory. Collective.
 
     Casts floating-point parameters to ``dtype``, if it is given. Parameters that share all their memory stay tied. Does
-    not change parameters that are sharded, uninitialized or on the meta device. Only casts parameters without elements.
-    ``timeout_s`` says how long ranks wait for one another if this is the first call. Raises ``ValueError`` for
+    not change parameters that are sharded, uninitialized or on the meta device. Parameters without elements are only
+    cast. ``timeout_s`` says how long ranks wait for one another if this is the first call. Raises ``ValueError`` for
     parameters that share a part of their memory, and ``StateError`` for a parameter that is a part of another, sharded
     parameter.
     """
@@ -340,7 +340,7 @@ def take(params: Iterable[torch.Tensor]) -> None:
 def _gather(shard: Shard) -> None:
     """Gives the shard's parameters memory and values.
 
-    Collective, except if the user has assigned values to one of them.
+    Collective, except if one of them already has values, because it is gathered or the user has assigned them.
     """
     params, values = _tied(shard), _values(shard)
     if values is None:

@@ -17,7 +17,7 @@ from .run import Run
 
 
 class StepReport:
-    """Reports loss, pace and memory on rank 0. Between printed lines it does so only if metrics are enabled.
+    """Reports loss, pace and memory on rank 0: in printed lines and, if metrics are enabled, as metrics of each step.
 
     The loss is the mean over this rank's micro-batches of the step. The pace is that of all ranks together. Tokens are
     the elements of the argument ``input_ids`` or, without it, of the first argument, if that tensor has two dimensions

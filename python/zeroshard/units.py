@@ -178,10 +178,10 @@ def _without_blocks_in_leaves(
 
 
 def _container_elements(module: nn.Module, prefix: str, inside: bool = False) -> Iterable[tuple[str, nn.Module]]:
-    """Yields the elements of containers that have a forward, with their paths. Does not look inside of an element.
+    """Yields those elements of containers that have a forward, with their paths. Does not look inside of them.
 
     ``inside`` says that a module around ``module`` is compiled. The graph of that module calls the original modules of
-    compiled elements, so these are yielded.
+    compiled elements, so the original modules are yielded.
     """
     inside = inside or is_compiled(module)
     for name, child in module.named_children():

@@ -73,7 +73,7 @@ def _distances(named: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
 
 
 def _reading(param: nn.Parameter, made: list[torch.Tensor]) -> AbstractContextManager[None]:
-    """Gathers the parameter's unit in this context, and for the backward pass of the tensors in ``made`` at its end.
+    """Gathers the parameter's unit in this context, and for the backward of the tensors that ``made`` has at the end.
 
     Does nothing if no engine has the parameter.
     """

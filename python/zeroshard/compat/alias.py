@@ -14,7 +14,7 @@ from typing import Any
 from .. import _C
 from ..messages import log
 
-STANDS_FOR = "0.19.8"  # the release of DeepSpeed whose interface this is a copy of
+STANDS_FOR = "0.19.8"  # the release of DeepSpeed whose interface zeroshard provides
 VERSION = f"{STANDS_FOR}+zeroshard.{_C.__version__}"
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")  # contains the package and its metadata
 BIN = os.path.join(os.path.dirname(PATH), "bin")
@@ -142,13 +142,13 @@ class _Refusals:
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
         if name.startswith("deepspeed.") and hasattr(sys.modules.get("deepspeed"), "__zeroshard__"):
             parent = sys.modules.get(name.rpartition(".")[0])
-            # Does not give the error the module's name, because `from deepspeed import x` would then replace it by an
-            # error that says less.
+            # Does not give the error the module's name, because `from deepspeed import x` would then replace the error
+            # by one that says less.
             raise ModuleNotFoundError(_missing(name, getattr(parent, "__all__", ())))
 
 
 def begin() -> None:
-    """Runs when ``deepspeed`` is imported. Uses no device and no file.
+    """Installs ``_Refusals``. Runs when ``deepspeed`` is imported, so it uses no device and no file.
 
     On rank 0, logs who provides ``deepspeed``. Child processes do not log it again.
     """

@@ -37,7 +37,8 @@ def init_distributed(
     """Starts torch.distributed for the ranks of any launcher, or for one rank without a launcher.
 
     Args:
-        dist_backend: "nccl" or "gloo". None chooses by the device, and so does "nccl" on a host without GPUs.
+        dist_backend: "nccl", "gloo" or torch's backends by device, such as "cpu:gloo,cuda:nccl". None chooses by the
+            device, and so does "nccl" on a host without GPUs.
         distributed_port: port of rank 0's store, if the launcher sets no MASTER_PORT.
         timeout: how long ranks wait for one another.
         init_method: a URL for torch.distributed, which needs `rank` and `world_size`.
@@ -111,7 +112,7 @@ def _by_device() -> str:
 
 
 def _tell_accelerate() -> None:
-    """Gives Accelerate a backend if there is no GPU. Otherwise Accelerate would take each rank for a separate job.
+    """Gives Accelerate a backend if it has none, as without a GPU. It would take each rank for a separate job.
 
     Accelerate imports ``deepspeed.comm`` while it makes its state. Later it counts the ranks only if the state has a
     backend.
