@@ -19,7 +19,7 @@ VERSION = f"{STANDS_FOR}+zeroshard.{_C.__version__}"
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")  # contains the package and its metadata
 BIN = os.path.join(os.path.dirname(PATH), "bin")
 GIT_HASH = GIT_BRANCH = "[none]"  # the values in a release of DeepSpeed
-_TOLD = "ZEROSHARD_TOLD_PROVIDER"  # variable that keeps child processes from printing the message, too
+_TOLD = "ZEROSHARD_TOLD_PROVIDER"  # environment variable that keeps child processes from logging it again
 
 _PIPELINE = "zeroshard has no pipeline parallelism: train the model as one module at stage 3"
 _INFERENCE = "zeroshard has no inference kernels: call the module, or engine.module.generate(...)"

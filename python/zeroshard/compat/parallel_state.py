@@ -24,10 +24,10 @@ def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
 
 
 def gather_losses() -> None:
-    """Makes ``all_gather`` of ``torch.distributed.nn`` and its ``functional`` use a sequence group's communicator.
+    """Makes ``all_gather`` of ``torch.distributed.nn`` use zeroshard's communicator for a sequence group.
 
-    Scripts gather their losses with ``all_gather``. Over Gloo, torch's own function has no backward pass for a group
-    without rank 0.
+    Replaces the function in ``torch.distributed.nn.functional``, too. Scripts gather their losses with it. Over Gloo,
+    torch's own function has no backward pass for a group without rank 0.
     """
     inner = differentiable.all_gather
     if getattr(inner, "of_sequence_groups", False):

@@ -78,7 +78,7 @@ class _Pieces(IterableDataset):
 class UlyssesSPDataLoaderAdapter:
     """Gives this rank, on the CPU, its piece of each row that the ``dl`` of any rank of the sequence group has.
 
-    Rows must have ``position_ids``. The result has ``shift_labels`` in place of ``labels``.
+    Rows must have ``position_ids``. Pieces have ``shift_labels`` in place of ``labels``.
     """
 
     def __init__(

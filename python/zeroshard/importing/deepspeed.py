@@ -216,7 +216,7 @@ class Import:
         return fill
 
     def _check(self, index: int, used: int, vectors: dict[str, list[list[torch.Tensor]]]) -> None:
-        """Raises ``ValueError`` if the vectors have not as many elements as the parameters and their padding."""
+        """Raises ``ValueError`` if the vectors do not have as many elements as the parameters with padding."""
         for kind, flats in vectors.items():
             sizes = [_Flat(own if self._stage == 3 else [own[index]]).numel for own in flats]
             have, slack = (min(sizes), 0) if self._stage == 3 else (sum(sizes), 2 * self._world_size)

@@ -19,7 +19,7 @@ from ..messages import a_type
 _STEPS_PER_BYTE, _STEPS = 16, 100_000  # limit of steps to build the values: per byte of the pickle, plus this many
 _MOST_NAMES = 10_000  # limited, because the reader makes a class for each name
 _MOST_IN_A_KEY = 1_000  # values in a key of a dict or set
-_KEY_BITS = 64  # of a number in a key
+_KEY_BITS = 64  # most bits of a number in a key
 
 
 class Placeholder:
@@ -43,7 +43,7 @@ class Placeholder:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Returns the object's attributes if its state is a dict, else none."""
+        """Returns the object's attributes: those in its state if that is a dict or a tuple with dicts, else none."""
         return self._fields
 
     @property
@@ -107,8 +107,8 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, (tuple, list, dict, set, frozenset)) else 0
 
 
-class Unpickler(pickle._Unpickler):  # pickle's class in Python, because its class in C calls anything
-    """Reads the pickle ``data``. ``names`` has the allowed names. ``storage`` makes objects from outside the pickle."""
+class Unpickler(pickle._Unpickler):  # in Python, because pickle's class in C would not use these methods
+    """Reads the pickle ``data``. ``names`` has the allowed names. ``storage`` returns the object of a persistent id."""
 
     def __init__(self, data: bytes, names: dict[str, Any], storage: Callable[[Any], Any]) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
