@@ -18,8 +18,8 @@ from .meeting import await_left_behind, meet, while_all_live
 
 _END_S = 2.0  # the end of a process waits this many seconds for collectives that its script left running
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-# The stores that this rank, as rank 0, serves by address. A try that could not make the default group leaves its store
-# here for the next try.
+# The stores that this process serves as rank 0, by their address. A try that could not make the default group leaves
+# its store here for the next try.
 _kept_stores: dict[tuple[str, int], dist.Store] = {}
 # The default group that this module made and that nothing uses yet: the address of its store, and the store. Else None.
 _unused_group: tuple[tuple[str, int], dist.Store] | None = None
@@ -41,8 +41,8 @@ def init_distributed(
     variables, both listen only on the loopback interface if all ranks are on one host, or if the master address is a
     loopback address. Otherwise Gloo uses the interface that leads to the master address.
 
-    Raises ``CommError`` if a rank does not arrive within ``timeout`` (by default 10 minutes), dies or gives up. The
-    error says which ranks have arrived. Every rank may then call the function again.
+    Raises ``CommError`` if a rank does not arrive within ``timeout`` (by default 10 minutes), dies or gives up. After a
+    time-out, the error says which ranks are missing. After any of these errors, every rank may call the function again.
 
     >>> zeroshard.init_distributed("cpu")
     """

@@ -58,9 +58,9 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, dept
     """Returns ``value`` as JSON from which ``decode`` restores it.
 
     Puts tensors into ``tensors``, except scalars, which become a part of the JSON. Without ``tensors``, all tensors
-    must be scalars. ``where`` is the path of ``value``, such as "client_state.lists[0]", which names tensors and is in
-    errors. ``depth`` is the number of JSON lists and objects around ``value``. Raises ``ValueError`` for a value that
-    is nested too deeply or is not a number, text, tensor, list, tuple, dict or None.
+    must be scalars. ``where`` is the path of ``value``, such as "client_state.lists[0]", for the names of tensors and
+    for errors. ``depth`` is the number of JSON lists and objects around ``value``. Raises ``ValueError`` for a value
+    that is nested too deeply or is not a number, text, tensor, list, tuple, dict or None.
     """
     if depth > MAX_DEPTH:
         raise ValueError(

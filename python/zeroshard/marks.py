@@ -12,7 +12,7 @@ from . import _C
 
 _MARK = "_zeroshard_unit"
 _OWNER = "_zeroshard_owner"
-STEP_OF_USER = "_zeroshard_step_of_user"  # attribute of the step() that replaces an optimizer's own step()
+STEP_OF_USER = "_zeroshard_step_of_user"  # where a step() that replaces an optimizer's own step() keeps the original
 
 
 class Mark(NamedTuple):

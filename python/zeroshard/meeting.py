@@ -23,9 +23,9 @@ _connecting: list[threading.Thread] = []  # abandoned threads that wait inside t
 def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purpose: str) -> _C.Meeting:
     """Waits until all ranks have called this function for the same ``purpose``. Returns their meeting.
 
-    Raises ``CommError`` if a rank that had arrived has died or left, or if a rank does not arrive in time. The error
-    names the ranks that arrived and the missing ones. The error's attribute ``out_of_step`` is true if the purposes
-    differed.
+    Raises ``CommError`` if a rank that had arrived has died or left, or if a rank does not arrive in time. If ranks do
+    not arrive in time, the error names the missing ranks and those that arrived. The error's attribute ``out_of_step``
+    is true if the purposes differed.
     """
     meeting = None
     try:

@@ -30,7 +30,7 @@ _BORROWED = ("zero_grad", "add_param_group", "state_dict", "load_state_dict")
 
 
 class Ownership:
-    """What one engine owns: hooks in a module, marks on the module's parameters, methods of the user's optimizer.
+    """The hooks in a module, the marks on its parameters and the methods of the user's optimizer that an engine owns.
 
     The module's hooks keep this object alive, and this object keeps the core alive, even after the engine object is
     gone.

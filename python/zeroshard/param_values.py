@@ -236,7 +236,7 @@ def _outside_states(place: Place, own: _C.OptimizerSlice) -> dict[str, Any]:
 def _state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
     """Returns a state of this rank's slice, or None if the slice has none. Collective if the optimizer is external.
 
-    Raises ``ValueError`` on every rank if some rank does not know ``key``.
+    Raises ``ValueError`` on every rank if on some rank ``key`` is no state with one value for each element.
     """
     if place.run.external is None:
         return _core_state(place, own, key)

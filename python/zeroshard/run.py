@@ -82,7 +82,7 @@ class Run:
     core: _C.Engine | Ended
     optimizer: Optimizer
     trains: bool  # False: the engine can only evaluate
-    external: torch.optim.Optimizer | None  # the user's own optimizer, which updates slices of parameters
+    external: torch.optim.Optimizer | None  # the user's own optimizer if it updates slices of parameters itself
     parameter_check: ParameterCheck | Ended
     keeper: Keeper | None = None  # None: activation checkpoints stay in memory
     lr_scheduler: Any = None

@@ -135,7 +135,7 @@ class OneCycle(LRScheduler):
     _FIRST = ("cycle_min_lr", "cycle_max_lr")
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """Returns the betas of each param group at this iteration, or None if they do not change or there are none."""
+        """Returns the betas of each param group at this iteration, or None if the schedule changes no betas."""
         groups = self.optimizer.param_groups
         betas = [self._schedule.betas(self.last_batch_iteration, index) for index in range(len(groups))]
         cycles = betas[0] is not None and any("betas" in group for group in groups)

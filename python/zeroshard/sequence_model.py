@@ -25,7 +25,7 @@ from .sequence_groups import SequenceGroup
 from .sequence_rows import PIECE_WITHOUT_LABELS
 
 _NO_GRAPH = "sequence parallelism exchanges pieces of rows here, between graphs: compile without fullgraph=True"
-_PER_HEAD = ("position_bias", "s_aux", "alibi", "head_mask")  # arguments of attention that this module does not cut
+_PER_HEAD = ("position_bias", "s_aux", "alibi", "head_mask")  # arguments of attention with a part per head: refused
 
 # Maps each module of a cut model to the model's cut.
 _cuts: weakref.WeakKeyDictionary[nn.Module, Cut] = weakref.WeakKeyDictionary()
@@ -54,7 +54,7 @@ class Cut:
         self._in_evaluation = in_evaluation
         self._model = weakref.ref(model)
         self._is_on = False  # true: the running forward gets pieces
-        self._outermost: nn.Module | None = None  # the module whose forward is running
+        self._outermost: nn.Module | None = None  # the outermost module with hooks of this cut whose forward is running
         self.attended = 0  # number of calls of attention in the running forward
         self._whole_positions = WeakIdKeyDictionary()  # position_ids of a piece -> those of the whole rows
         self._handles = []

@@ -16,10 +16,10 @@ from ..messages import log
 
 STANDS_FOR = "0.19.8"  # the release of DeepSpeed whose interface zeroshard provides
 VERSION = f"{STANDS_FOR}+zeroshard.{_C.__version__}"
-PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")  # contains the package and its metadata
+PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")  # has the package deepspeed and its metadata
 BIN = os.path.join(os.path.dirname(PATH), "bin")
 GIT_HASH = GIT_BRANCH = "[none]"  # the values in a release of DeepSpeed
-_TOLD = "ZEROSHARD_TOLD_PROVIDER"  # environment variable that keeps child processes from logging it again
+_TOLD = "ZEROSHARD_TOLD_PROVIDER"  # environment variable: set once begin() has logged, also for child processes
 
 _PIPELINE = "zeroshard has no pipeline parallelism: train the model as one module at stage 3"
 _INFERENCE = "zeroshard has no inference kernels: call the module, or engine.module.generate(...)"

@@ -46,10 +46,11 @@ def save(
     exclude_frozen_parameters: bool = False,
     rank_state: dict[str, Any] | None = None,
 ) -> bool:
-    """Saves as zeroshard does, but returns only when the checkpoint is written, because Trainer then deletes the last.
+    """Saves as zeroshard does, but returns only when the checkpoint is written.
 
-    With ``zeroshard.checkpoint.async: true`` in the user's configuration, the call returns earlier. Rank 0 writes the
-    script ``zero_to_fp32.py`` next to the checkpoint, or logs a warning if that fails.
+    Trainer needs this, because it deletes the previous checkpoint after the call. If ``zeroshard.checkpoint.async`` is
+    true in the user's configuration, the call returns earlier. Rank 0 writes the script ``zero_to_fp32.py`` next to the
+    checkpoint, or logs a warning if that fails.
     """
     background = _is_asked_for(run.parsed, "zeroshard.checkpoint.async")
     checkpoint.save(

@@ -112,10 +112,10 @@ def _by_device() -> str:
 
 
 def _tell_accelerate() -> None:
-    """Gives Accelerate a backend if it has none, as without a GPU. It would take each rank for a separate job.
+    """Gives Accelerate a backend if it has found none, as on a host without a GPU.
 
     Accelerate imports ``deepspeed.comm`` while it makes its state. Later it counts the ranks only if the state has a
-    backend.
+    backend. Without one it would take each rank for a separate job.
     """
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     shared = getattr(state, "_shared_state", None)

@@ -21,8 +21,9 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the program ``deepspeed`` with ``args``, by default with the arguments of this process.
 
-    Returns if the program ends with code 0. Otherwise raises ``SystemExit`` with the program's exit code. If the main
-    thread calls this function, it passes signals to this process on to the program.
+    Returns if the program ends with code 0. Otherwise raises ``SystemExit`` with the program's exit code, or with 128
+    plus the number of the signal that ended it. If the main thread calls this function, it passes signals to this
+    process on to the program.
     """
     sys.stdout.flush()
     sys.stderr.flush()

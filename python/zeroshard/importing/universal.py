@@ -112,7 +112,7 @@ class _UniversalImport(Import):
 
 
 def _values(optimizer: dict[str, Any]) -> list[Any]:
-    """Returns the optimizer states of the flat vectors of stage 3, which the file contains, too."""
+    """Returns the optimizer states of stage 3's flat vectors, which ``optimizer_state.pt`` has, too."""
     inner = optimizer.get("optimizer_state_dict")
     states = inner.get("state") if isinstance(inner, dict) else None
     return list(states.values()) if isinstance(states, dict) else []
