@@ -93,7 +93,7 @@ def _check(entries: list[Entry]) -> None:
 
 
 def _reserve(scratch: Any, size: int, out: str) -> None:
-    """Gives the file its size at once, so that a full disk raises an error now, and not a signal at a later write."""
+    """Reserves room for the whole file, so that a full disk raises an error here, and not a signal at a later write."""
     try:
         os.posix_fallocate(scratch.fileno(), 0, size)
     except OSError as error:

@@ -19,10 +19,10 @@ def note_group(group: dist.ProcessGroup) -> None:
 
 
 def end_groups_with(core: _C.Engine) -> None:
-    """Ends the groups that were made for ``core``, at once or later. All ranks must have finished making the engine.
+    """Ends the groups that were made for ``core``, now or later. All ranks must have finished making the engine.
 
-    If the core uses shared memory in place of a group, the group ends at once. Any other group ends in the first call
-    of ``destroy_unused`` after the core is gone.
+    If the core uses shared memory in place of a group, the group ends now. Any other group ends in the first call of
+    ``destroy_unused`` after the core is gone.
     """
     groups = _making.copy()
     _making.clear()

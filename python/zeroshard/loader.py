@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 class ShardedSampler(Sampler[int]):
     """Shuffles samples by seed + epoch, in the same order for any number of ranks. Samples go to the ranks in turn.
 
-    Every rank gets the same number of samples. With ``drop_last`` the last samples are left out for this, otherwise the
-    first samples of the order are repeated. The ``sequence_size`` ranks of a sequence group get the same samples.
-    Leaves out the first ``consumed`` samples of the epoch, so that another number of ranks can continue an epoch.
+    Every rank gets the same number of samples. To this end, the last samples are left out with ``drop_last``, and the
+    first samples of the order are repeated without it. The ``sequence_size`` ranks of a sequence group get the same
+    samples. Leaves out the first ``consumed`` samples of the epoch, so that another number of ranks can continue an
+    epoch.
     """
 
     def __init__(self, num_samples: int, drop_last: bool, seed: int = 0, sequence_size: int = 1) -> None:

@@ -25,7 +25,7 @@ def spare_workers(signals: tuple[int, ...]) -> None:
 def run_spared(signals: tuple[int, ...], *args: Any) -> None:
     """Runs torch's own loop in a worker process, and lets ``signals`` end the worker only if the parent sends them.
 
-    Replaces the function with which torch sets handlers here, in the worker, because the worker can be a new
+    Replaces torch's function that sets signal handlers. Does so in the worker, because the worker can be a new
     interpreter instead of a fork.
     """
     set_handlers = signal_handling._set_worker_signal_handlers

@@ -191,7 +191,7 @@ def _decoded(codes: torch.Tensor, scales: torch.Tensor, signed: bool, only_shape
 
 
 def _map(signed: bool) -> torch.Tensor:
-    """Returns the value of each of the 256 codes, rounded as in the core, so that the core encodes it as the same code.
+    """Returns the value of each of the 256 codes, rounded as in the core, so that the core gives it the same code.
 
     See Note [The dynamic map] in src/kernels/codes_impl.h.
     """

@@ -184,7 +184,7 @@ def take_back(params: Iterable[torch.Tensor]) -> None:
 
 
 def drop_gradients(module: nn.Module) -> None:
-    """Drops gradients that parameters have before the engine exists, because they would be added to its first step."""
+    """Drops gradients that parameters have before the engine exists, because its first step would add them."""
     with_gradient = [(name, param) for name, param in module.named_parameters() if param.grad is not None]
     for _, param in with_gradient:
         param.grad = None

@@ -115,7 +115,7 @@ class _Copies:
 def _copies(named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> Iterator[_Copies]:
     """Yields copies of adapters. At the end, writes changed copies of "lora_E" back to the parameters.
 
-    The allocator changes only these: it sets some of their entries to 0.
+    The allocator changes only "lora_E", of which it sets some entries to 0.
     """
     copies = _Copies(named, with_gradients=with_gradients)
     before = {name: copy.clone() for name, copy in copies.named_parameters() if "lora_E" in name}

@@ -68,7 +68,7 @@ class DeepSpeedEngine(Engine):
 
     @contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:
-        """Reduces the gradients of all backward passes inside together, when the context ends.
+        """Reduces the sum of the gradients of all backward passes in the context when the context ends.
 
         The context must end before ``step()``. Collective. Until the end each rank keeps its own gradients whole.
         Raises ``StateError`` inside ``no_sync()`` and inside another such context.

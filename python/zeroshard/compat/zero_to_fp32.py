@@ -139,7 +139,7 @@ def load_state_dict_from_zero_checkpoint(
 
 
 def get_optim_files(checkpoint_dir: str) -> list[str]:
-    """Returns a checkpoint's files with optimizer states. A zeroshard checkpoint has all states in the same files."""
+    """Returns a checkpoint's files with optimizer states. In a checkpoint of zeroshard they also have the weights."""
     return _files(checkpoint_dir, "*_optim_states.pt")
 
 

@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's universal checkpoints, which have one directory per parameter, and whole tensors.
+"""Reads DeepSpeed's universal checkpoints, which have a directory of whole tensors for each parameter.
 
 ``zero/NAME/`` has ``fp32.pt``, the moments and ``step.pt``. ``zero/optimizer_state.pt`` has the param groups. The files
 with the model's states are copies of those in the original checkpoint.
