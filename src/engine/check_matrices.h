@@ -7,13 +7,15 @@
 
 namespace zeroshard {
 
-// Returns the dtype in which ranks exchange the momenta of whole matrices. It is fp32 if a param group with use_muon
-// has ns_gram. Otherwise it is bf16, because the Newton-Schulz iteration then rounds momenta to bf16 anyway. Returns
-// nothing for an optimizer that does not need whole matrices.
+// Returns the dtype in which ranks send each other pieces of matrices and their updates (see MatrixUpdate). It is fp32
+// if a param group of Muon has ns_gram. Otherwise it is bf16, because the Newton-Schulz iteration of Muon then rounds
+// its input to bf16 anyway. Returns nothing for an optimizer that does not need whole matrices, such as any external
+// one.
 std::optional<DType> matrix_dtype(const EngineOptions& options);
 
-// For an optimizer that needs whole matrices, throws ValueError if there are trained parameters but none of them is
-// updated as a matrix, or if a parameter that is to be updated as a matrix has fewer than two dimensions.
+// For an optimizer that needs whole matrices, throws ValueError if a parameter that is to be updated as a matrix has
+// fewer than two dimensions, or if there are trained parameters and none of them is updated as a matrix. Does nothing
+// for other optimizers.
 void check_matrices(std::span<const UnitLayout> units, const EngineOptions& options);
 
 }  // namespace zeroshard

@@ -15,8 +15,8 @@ std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp
 }
 
 void compare_histories(std::span<Comm* const> comms, std::string_view tag) {
-  // Each history and its negation. The largest negation belongs to the lowest history. So all ranks have the same
-  // history exactly if the largest history is the negative of the largest negation.
+  // `words` has each history and its negation. The largest negation belongs to the lowest history. So all ranks have
+  // the same history exactly if the largest history is the negative of the largest negation.
   std::vector<int64_t> words;
   std::vector<Comm*> compared;
   for (Comm* const comm : comms) {
@@ -59,7 +59,7 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
     kHash,
     kHashSquare
   };
-  constexpr int64_t kHashes = int64_t{1} << 24;  // a square of a hash has 48 bits, so 2^15 ranks can add theirs
+  constexpr int64_t kHashes = int64_t{1} << 24;  // squares of hashes have 48 bits, so 2^15 of them add up in 63 bits
   ExactSum carried;                              // normalised, so that adding the limbs of many ranks cannot overflow
   carried.add(squares);
   std::vector<int64_t> words(carried.limbs().begin(), carried.limbs().end());

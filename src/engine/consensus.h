@@ -10,12 +10,13 @@
 
 namespace zeroshard {
 
-// Returns the sum or the maximum over ranks of each word. Collective over comm.host().
+// Returns for each word its sum or maximum over ranks, as `op` says. Collective over comm.host().
 std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp op, std::string_view tag);
 
-// Throws CommError on every rank if ranks have called different collectives in one of `comms`. It must run before
-// anybody waits for the device, because mismatched collectives may never end or may have mixed the ranks' data.
-// Collective over the host memory of the first communicator of a device. Does nothing if none is for a device.
+// Throws CommError on every rank if ranks have called different collectives in one of `comms`. Must be called before
+// the host waits for the device, because mismatched collectives may never end, or may have mixed the ranks' data.
+// Compares only communicators that have a history(), which are those for a device. Does nothing if there is none.
+// Otherwise collective over host() of the first of them.
 void compare_histories(std::span<Comm* const> comms, std::string_view tag);
 
 // The signals of a step. Each rank passes its own; afterwards each signal says whether any rank has set it.
@@ -28,7 +29,7 @@ struct StepSignals {
 
 // Values that must be the same on all ranks.
 struct StepState {
-  bool has_gradients = false;  // gradients have arrived since the last step
+  bool has_gradients = false;  // a backward pass has ended since the last step, and was not discarded
   uint32_t hash = 0;           // hash of all other values that must be the same
 };
 
@@ -38,21 +39,21 @@ struct Consensus {
   double squares = 0;  // sum of the squares of all reduced gradients, which still contain the loss scale
   std::vector<std::vector<bool>> has_grad;  // [trained group][parameter]: some rank had a gradient
   StepSignals signals;
-  bool some_have_gradients = false, all_have_gradients = false;  // StepState::has_gradients of the ranks
-  bool same_hash = true;                                         // StepState::hash is the same on all ranks
+  bool some_have_gradients = false, all_have_gradients = false;  // has_gradients is true on some rank, on all ranks
+  bool same_hash = true;                                         // the low 24 bits of StepState::hash are the same
 };
 
-// Agrees on a step with one small all-reduce (two if some parameter got no gradient on some rank). Each rank must have
-// waited for its gathers before the call. So when the call returns, all gathers have ended, and shards may be written.
-// `squares`, `has_grad`, `signals` and `state` are those of this rank.
+// Agrees on a step with one small all-reduce (two if some parameter got no gradient on some rank). Collective. Each
+// rank must have waited for its gathers before the call. So when the call returns, the gathers of all ranks have ended,
+// and shards may be written. `squares`, `has_grad`, `signals` and `state` are those of this rank.
 Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
                         const StepSignals& signals, const StepState& state);
 
 // Returns, for each flag, the maximum over ranks. Collective.
 std::vector<int64_t> agree_on_flags(Comm& comm, const std::vector<int64_t>& flags);
 
-// Returns the name of the first parameter, in the order of units, whose reduced gradient is not finite on some rank; ""
-// if there is none. Used in the message of a skipped step. Collective.
+// Returns the name of the first parameter, in the order of `groups`, whose reduced gradient is not finite on some rank;
+// "" if there is none. `groups` are all trained groups. Collective.
 std::string find_non_finite(Comm& comm, std::span<ShardedGroup* const> groups, const std::vector<GradBucket>& buckets);
 
 }  // namespace zeroshard

@@ -13,7 +13,7 @@
 namespace zeroshard {
 namespace {
 
-// Returns the options with the world's observer if they have none.
+// Returns the options. If they have no observer, sets that of the world.
 EngineOptions observed(EngineOptions options, const World& world) {
   if (!options.observer) options.observer = world.observer();
   return options;
@@ -50,8 +50,8 @@ void Engine::begin_forward(bool training) {
 
 std::shared_ptr<KeptTensor> Engine::keep(const at::Tensor& tensor) {
   if (!impl_->memory->activations) return nullptr;
-  // Views of parameters stay on the device. They must not be copied, because the keeper only notices by the version
-  // counter that a tensor has changed, and gathers and updates write to parameters without advancing this counter.
+  // Views of parameters stay on the device. They must not be copied, because gathers write to parameters without
+  // advancing the version counter, and the keeper would not notice such a change of a tensor.
   if (is_swapped(tensor)) {
     for (size_t u = 0; u < impl_->executor->size(); ++u)
       if (impl_->executor->unit(u).owns(tensor)) return nullptr;
@@ -66,14 +66,14 @@ bool Engine::keeps_tensors() const {
 void Engine::pre_forward(size_t unit) {
   impl_->check_in_use();
   const WithoutTransforms plain_tensors;
-  impl_->pass->renew_hooks(unit);  // needed if the module was cast without the engine
+  impl_->pass->renew_hooks(unit);  // needed if the user has cast the module
   impl_->executor->pre_forward(unit, zeroshard::in_backward());
 }
 
 bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   impl_->check_in_use();
   for (const at::Tensor& output : outputs) {
-    if (!output.requires_grad() || output.is_leaf()) continue;  // nothing was computed that has a backward
+    if (!output.requires_grad() || output.is_leaf()) continue;  // it has no backward
     impl_->pass->add_output(unit, output);
   }
   const WithoutTransforms plain_tensors;
@@ -110,7 +110,7 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
   if (is_unsynced) begin_backward();
   // See Note [Backward passes that are none of the engine's].
   const bool has_other = pass.has_counted_other() && pass.progress().is_unapplied();
-  // Open gradients mean that loss.backward() was called instead of backward(loss).
+  // Gradients are still open if end_backward() was not called after begin_backward().
   const bool ends_pass = is_unsynced || pass.progress().has_open_gradients();
   if (ends_pass || (has_other && impl.executor->is_in_backward())) {
     end_backward();
@@ -147,7 +147,8 @@ std::vector<OptimizerSlice> Engine::slices() {
   std::vector<OptimizerSlice> result;
   impl.update->await();
   for (const ShardedGroup* const group : impl.memory->groups->trained()) {
-    // The external optimizer may write to the master weights, so what was remembered of the parameters gets invalid.
+    // The external optimizer may write to the master weights, so the remembered parameters no longer tell whether the
+    // master weights match.
     if (!impl.options.external_optimizer.empty()) group->forget_parameters();
     for (const ParamSlice& slice : zeroshard::slices(*group)) {
       const ParamSpec& param = group->param(slice.index);
@@ -202,7 +203,7 @@ void Engine::publish_master_weights() {
   impl.check_whole();
   impl.writes->check_no_change_begun("a method of the optimizer that writes weights");
   impl.executor->end_gathers_ahead();
-  impl.ranks.gather.barrier("weights that the optimizer has written");  // afterwards nobody reads parameters any more
+  impl.ranks.gather.barrier("weights that the optimizer has written");  // afterwards no gather reads shards
   for (ShardedGroup* const group : impl.memory->groups->trained()) group->forget_parameters();
   impl.update->refresh([](ShardedGroup& group) { group.publish_master(); });
   impl.writes->forget_readings();
@@ -273,7 +274,7 @@ void Engine::Impl::check_whole() const {
 }
 
 // Publishes a pending update outside of a step. First ends gathers that a forward without a backward has left, because
-// publishing writes to the shards. The backward of an earlier forward then throws, because it would use other
+// publishing writes to the shards. Afterwards the backward of an earlier forward throws, because it would use other
 // parameters.
 void Engine::Impl::publish_outside_of_steps() {
   for (size_t unit = 0; unit < plan.layouts.size(); ++unit) executor->end_gather(unit);

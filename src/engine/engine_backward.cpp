@@ -7,8 +7,9 @@ namespace zeroshard {
 void Engine::begin_backward(bool sync) {
   Pass& pass = *impl_->pass;
   impl_->check_whole();
-  // Gradients of an earlier loss.backward() may still be being reduced. A pass under no_sync reduces nothing, so other
-  // ranks could wait in vain for this rank's part in these reductions. So they are ended first.
+  // Open gradients are those that have arrived since the last pass ended, and their reductions may be running. A pass
+  // under no_sync reduces nothing, so other ranks could wait in vain for this rank's part in these reductions.
+  // Therefore the reductions are ended first.
   if (!sync && pass.progress().has_open_gradients()) pass.end_launched();
   // The thread of a delayed update may wait for a save that reads the states, and new gradients wait for this update.
   // The update is awaited here, because this wait can be interrupted.
@@ -64,7 +65,8 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) con
   ZS_CHECK(micro_batches >= 1, "micro_batches must be positive, got ", micro_batches);
   at::Tensor scaled = micro_batches > 1 ? loss / double(micro_batches) : loss;
   if (loss_scale() != 1) scaled = scaled * loss_scale();
-  // The backward of this loss may pass through models of other engines, which must not scale the gradients again.
+  // The backward of this loss may pass through models of other engines. These engines must neither divide the gradients
+  // again nor refuse them as unscaled.
   if (!scaled.is_same(loss)) mark_scaled_loss(scaled, [](const at::Tensor& grad) { return grad; });
   return scaled;
 }

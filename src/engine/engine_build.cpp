@@ -35,8 +35,8 @@ constexpr int64_t kReturnBytes = 4 << 20;
 
 void return_free_memory() {
 #ifdef __GLIBC__
-  // Only one thread at a time may make this call. If another malloc is used (jemalloc, a sanitizer's), this is the
-  // first call of glibc's own malloc, which then initialises itself without a lock.
+  // Only one thread at a time may make this call, because glibc's malloc initialises itself at its first call without a
+  // lock. This call is the first one if the program uses another malloc (jemalloc, a sanitizer's).
   static std::mutex mutex;
   const std::scoped_lock lock(mutex);
   malloc_trim(0);
@@ -74,7 +74,8 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       optimizer(options.optimizer, options.device, &plan.ledger) {
   const auto build = [&] {
     memory = std::make_unique<Memory>(units, options, plan, ranks, [this] {
-      // On its thread, a delayed update checks for failed ranks alone, because that thread cannot be interrupted.
+      // The thread of a delayed update only checks whether other ranks have failed, because the thread cannot be
+      // interrupted.
       if (update && update->is_on_thread()) return ranks.all.check();
       ranks.check_while_waiting("it waited for a checkpoint to be read");
     });

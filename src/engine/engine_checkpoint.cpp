@@ -48,9 +48,9 @@ bool are_split_beside_device(const ShardedGroup& group, c10::Device device) {
          place.numel_of_host(group.layout()) < group.updated().size();
 }
 
-// Throws ValueError if reading a damaged checkpoint has overwritten a state that the checkpoint chosen now does not
-// replace. `overwritten` has the damaged checkpoint of each overwritten state, and `chosen` the states of the one
-// chosen now.
+// Throws ValueError if reading a damaged checkpoint has overwritten a state that the next older checkpoint does not
+// replace. `overwritten` has the damaged checkpoint of each overwritten state. `chosen` has the states that the older
+// checkpoint replaces.
 void check_replaces(const std::map<StateKey, std::string>& overwritten, const std::set<StateKey>& chosen) {
   for (const auto& [state, damaged] : overwritten) {
     ZS_CHECK(chosen.contains(state), damaged, " is damaged, and reading it has overwritten '", state.name, "' (",
@@ -80,8 +80,8 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   const bool staged = async || saves.must_stage();
   // Users' writes to parameters must get into the master weights that are saved. If the master weights are in files, a
   // save that is not staged takes the writes while it reads the master weights: see state_data(). A staged save reads
-  // them in the saver's thread, when users may already be writing again. So it takes the writes here, except writes to
-  // 32-bit parameters, which are saved instead of their master weights.
+  // them in the saver's thread, when users may already be writing again. So it takes the writes here, except for 32-bit
+  // parameters, because these are saved instead of their master weights.
   const auto of_master = staged ? UserWrites::OfMaster::kAllButSaved : UserWrites::OfMaster::kInMemory;
   SaveRequest request;
   // Runs everything that may fail on one rank alone, before the other ranks write or wait in the background.
@@ -126,8 +126,8 @@ void Engine::run_together(std::string_view call, const std::function<void()>& st
 }
 
 std::vector<bool> Engine::differ_among_ranks(const std::vector<at::Tensor>& tensors) {
-  // Each hash and its complement. The maximum of the complements is the complement of the lowest hash. The highest and
-  // the lowest hash are equal exactly if all hashes are.
+  // `extremes` has each hash and its complement. The maximum of the complements is the complement of the lowest hash.
+  // The highest and the lowest hash are equal exactly if all hashes are.
   std::vector<int64_t> extremes;
   run_together(kSave, [&] {
     for (const at::Tensor& tensor : tensors) {
@@ -165,8 +165,8 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
     for (const ShardedGroup* const group : impl.memory->groups->trained()) group->forget_parameters();
   });
   Uploads uploads(impl.plan.ledger, saves.device_copies());
-  std::set<StateKey> chosen;                    // states that the checkpoint chosen last replaces
-  std::map<StateKey, std::string> overwritten;  // states that this call has overwritten, each with the last checkpoint
+  std::set<StateKey> chosen;                    // states that the checkpoint tried last replaces
+  std::map<StateKey, std::string> overwritten;  // states that this call has overwritten, each with its last checkpoint
   const auto begin_overwriting = [&](const std::string& tag) {
     for (const StateKey& state : chosen) saves.begin_overwriting(state, overwritten[state] = concat(root, "/", tag));
   };

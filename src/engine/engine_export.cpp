@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::string_view kExport = "save_16bit_model";
 
-// A file of weights. Rank 0 writes it while all ranks gather one unit after another. The destructor deletes a file that
-// is not finished.
+// A file of weights, which rank 0 writes while all ranks gather one unit after another. The destructor deletes a file
+// that finish() has not completed.
 class WeightFile {
  public:
   WeightFile() = default;

@@ -125,14 +125,14 @@ EnginePlan::EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& 
   const auto plan_of = [&](const Config& of) {
     PlanOptions made = plan_options(of, engine_options.device, ranks, moments);
     made.masters_in_memory =
-        !engine_options.external_optimizer.empty();  // because it holds tensors over the memory of master weights
+        !engine_options.external_optimizer.empty();  // because that optimizer has tensors in their memory
     made.matrix_dtype = matrix_dtype(engine_options);
     return made;
   };
   const std::optional<OptimizerConfig> configured = config.optimizer;
   if (!config.optimizer) engine_options.config.optimizer.emplace();
   engine_options.config.optimizer->type =
-      engine_options.optimizer;  // the rules of offload look at the optimizer that runs
+      engine_options.optimizer;  // the rules of offload depend on the optimizer that runs
   engine_options.config.optimizer->momentum = momentum;
   engine_options.config = choose_offload(engine_options, layouts, limits, plan_of, ranks.all);
   check_offload(config, engine_options.device, engine_options.external_optimizer);

@@ -10,17 +10,19 @@
 
 namespace zeroshard {
 
-// Completes the options by what the configuration and the model say. A device without an index becomes the current one.
-// Options with param groups are not changed otherwise. Options without param groups take the optimizer of the
-// configuration, if it names one, and get one param group with its settings. A configured Muon gets two param groups.
-// The second one is for the hidden matrices, whose param_group in `units` is set to 1, and the first one is for the
-// other parameters.
+// Completes the options by what the configuration and the model say. A device without an index becomes the current one;
+// the CPU stays as it is. Options with param groups are not changed otherwise. Options without param groups take the
+// optimizer that the configuration names, and get one param group with its settings. If the configuration names none,
+// they keep their optimizer, and the param group has default settings. If the configuration names Muon, there are two
+// param groups. The second one is for the hidden matrices, whose param_group in `units` is changed from 0 to 1. The
+// first one is for the other parameters.
 EngineOptions completed(EngineOptions options, std::vector<UnitDefinition>& units);
 
-// The plan of what an engine will keep where. The ledger counts what the engine really keeps.
+// The plan of an engine's memory: what it will keep, and on which tier. `ledger` counts what it really keeps.
 struct EnginePlan : PlanReport {
-  // Compares the model and the options of the ranks, replaces "auto" places in engine_options.config, and checks that
-  // the plan fits. Allocates no memory of the plan. Collective.
+  // Compares the ranks' models and engine_options.agreement, replaces every "auto" in engine_options.config, and makes
+  // the plan. Throws ValueError if the ranks differ, or if the optimizer does not suit the model. Throws ConfigError if
+  // the offload is not supported, or if the plan does not fit. Does not allocate the planned memory. Collective.
   EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& engine_options, Ranks& ranks);
 
   // Returns whether `condition` is true for the placement of some group.
@@ -32,7 +34,7 @@ struct EnginePlan : PlanReport {
 
   std::vector<UnitLayout> layouts;
   PlanOptions options;
-  int64_t init_peak = 0;  // most bytes of the device that are in use at a time while the engine is built; 0 on the CPU
+  int64_t init_peak = 0;  // zeroshard::init_peak() for a model whose tensors are on the device; 0 on the CPU
   Ledger ledger;
 };
 

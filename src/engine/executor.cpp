@@ -30,7 +30,7 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
 }
 
 void Executor::begin_pass(bool training) {
-  if (backward_begun_) end_units_of_backward();  // after a loss.backward() for which nobody called end_backward()
+  if (backward_begun_) end_units_of_backward();  // after a backward without end_backward(), such as autograd.grad()
   forwards_.abandon();                           // a forward that failed has left its units in forwards_
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
@@ -48,8 +48,9 @@ void Executor::demand(size_t index) {
   units_[index]->wait();
 }
 
-// Makes a unit unsharded that this rank's backward needs. Only kSharded units go through demand(), which advances the
-// order. The order must be the same on all ranks, and ranks may need units that stay whole at different times.
+// Unshards a unit that this rank's backward needs. Calls demand(), which advances the order, only for a kSharded unit.
+// Other units must not advance it, because ranks may need these at different times, and the order must be the same on
+// all ranks.
 void Executor::demand_in_backward(size_t index) {
   if (units_[index]->placement() == Placement::kSharded) return demand(index);
   units_[index]->unshard();
@@ -98,9 +99,9 @@ void Executor::finish_others(size_t index, std::optional<int64_t> output) {
   for (auto next = in_backward_.begin(); next != in_backward_.end();) {
     const auto [other, begun_with] = *next;
     if (contains(other, index) || (output && begun_with == output)) {
-      // Both units have returned the same tensor if they do not enclose each other. If the forward of `index` ended
-      // first, `other` got this tensor as its input and returned it. So `other` has no gradients on this rank, but
-      // other ranks may have some, and wait for their reduction.
+      // If neither unit encloses the other, both have returned the same tensor. If the forward of `index` ended first,
+      // `other` got this tensor as its input and returned it. So `other` has no gradients on this rank, but other ranks
+      // may have some, and wait for their reduction.
       const bool is_before = !contains(other, index) && !contains(index, other) &&
                              forwards_.time_of_end(index) < forwards_.time_of_end(other);
       if (is_before) callbacks_.on_unit_done(other);
@@ -118,14 +119,14 @@ void Executor::begin_backward() {
   order_->begin_backward();
 }
 
-// Reports the ends of those of `units` that stay whole and whose backward is not running.
+// Reports the end of the backward of each of `units`, unless the unit is kSharded or its backward is running.
 void Executor::end_whole_units(const std::vector<size_t>& units) {
   for (const size_t unit : units)
     if (units_[unit]->placement() != Placement::kSharded && !in_backward_.contains(unit)) callbacks_.on_unit_done(unit);
 }
 
-// Called before this rank's backward gathers `index`. Takes part in the gathers that other ranks need earlier. Only
-// begins the backward if the unit stays whole.
+// Called before this rank's backward uses `index`. Begins the backward. If the unit is kSharded, also takes part in the
+// gathers that other ranks need earlier.
 void Executor::let_others_pass(size_t index) {
   begin_backward();
   if (!callbacks_.max_over_ranks || units_[index]->placement() != Placement::kSharded) return;
@@ -149,10 +150,10 @@ void Executor::skip(size_t index) {
   demand(index);
 }
 
-// Agrees with the other ranks on the unit to gather next. `mine` is the unit that this rank needs next, or nothing. The
-// ranks choose the unit whose forward ended last among the units that they need. If this unit is not `mine`, takes part
-// in its gather, and reports its end unless its backward is running on this rank. Returns the unit, or nothing if no
-// rank needs one.
+// Agrees with the other ranks on the unit to gather next. `mine` is the unit that this rank needs next, or nothing.
+// Among the units that ranks need, they choose the one whose forward ended last. If `mine` is another unit or nothing,
+// takes part in the gather of the chosen unit. In this case also reports the end of its backward, unless the backward
+// is running on this rank. Returns the chosen unit, or nothing if no rank needs one.
 std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   constexpr int64_t kStride = int64_t{1} << 32;
   const int64_t next =
@@ -161,7 +162,7 @@ std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   if (!agreed || agreed == mine) return agreed;
   order_->advance(*agreed);
   units_[*agreed]->take_part();
-  // The end is reported at once, because the other ranks may wait for this unit's reduction before they agree again.
+  // The end is reported here, because the other ranks may wait for this unit's reduction before they agree again.
   if (!in_backward_.contains(*agreed)) callbacks_.on_unit_done(*agreed);
   return agreed;
 }

@@ -13,20 +13,22 @@
 
 namespace zeroshard {
 
-// Decides when units are unsharded and resharded. The engine tells the executor when forwards and backwards of units
-// begin and end. The executor knows nothing about gradients or autograd.
+// Decides when units are unsharded and resharded. The engine tells the executor when a pass begins and ends, when the
+// forward of a unit begins and ends, and when the backward of a unit begins. The executor finds out when the backward
+// of a unit has ended, and reports it. It knows nothing about gradients or autograd.
 //
 // Note [When a unit is resharded]
-// These rules are for kSharded units that nobody holds. All other units are not resharded during a pass. After its
-// forward, a unit is resharded at once, unless the recorded order says that it is needed next. (For example, the
-// backward of the last unit follows the unit's own forward.) In backward, a unit is resharded when the backward of
-// another unit begins, unless it encloses the other unit, or both backwards begin with the same tensor (see
-// pre_backward()). Autograd runs later-created nodes first, so by then no node of the unit is left to run, not even for
-// frozen parameters. Resharding a unit when its last gradient arrives would be too early, because nodes of frozen
-// parameters may still be left. A unit encloses another if its modules contain the other's modules, or if the other was
-// called in its forward (a tied parameter belongs to one unit, and other units use it). Recomputation (activation
-// checkpointing) calls forward hooks inside backward. A recomputed unit stays unsharded until its own backward has
-// ended, or until a unit that it does not enclose is recomputed.
+// These rules are for kSharded units that nobody holds (see hold()). Other units are not resharded during a pass. When
+// no forward of a unit is running any more, the unit is resharded, unless the recorded order says that it is needed
+// next. (For example, the backward of the last unit follows the unit's own forward.) In backward, a unit is resharded
+// when the backward of another unit begins. There are two exceptions: the unit encloses the other one, or both
+// backwards begin with the same tensor (see pre_backward()). Autograd runs later-created nodes first, so by then no
+// node of the unit is left to run, not even one that reads frozen parameters. Resharding a unit when its last gradient
+// arrives would be too early, because nodes that read frozen parameters may still be left. A unit encloses another if
+// its modules contain the other's modules, or if the other was called in its forward. (Such a call happens if a tied
+// parameter belongs to the other unit.) Recomputation (activation checkpointing) calls forward hooks inside backward. A
+// recomputed unit stays unsharded until its own backward has ended. If a unit that it does not enclose is recomputed
+// before its backward begins, it is resharded then.
 //
 // Note [Ranks whose backward passes need other units]
 // A module may enter the loss on some ranks only, and a backward may fail on one rank. The other ranks continue, and
@@ -35,21 +37,22 @@ namespace zeroshard {
 // reduced. A rank also reports the ends of units that only other ranks need, because every reduction needs all ranks,
 // too.
 //
-// If the order of a pass is known, each rank goes through the whole order. Before its backward gathers a unit, a rank
-// takes part in the gathers of all units that come before this one in the order. At the end of its backward, it takes
-// part in all remaining gathers.
+// If the order of a pass was recorded before, each rank goes through the whole order. Before its backward gathers a
+// unit, a rank takes part in the gathers of all units that come before this one in the order. At the end of its
+// backward, it takes part in all remaining gathers.
 //
 // While an order is recorded, the ranks agree on the next unit before each gather of a backward, with one small
-// all-reduce per unit. A rank that needs another unit, or none, takes part in the gather of the agreed unit. This rank
-// then reports the end of that unit before it takes part in the next all-reduce, because the other ranks may first wait
-// for the unit's reduction.
+// all-reduce per unit. A rank that needs another unit, or none, takes part in the gather of the agreed unit. Before the
+// next all-reduce, the rank also reports the end of that unit's backward, unless this backward is running on the rank.
+// Other ranks may wait for the unit's reduction before they take part in that all-reduce.
 //
-// Units that stay whole need no gather in a backward, so a rank does not learn in this way which of them other ranks
-// need. So each rank reports the ends of all units that stay whole and whose backward its pass skips. When the backward
-// of a unit begins, the pass has skipped all units whose forward ended later and whose backward has not begun. At the
-// end of the backward, the pass has skipped the remaining ones. With these ends, the reduction of a unit that some rank
-// needs is launched after the same number of ends at every ZeRO stage, and sums are rounded alike. (While an order is
-// recorded, the stages differ for a unit that no rank needs. Its end is then reported only if it stays whole.)
+// Units that stay whole (kReplicated and kPersistent) need no gather in a backward. So no gather tells a rank which of
+// them other ranks need. Therefore each rank reports the ends of all units that stay whole and whose backward its pass
+// skips. When the backward of a unit begins, the pass has skipped all units whose forward ended later and whose
+// backward has not begun. At the end of the backward, the pass has skipped the remaining ones. Because of these
+// reports, the reduction of a unit that some rank needs is launched after the same number of ends at every ZeRO stage,
+// so sums are rounded alike. (While an order is recorded, the stages differ for a unit that no rank needs. Its end is
+// then reported only if it stays whole.)
 //
 // One case remains: some ranks, but not all, need a unit that no rank needed in the recorded pass. The gathers of the
 // ranks then differ, which is an error.
@@ -59,16 +62,16 @@ class Executor {
     // Called with a unit when its backward has ended on this rank. Also called for units that this rank's backward does
     // not need: see Note [Ranks whose backward passes need other units].
     std::function<void(size_t)> on_unit_done;
-    // Receives the units that will be gathered next, nearest first. Receives none while the order is recorded. May be
-    // null.
+    // Called when a forward needs a unit, or a backward needs a kSharded one. `units` are the units that the pass will
+    // probably need after it, nearest first. There are none while no order is known. May be null.
     std::function<void(std::span<const size_t> units)> on_upcoming;
-    // Returns the maximum of the number over the ranks with which this rank gathers. Collective. Null if no unit is
+    // Returns the maximum of a number over the ranks with which this rank gathers. Collective. Null if no unit is
     // kSharded.
     std::function<int64_t(int64_t)> max_over_ranks;
   };
 
-  // `parents[u]` is the unit whose modules contain the modules of unit u, or -1. `prefetch_depth` returns how many
-  // gathers may run ahead of their use when a unit with this layout is gathered ahead, this unit included.
+  // `parents[u]` is the unit whose modules contain the modules of unit u, or -1. `prefetch_depth` returns, for a unit's
+  // layout, the most gathers that may run ahead of their use while the gather of that unit is one of them.
   Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents,
            const std::function<int(const UnitLayout&)>& prefetch_depth, Callbacks callbacks);
 
@@ -83,15 +86,16 @@ class Executor {
   // Begins the backward of a unit, because the gradient of one of its outputs is known. `output` is the number that
   // BackwardHooks has given this output. A unit may return its input itself, or the result of an inner unit. Several
   // units then begin their backward with the same tensor, and their backwards end together. Does nothing if the
-  // backward of the unit is running.
+  // backward of the unit is already running.
   void pre_backward(size_t unit, int64_t output);
-  // Call it at the beginning of each backward. pre_backward() is not enough, because a rank whose loss depends on no
-  // unit never calls it.
+  // Call it at the beginning of each backward. pre_backward() also begins the backward, but a rank whose loss depends
+  // on no unit never calls it.
   void begin_backward();
-  // Collective if some unit is kSharded.
+  // Ends the backward of every unit, and reshards all kSharded units that nobody holds. Collective if some unit is
+  // kSharded.
   void end_backward();
-  // Forgets the order of the current pass, or of the last one if it has ended, because that pass failed on some rank.
-  // The order of the pass before it is kept.
+  // Forgets the order of the current pass, or between passes that of the last one. Call it if that pass failed on some
+  // rank. Later passes are then predicted from the order of the pass before it.
   void forget_pass() { order_->forget(); }
   // Returns whether a backward has begun and not ended.
   bool is_in_backward() const { return backward_begun_; }
@@ -100,20 +104,21 @@ class Executor {
   // Returns ExecutionOrder::needed() of the current or last pass.
   std::span<const size_t> needed() const { return order_->needed(); }
 
-  // hold() keeps a unit unsharded until release() was called as often. If the unit's forward or backward is running at
-  // the last release(), the unit stays unsharded until this forward or backward ends.
+  // hold() keeps a unit unsharded until release() was called as often as hold(). If the unit's forward or backward is
+  // running at the last release(), the unit stays unsharded until this forward or backward ends.
   void hold(size_t unit);
   void release(size_t unit);
-  // Call it on all ranks before the shards of a unit are written between passes. Waits for a gather of the unit that a
-  // pass which ended early has left running. Reshards the unit, unless it stays whole or is held. When it returns, no
-  // rank reads this rank's shards for a gather any more.
+  // Call it on all ranks before the shards of a unit are written between passes. Waits for the gather of the unit, if a
+  // pass has left it running. Reshards the unit, unless it stays whole or is held. When it returns, no rank reads this
+  // rank's shards for a gather any more.
   void end_gather(size_t unit);
-  // Call it before ranks agree on a step. Waits for every gather that was started ahead of a use that never came, for
-  // example by a forward without a backward. Reshards the units of these gathers, unless they stay whole or are held.
+  // Call it before ranks agree on a step. Waits for every gather that still runs. Such a gather was started ahead of a
+  // use that never came, for example by a forward without a backward. Reshards the units of these gathers, unless they
+  // stay whole or are held.
   void end_gathers_ahead();
   // Lets the optimizer write the shards. Calls `update(u)` for each unit in `order`, which contains every unit once and
-  // is the same on all ranks. The updated values of a unit are sent to the other ranks while the next units are
-  // updated. Units that are held have the new values afterwards. Collective.
+  // is the same on all ranks. While the next units are updated, ranks exchange the updated values of a unit if the unit
+  // needs it (see Unit::start_refresh()). Units that are held are unsharded with the new values afterwards. Collective.
   void refresh(std::span<const size_t> order, const std::function<void(size_t)>& update);
 
  private:

@@ -9,7 +9,7 @@ namespace zeroshard {
 bool Forwards::end(size_t unit, bool has_backward) {
   ended_[unit] = ++count_;
   if (has_backward && (awaited_.empty() || awaited_.back() != unit)) {
-    if (awaited_.size() == ExecutionOrder::kMaxLength) awaited_.clear();  // such a program never runs a backward
+    if (awaited_.size() == ExecutionOrder::kMaxLength) awaited_.clear();  // only a program without backwards gets here
     awaited_.push_back(unit);
   }
   const auto call = std::find(running_.rbegin(), running_.rend(), unit);

@@ -5,7 +5,8 @@
 
 namespace zeroshard {
 
-// The forwards of units: which are running, when each unit's last one ended, and which wait for their backward.
+// Records the forwards of units: which ones are running, when the last one of each unit ended, and which ones wait for
+// their backward. Consecutive forwards of one unit wait as one forward.
 class Forwards {
  public:
   explicit Forwards(size_t num_units) : ended_(num_units, 0) {}

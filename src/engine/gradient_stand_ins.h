@@ -10,8 +10,8 @@ namespace zeroshard {
 
 // Shows the user a tensor without memory, the stand-in, as param.grad while a gradient waits for the step. Reading the
 // stand-in throws an error that names the functions that read and change gradients. If the user sets param.grad to
-// None, taken_away() reports it. A stand-in serves for one gradient after another, unless somebody has kept it.
-// Parameters without elements have no stand-in.
+// None, taken_away() returns the parameter. A stand-in serves for one gradient after another, unless somebody has kept
+// it. Parameters without elements have no stand-in.
 class GradientStandIns {
  public:
   // Identifies a parameter by the index of its unit and its index in the unit.
@@ -25,7 +25,7 @@ class GradientStandIns {
   // Returns the tensors in the order in which they were added.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
-  // Gives a stand-in to each tensor whose parameter has a gradient, as `has_gradient` says, and whose param.grad is
+  // Sets param.grad to a stand-in for each tensor whose parameter has a gradient (`has_gradient`), if param.grad is
   // None.
   void show(const std::function<bool(Place)>& has_gradient);
   // Returns whether param.grad of `tensor` is its stand-in. Returns false if param.grad is None, or another tensor, or
@@ -36,8 +36,8 @@ class GradientStandIns {
   std::vector<Place> taken_away();
   // Removes all stand-ins for the time of a backward pass, so that autograd does not add to them.
   void take_back();
-  // Removes all stand-ins because the gradients were used by a step or dropped. Reading a stand-in that somebody has
-  // kept then throws an error that says this.
+  // Removes all stand-ins. Call it when a step has used the gradients, or when they were dropped. Reading a stand-in
+  // that somebody has kept then throws an error that says that its gradient is gone.
   void end();
 
  private:

@@ -10,13 +10,13 @@
 namespace zeroshard {
 
 // Records the units that users hold gathered. There is one entry per Engine::gather() of a unit, innermost last. An
-// entry can keep a copy of the unit's earlier values on the host, so that a release with Engine::kDropWrites can
-// restore them. It keeps none if the purpose does not allow to drop the user's writes, or if the release reshards the
-// unit, because the shards have the values then.
+// entry can keep a copy of the values that the unit had at the gather, so that a release with Engine::kDropWrites can
+// restore them. It keeps no copy if its purpose does not allow dropping the user's writes. It also keeps none if the
+// release reshards the unit, because the shards then still have the values.
 class HeldValues {
  public:
-  // These are the combinations of `to_modify` and `can_drop` of Engine::gather(). kReadAndDrop and kModify allow to
-  // drop writes.
+  // These are the combinations of `to_modify` and `can_drop` of Engine::gather(). kReadAndDrop and kModify allow
+  // dropping writes.
   enum class Purpose : uint8_t { kRead, kReadAndDrop, kModify, kModifyForGood };
 
   // `executor` must outlive it.
@@ -30,20 +30,21 @@ class HeldValues {
   std::optional<Purpose> end(size_t unit);
   // Like end(), but also restores the unit's earlier values if the entry still keeps them and the unit is unsharded.
   std::optional<Purpose> end_and_restore(size_t unit);
-  // Replaces the values that the unit's entries keep by the current ones, because all ranks have accepted these.
+  // Replaces the copies of the unit's entries by the current values. Call it when all ranks have accepted these.
   void accept(size_t unit);
   // Returns whether some unit is held to be modified.
   bool may_change() const;
-  // Drops the earlier values of all entries, so that these entries restore nothing.
+  // Drops the copies of all entries, so that these entries restore nothing.
   void forget();
 
  private:
-  // A tensor of a parameter that was moved before (Unit::is_moved()), with its memory and a copy of its values.
+  // A tensor of a parameter that was moved before the gather (Unit::is_moved()). `memory` is the memory that a user has
+  // given it, and `values` is a copy of its values on the same device.
   struct Moved {
     at::Tensor tensor, memory, values;
   };
   struct Values {
-    std::vector<at::Tensor> groups;
+    std::vector<at::Tensor> groups;  // on the host
     std::vector<Moved> moved;
   };
   struct Entry {

@@ -7,8 +7,8 @@ namespace zeroshard {
 // use at most half of the CPUs of each rank (`num_cpus` / `num_ranks`). Returns "" otherwise.
 std::string problem_of_few_threads(int num_threads, int num_cpus, int num_ranks);
 
-// Logs the warning of problem_of_few_threads() on rank 0, if there is one. `ranks_of_host` is the number of ranks on
-// this host.
+// On rank 0, logs the warning of problem_of_few_threads(), if there is one. `ranks_of_host` is the number of ranks on
+// this host. Counts only CPUs that this process may use.
 void warn_of_few_threads(int ranks_of_host, int rank);
 
 }  // namespace zeroshard

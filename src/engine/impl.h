@@ -26,20 +26,22 @@ struct Engine::Impl {
        const ReplicaComms& replication);
 
   const GradBucket& bucket_of(const ShardedGroup& group) const { return reducer->buckets()[group.number()]; }
-  // Throws StateError after retire(), and the errors of Ranks::check_caller(). A call that uses parts which retire()
-  // frees first calls check_in_use() or check_whole().
+  // Throws StateError after retire(), and the errors of Ranks::check_caller(). A method that uses a part that retire()
+  // frees must call check_in_use() or check_whole() first.
   void check_in_use() const;
-  // Also throws StateError after a load that failed half way and left a mixture of two states.
+  // Throws like check_in_use(). Also throws StateError after a load that failed half way and left a mixture of two
+  // states.
   void check_whole() const;
   void publish_outside_of_steps();
-  // Publishes a pending update, which overwrites what users have written since the last step. If `has_gradients` is
-  // true on some rank, does nothing, because the load will be refused. Collective if an update is pending.
+  // Publishes a pending update before a load. This overwrites what users have written to parameters since the last
+  // step. If `has_gradients` is true on some rank, publishes nothing, because the load will be refused. Collective if
+  // an update is pending.
   void publish_before_load(bool has_gradients);
   // Returns the group of the trained parameter with this first name, and the parameter's index in the group. Throws
   // ValueError if no trained parameter has this name.
   std::pair<ShardedGroup*, size_t> find_trained(const std::string& name) const;
-  // Frees the optimizer states, gradients, hooks and saves, which only training needs. After that, the engine can only
-  // return units. Does nothing if it was called before.
+  // Waits for a running save. Frees what only training needs: optimizer states, gradients, hooks, updates and saves.
+  // After that, the engine can only return units. Does nothing if it was called before.
   void retire();
   bool in_use() const { return reducer != nullptr; }  // false after retire()
 

@@ -11,9 +11,9 @@
 namespace zeroshard {
 
 // Creates the keeper that zeroshard.offload.activations asks for. Returns null for "none", and for "cpu" if the device
-// is the CPU. If tensors go to files, the call is collective over `comm`. Then every rank throws ConfigError with rank,
-// directory and reason if a rank cannot create its files. The ledger counts the buffers of the files. `on_failure` is
-// called once if a file fails later, before the error is thrown.
+// is the CPU. If tensors go to files, the call is collective over comm.host(). If a rank cannot create its files, every
+// rank throws ConfigError with the number of that rank, its directory and the reason. The ledger counts the buffers of
+// the files. If a file fails later, `on_failure` is called once, before the error is thrown.
 std::unique_ptr<ActivationKeeper> make_activation_keeper(const EngineOptions& options, Comm& comm, Ledger& ledger,
                                                          std::function<void(const std::string& message)> on_failure);
 

@@ -9,13 +9,13 @@
 
 namespace zeroshard {
 
-// Returns the origin of each unit, as if its tensors were on the engine's device. The origin of a unit with
-// UnitDefinition::values has no device bytes, because each rank reads the values itself.
+// Returns for each unit where its tensors are before the engine is built (UnitOrigin). Assumes that they are on the
+// engine's device. A unit with UnitDefinition::values has no device bytes, because each rank reads the values itself.
 std::vector<UnitOrigin> origins_on_device(const std::vector<UnitDefinition>& units);
 
 // Returns the end of an out-of-memory message, ": each rank needs ... bytes". The text names the bytes that a rank
-// needs for the model (`planned`), the model's largest parameter, and ways to need less. `init_peak` is the number of
-// bytes that the device needs at most while the engine is built; 0 on the CPU. The text names it only if it is larger.
+// needs for the model (`planned`), the model's largest parameter, and ways to need less. `init_peak` is
+// EnginePlan::init_peak. The text names it only if it is larger than the device bytes of `planned`.
 std::string memory_needs(const std::vector<UnitLayout>& layouts, const Bytes& planned, int64_t init_peak);
 
 }  // namespace zeroshard

@@ -35,9 +35,9 @@ std::optional<TrainedParam> find_trained(Groups& groups, size_t unit, size_t par
   return std::nullopt;
 }
 
-// Returns all values of a parameter, as fp32 in its shape. Each rank passes the values of its part
-// (ShardLayout::owned) as the 1-D tensor `mine`; without `mine`, they are zeros. Returns nothing if `has_some` is false
-// on all ranks. `what` names the values in errors. Collective.
+// Returns all values of a parameter, as fp32 in its shape. Each rank passes the values of its part (ShardLayout::owned)
+// as the 1-D tensor `mine`. A rank without `mine` contributes zeros. Returns nothing if `has_some` is false on all
+// ranks. `what` names the values in errors. Collective.
 std::optional<at::Tensor> assemble(const Ranks& ranks, const TrainedParam& param, bool has_some,
                                    const std::optional<at::Tensor>& mine, const std::string& what) {
   Comm& comm = ranks.states;
@@ -62,8 +62,8 @@ std::optional<at::Tensor> assemble(const Ranks& ranks, const TrainedParam& param
 }
 
 // Returns whether this rank itself had a gradient of the parameter since the last step. The values of a reduced shard
-// do not tell that, because a parameter without any gradient has values there, too. If the bucket is not reduced,
-// returns true. The gradients are then those of the last step, and local_grad() has already checked the consensus of
+// do not show it, because a parameter without any gradient has values there, too. If the bucket is not reduced, returns
+// true, because its gradients are then those of the last step, and local_grad() has already checked the consensus of
 // that step.
 bool has_own_grad(const GradBucket& bucket, size_t index) {
   return !bucket.reduced().are_current() || bucket.has_grad(index);
@@ -82,8 +82,8 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   if (!found) return std::nullopt;
   ShardedGroup& group = *found->group;
   impl.update->await();
-  // If fp32 parameters are on a device and their master weights on the host, users may have written to the parameters.
-  // So the master weights take the parameters' values first.
+  // If fp32 parameters are on a device and their master weights on the host or in files, users may have written to the
+  // parameters. So the master weights take the parameters' values first.
   if (!impl.update->is_pending() && group.has_states_on_host() && group.is_open() &&
       group.flat().dtype == DType::kFloat32)
     group.take_parameters();
@@ -167,8 +167,8 @@ std::vector<std::pair<std::string, double>> Engine::grad_norms() {
   Impl& impl = *impl_;
   impl.check_whole();
   std::vector<std::string> names;
-  std::vector<int64_t> has_grad;  // whether this rank had a gradient, then whether any rank had one
-  std::vector<double> squares;    // sums of squares over this rank's elements, then over all elements
+  std::vector<int64_t> has_grad;  // whether this rank had a gradient; after the all-reduce, whether any had
+  std::vector<double> squares;    // sums over this rank's elements; after the all-reduce, over all elements
   for (size_t unit = 0; unit < num_units(); ++unit) {
     for (ShardedGroup& group : impl.memory->groups->of_unit(unit)) {
       for (size_t i = 0; i < group.num_params(); ++i) {

@@ -93,7 +93,7 @@ void Pass::begin(bool sync) {
   last_grad_scale_.reset();
   errors_ = {};
   executor_.begin_backward();
-  // If gradients of an earlier loss.backward() are being reduced, the reducer goes on in the order in which it began.
+  // If earlier gradients are still open, their reductions may have begun, and the reducer keeps the order of these.
   if (progress_.has_open_gradients()) return;
   reducer_.begin_backward(executor_.needed(), sync, ranks_.gather);
   if (sync) reducer_.read_ahead();

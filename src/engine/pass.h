@@ -18,16 +18,18 @@
 
 namespace zeroshard {
 
-// The forward and backward passes of a step: the hooks that see them, and how a pass ends in the same way on all ranks.
+// Runs the forward and backward passes of a step. It owns the autograd hooks, which tell the executor and the reducer
+// what a pass does, and ends each pass in the same way on all ranks.
 //
 // Note [Backward passes that are none of the engine's]
 // torch.autograd.grad() of a loss for an input runs the hooks of units, and gives none of their parameters a gradient.
 // Such a pass must launch no reduction. Otherwise gradients that were already reduced for the step would be summed
-// again, and the reduction would wait for other ranks, which perhaps do not run such a pass. Only the first gradient
-// shows that a pass is a loss.backward() instead. So Pass only remembers the ends of units' backwards that come before
-// the first gradient, and passes them to the reducer when this gradient arrives. If units are kSharded, it passes ends
-// to the reducer at once, because other ranks may wait for them. In this case every rank must run the pass, because the
-// pass gathers parameters, and Engine::prepare_step() ends its reductions.
+// again, and the reduction would wait for other ranks, which perhaps do not run such a pass. Only its first gradient
+// shows that a pass without begin() is a loss.backward() instead. So class Pass only remembers the ends of units'
+// backwards that come before the first gradient, and passes them to the reducer when this gradient arrives. If some
+// unit is kSharded, it passes each end to the reducer immediately, because other ranks may wait for the reduction. In
+// this case every rank must run such a pass, because the pass gathers parameters. Engine::prepare_step() then ends the
+// reductions of the pass.
 class Pass {
  public:
   // All must outlive it.
@@ -37,7 +39,8 @@ class Pass {
   void renew_hooks(size_t unit) const;
   // Adds a hook to an output of the unit. The hook tells the executor when the gradient of this output is known.
   void add_output(size_t unit, const at::Tensor& output);
-  // Removes all hooks and stand-ins of gradients. Hooks on outputs of earlier forwards do nothing from now on.
+  // Removes the hooks of parameters and the stand-ins of gradients. The hooks on outputs of earlier forwards stay, but
+  // do nothing from now on.
   void remove_hooks();
   // Makes the backward of every earlier forward throw StateError, because parameters have changed outside of a step.
   void end_forwards() { ++hooks_.publishes; }
@@ -46,28 +49,29 @@ class Pass {
   void begin(bool sync);
   // Ends a pass that has not failed on this rank. Throws StateError if it has failed on another rank. Collective.
   void end() { throw_discarded(end("")); }
-  // Ends a pass. `failure` says why it failed on this rank; empty if it did not. If it failed on some rank, discards
-  // all gradients since the last step, and returns on every rank the number and the failure of the lowest such rank.
-  // The failure is cut to 511 bytes. Otherwise returns "". Collective.
+  // Ends a pass. `failure` says why it failed on this rank; empty if it did not. Returns "" if the pass failed on no
+  // rank. Otherwise discards all gradients since the last step, and returns on every rank the number and the failure of
+  // the lowest rank that failed. Of the failure, only the first 511 bytes are returned. Collective.
   std::string end(const std::string& failure);
   // Like end(), but only ends the reductions, and not the executor's backward.
   void end_launched() { throw_discarded(end_reductions("")); }
-  // Call it when a unit's backward has ended.
+  // Tells the reducer that a unit's backward has ended: see Note [Backward passes that are none of the engine's].
   void end_unit(size_t unit);
-  // If the last loss.backward() has failed, discards its gradients and all earlier ones of the step on all ranks. In
-  // this case it is collective.
+  // If the last loss.backward() without begin() has failed, discards its gradients and all earlier ones of the step on
+  // all ranks. In this case it is collective.
   void discard_failed();
   void zero_grad();
   void end_step(double loss_scale);
 
-  // Throws StateError if the gradient of `param` might not be reduced yet: after a backward under no_sync, within a
-  // backward pass, after a loss.backward() that failed, and if has_counted_other() is true.
+  // Throws StateError if the gradient of `param` might not be reduced yet. This is so after a backward under no_sync,
+  // within a backward pass, after a loss.backward() that failed, and if has_counted_other() is true.
   void check_reduced(const ParamSpec& param) const;
-  // Returns whether ends of a pass without gradients were passed to the reducer, and end() or end_launched() was not
-  // called since: see Note [Backward passes that are none of the engine's].
+  // Returns whether, in a pass without begin(), an end of a unit's backward was passed to the reducer before the first
+  // gradient. If so, returns true until the reductions are ended or discarded. See Note [Backward passes that are none
+  // of the engine's].
   bool has_counted_other() const { return other_.has_counted; }
-  // The text of the last CommError that a hook or end() threw, and of the last IoError that a hook threw. Each is "" if
-  // there was none since the last begin().
+  // The texts of the last CommError that a hook or the end of a pass threw, and of the last IoError that a hook threw.
+  // Each is "" if there was no such error since the last begin().
   struct Errors {
     std::string comm, io;
   };
@@ -77,8 +81,9 @@ class Pass {
   UserGradients& gradients() { return gradients_; }
   // Note [Gradients after the step]
   // Every bucket keeps the memory of its reduced gradients for the whole run, and an update only reads it. So the
-  // gradients of the last step can be read without a copy until new ones arrive. last_grad_scale() returns the loss
-  // scale of these gradients. It returns nothing as soon as they can no longer be read.
+  // gradients of the last step can be read without a copy until the next forward for training or the next backward
+  // begins, or until gradients are discarded. Until then, last_grad_scale() returns the loss scale of these gradients.
+  // Afterwards it returns nothing.
   const std::optional<double>& last_grad_scale() const { return last_grad_scale_; }
 
  private:
@@ -99,8 +104,8 @@ class Pass {
     double divisor = 1;        // each gradient is divided by it
   };
 
-  // Runs the code of an autograd hook for a unit. Keeps the text of an IoError or CommError in errors_, because
-  // autograd passes the exception on without its class.
+  // Runs the code of an autograd hook for a unit. Keeps the text of an IoError or CommError in errors_, because a
+  // caller can get the exception from autograd without its type, as in Python.
   template <typename Call>
   void in_hook(std::string_view doing, size_t unit, const Call& call);
   void pre_backward(size_t unit, int64_t output, int64_t publishes_at_forward);
@@ -109,7 +114,7 @@ class Pass {
   // Throws a CommError with the text of `error`, and keeps this text in errors_. If `error` says that ranks disagree,
   // first adds to the text what this rank was about to do (`doing`) and the likely cause.
   [[noreturn]] void explain_backward(const CommError& error, const std::string& doing);
-  // Ends the reductions. This is the second half of end(), after the executor has ended the backward of every unit.
+  // Ends the reductions. end() calls it after the executor has ended the backward of every unit.
   std::string end_reductions(const std::string& failure);
   void begin_plain_pass();
   void end_plain_pass();

@@ -13,9 +13,9 @@ namespace zeroshard {
 
 // The communicators of an engine, which outlive it, and the process that may use them.
 struct Ranks {
-  // `replication` is empty if there is one replica. Then `reduce` also serves all ranks. `share_states` says whether
-  // replicas of the parameters shard one copy of the optimizer states among themselves. Throws ValueError if the sizes
-  // of the communicators do not fit one another.
+  // `replication` is empty if there is one replica. In this case `reduce` has all ranks. `share_states` says whether
+  // the replicas shard one copy of the optimizer states among themselves. Throws ValueError if the sizes of the
+  // communicators do not match, or if `replication` has only one of its two communicators.
   Ranks(Comm& gather, Comm& reduce, Comm* checkpoint, const ReplicaComms& replication, c10::Device device,
         bool share_states = false);
 
@@ -23,14 +23,14 @@ struct Ranks {
   // device, throws CommError if this rank already knows that a communicator is broken.
   void check_caller() const;
   // Call it from time to time while this rank waits and others may wait for it. Throws if another rank has failed, or
-  // if this rank was interrupted. In the second case makes the other ranks fail, too. `waited` says in the message what
-  // this rank waited for, as "it waited for ...".
+  // if this rank was interrupted. After an interruption, makes the other ranks fail, too. `waited` says in the message
+  // what this rank waited for, as "it waited for ...".
   void check_while_waiting(std::string_view waited) const;
   // Throws CommError on every rank if ranks have called different collectives on a device: see compare_histories() in
   // consensus.h. Collective. Does nothing on the CPU.
   void compare_histories(std::string_view tag) const;
   // Waits until the device has the reduced gradients. Throws CommError if the device waits for a rank that never comes.
-  // Returns at once on the CPU.
+  // Does nothing on the CPU.
   void await_gradients() const;
   // Makes all collectives of the engine, except those of checkpoint(), fail on every rank with the reason `text`. Call
   // it if this rank cannot go on.
@@ -41,10 +41,11 @@ struct Ranks {
   // Returns the number of parts into which each shard is cut. Each part's states belong to one rank: see ShardLayout.
   int num_parts() const { return states.world_size() / gather.world_size(); }
   // Returns the part of this rank's elements `mine` that this rank saves. That is all of them, unless other replicas
-  // have the states of these elements, too. Each replica then saves an equal part, and the last parts may be shorter or
-  // empty.
+  // also have the states of these elements. In that case each replica saves an equal part, and the last parts may be
+  // shorter or empty.
   Range saved_part(Range mine) const;
-  // Returns whether this rank is in the first replica of the states. Returns true if there is only one.
+  // Returns whether this rank is in the first replica of the optimizer states. Returns true if there is only one copy
+  // of them.
   bool is_in_first_replica() const { return !has_replicas_of_states() || replicas->rank() == 0; }
   bool has_replicas_of_states() const { return replicas != nullptr && num_parts() == 1; }
 

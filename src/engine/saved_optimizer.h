@@ -6,12 +6,12 @@
 #include "checkpoint/manifest.h"
 #include "zeroshard/config.h"
 
-// Finds out which optimizer's states a checkpoint contains. All front ends of the engine use the same rule.
+// These functions record in a checkpoint which optimizer's states it contains, and check this before a load.
 namespace zeroshard {
 
 struct SavedOptimizer {
   OptimizerConfig::Type type = OptimizerConfig::Type::kAdamW;
-  std::string outside = {};  // class of an external optimizer, which has the states instead of the engine; empty: none
+  std::string outside = {};  // class of the external optimizer that has the states; empty: the engine has them
 };
 
 // Returns the names that checkpoints use for the moments of an optimizer, in the order of their slots. `is_matrix` says
@@ -20,9 +20,9 @@ std::vector<std::string> moment_names(OptimizerConfig::Type type, bool is_matrix
 
 nlohmann::json to_json(const SavedOptimizer& optimizer);
 
-// Throws ValueError that names both optimizers if the checkpoint names another optimizer than `mine`. If the checkpoint
-// names none (an import, an earlier version), throws ValueError if it has a state that the engine's optimizers have,
-// but `mine` does not. The message then names this state.
+// Throws ValueError that names both optimizers if the checkpoint names another optimizer than `mine`. A checkpoint that
+// was imported, or saved by an earlier version, may name no optimizer. In this case throws ValueError if the checkpoint
+// has a state that another optimizer of the engine has and `mine` does not. The message then names this state.
 void check_optimizer(const Manifest& manifest, const SavedOptimizer& mine);
 
 }  // namespace zeroshard

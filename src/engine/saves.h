@@ -23,8 +23,8 @@ struct StateKey {
   auto operator<=>(const StateKey&) const = default;
 };
 
-// Saves and loads the states of an engine. It owns the save that runs in the background, and remembers what a load has
-// left half done.
+// Prepares the saves and loads of an engine: lists the states, and chooses those that a load takes. Owns the saver,
+// which can write in the background. Remembers which states a load has begun, but not finished, to overwrite.
 class Saves {
  public:
   static constexpr std::string_view kSaveCall = "save_checkpoint";  // the name of the user's call, for messages
@@ -41,7 +41,7 @@ class Saves {
         pass_(pass) {}
 
   AsyncSaver& saver();
-  // Returns null on the CPU.
+  // Creates the object at the first call. Returns null on the CPU.
   DeviceCopies* device_copies();
   bool has_saved() const { return async_saver_ != nullptr; }
   bool busy() const { return async_saver_ && async_saver_->busy(); }
@@ -49,13 +49,13 @@ class Saves {
   // Waits for a running save, then frees the memory of saves and gives up the locks of their directories.
   void retire();
 
-  // Returns whether every save goes through staging memory. If not, only asynchronous saves do, and the others write
-  // the state to files directly from where it is.
+  // Returns whether every save goes through staging memory. If not, only saves in the background do, and the others
+  // write the state to files directly from where it is.
   bool must_stage() const { return !options_.device.is_cpu() && !memory_.has_files(); }
   bool has_room_for_staging(int64_t bytes);
   // Raises the planned host memory for copies of checkpoints to at least this many bytes.
   void plan_staging(int64_t bytes);
-  // Starts a save in the background. saver().prepare() must have been called for it.
+  // Starts a save in the background. saver().prepare() must have been called with the same arguments.
   void start(SaveRequest request, int64_t staging_bytes);
   // Plans memory for states that a load uploads to a device, in addition to the memory of the most recent save.
   void plan_uploads(int64_t bytes) { plan_staging(staging_planned_ + bytes); }
@@ -63,15 +63,15 @@ class Saves {
   bool report_failed();
   void tell_failed(const std::exception& error) const;
 
-  // `held` says that training continues while the save runs. Updates then wait before they overwrite states in files
-  // that the save has not read yet.
+  // `held` says that the save is staged. In this case the saver's thread reads states in files itself, and updates wait
+  // before they overwrite states that it has not read yet.
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
                            const CheckpointContents& contents, const SaveOptions& save, bool held);
   std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
                                  const ChooseTensors& others, std::set<StateKey>& chosen);
   // These functions complete the load of a checkpoint whose states were read. take_updates() takes the number of
-  // updates of each parameter. take_scale() takes the number of steps that were skipped in a row and, if the saved run
-  // had a dynamic loss scale, the loss scale.
+  // updates of each parameter that is in the checkpoint. take_scale() takes the number of steps that were skipped in a
+  // row and, if the saved run had a dynamic loss scale, the loss scale.
   void take_updates(const TensorIndex& index);
   void take_scale(const Manifest& manifest);
 
@@ -96,7 +96,7 @@ class Saves {
   Reducer& reducer_;
   Pass& pass_;
   DirectoryLocks locks_;                         // locks of directories that this engine has saved to
-  std::unique_ptr<DeviceCopies> copies_;         // copies for checkpoints; null on the CPU and before the first one
+  std::unique_ptr<DeviceCopies> copies_;         // null on the CPU, and before the first device_copies()
   int64_t staging_planned_ = 0;                  // bytes that the last save planned for async_saver_
   std::map<StateKey, std::string> half_loaded_;  // the states of begin_overwriting(), each with its checkpoint
   std::unique_ptr<AsyncSaver> async_saver_;      // null before the first save; the last member, because it uses others

@@ -53,8 +53,9 @@ void told_as_state(const Call& call) {
   }
 }
 
-// Collects values of coded moments that are written in pieces. A block is encoded as a whole, but pieces need not end
-// where blocks end. So the pieces of a block are kept until it is complete.
+// Collects values of 8-bit moments that are written in pieces. A block of kScaledNumel elements, which share a scale,
+// is encoded as a whole, but pieces need not end where blocks end. So the pieces of a block are kept until it is
+// complete.
 class PartialBlocks {
  public:
   explicit PartialBlocks(const ShardedGroup& group, int slot) : group_(group), slot_(slot) {}
@@ -76,7 +77,8 @@ class PartialBlocks {
   std::map<int64_t, Block> blocks_;  // key: first element of the block
 };
 
-// Encodes the whole blocks of `range`, and adds its pieces of other blocks. `range` must lie within one parameter.
+// Encodes the blocks that `range` has whole, and adds its pieces of other blocks. `range` must lie within one
+// parameter.
 void PartialBlocks::write(Range range, const float* from) {
   int64_t end = range.end;  // end of the parameter
   for (size_t i = 0; i < group_.num_params(); ++i) {
@@ -93,7 +95,7 @@ void PartialBlocks::write(Range range, const float* from) {
   if (range.end > whole) add({whole, range.end}, from + (whole - range.begin), end);
 }
 
-// Adds a piece of one block, and encodes the block if it is complete now. `end` is the end of its parameter.
+// Adds a piece of one block, and encodes the block if it is complete now. `end` is the end of the block's parameter.
 void PartialBlocks::add(Range piece, const float* from, int64_t end) {
   const int64_t first = piece.begin / kScaledNumel * kScaledNumel;
   const int64_t numel = std::min(first + kScaledNumel, end) - first;
@@ -147,8 +149,8 @@ class ArrayData final : public SliceData {
   }
 
  private:
-  // Copies the user's writes to parameters into `copy`, which has the master weights, and into the master weights
-  // themselves.
+  // Copies the user's writes to parameters into `copy`, which has the master weights. Unless the parameters are fp32,
+  // also copies them into the master weights themselves.
   void take_params(int64_t offset, int64_t bytes, at::Tensor copy) const {
     const Range range{offset / bytes_, (offset + bytes) / bytes_};
     const at::Tensor params = group_.updated_parameters().slice(0, range.begin, range.end).cpu();
@@ -166,19 +168,18 @@ class ArrayData final : public SliceData {
   void write_codes(int64_t offset, int64_t bytes, const void* from) {
     told_as_state([&] { codes_.write({offset / bytes_, (offset + bytes) / bytes_}, static_cast<const float*>(from)); });
   }
-  // Moments that are stored in fewer bits than they are saved in are converted to fp32.
+  // Converts moments that are stored in fewer than 32 bits to fp32.
   void read_values(Range part, const at::Tensor& values, void* to) const {
     if (values.element_size() == bytes_) return TensorData(values).read(0, int64_t(values.nbytes()), to);
     array_.read_moment(part, state_, values, to);
   }
-  // Rounds to nearest if `values` have fewer bits than the saved elements. Values from read_values() are restored
-  // exactly.
+  // Rounds to nearest if `values` are stored in fewer than 32 bits. Values from read_values() are restored exactly.
   void write_values(const at::Tensor& values, const void* from) const {
     if (values.element_size() == bytes_) return TensorData(values).write(0, int64_t(values.nbytes()), from);
     values.copy_(view_memory(const_cast<void*>(from), values.numel(), at::kFloat, at::kCPU));
   }
-  // Borrows `bytes` of saved elements from `offset` on. Calls use(bytes before the part, part, values) for consecutive
-  // parts of them.
+  // Borrows elements. `offset` and `bytes` count bytes of saved elements. Calls use(bytes from `offset` to the part,
+  // part, values) for consecutive parts.
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, Array::Access access, Use use) const {
     const Range range{offset / bytes_, (offset + bytes) / bytes_};

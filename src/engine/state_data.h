@@ -17,19 +17,21 @@ std::shared_ptr<SliceData> parameter_data(const ShardedGroup& group);
 
 // Accesses one optimizer state of a group (a slot or kMasterWeights), for all elements that this rank updates. The
 // saved elements are fp32. The group must outlive the result. `is_engines` says that all writers of the state borrow it
-// from the group. If master weights are in files, or on two tiers, read() also takes users' writes to the group's
-// parameters, like ShardedOptimizer::take_writes(), so that a save need not read the weights twice.
+// from the group, and so wait for copies of begin_read(). If master weights are in files, or on two tiers, read() also
+// takes users' writes to the group's parameters, like ShardedOptimizer::take_writes(), so that a save need not read the
+// weights twice.
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines);
 
-// Like state_data(), but any thread may read the state from where it is while training continues. Until the result's
-// end_reading() or destruction, a caller that borrows the states to write must wait (Array::hold()). Reading does not
-// take users' writes to parameters. The result cannot be written.
+// Like state_data(), but another thread may read the state from where it is while training continues. The states must
+// have a hold (Array::hold()), as states in files have. Until end_reading() or the destruction of the result, a caller
+// that borrows the states to write must wait. Reading does not take users' writes to parameters. The result cannot be
+// written.
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state);
 // Does the same for parameters: all parameters of the group that this rank keeps in files, or the parameters in memory
 // that this rank updates. The latter must be their own master weights, because they are held with the states.
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group);
 
-// Returns an object that copies between host memory and a device on a stream of its own; null for the CPU.
+// Returns an object that orders copies between host memory and `device` on a stream of its own; null for the CPU.
 std::unique_ptr<DeviceCopies> device_copies(c10::Device device);
 
 }  // namespace zeroshard

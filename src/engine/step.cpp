@@ -51,8 +51,8 @@ StepResult Step::prepare(const std::vector<ParamGroupOptions>& groups, bool save
   if (consensus_.signals.wrote && update_.is_pending()) writes_.check_late();
   compare_replicas();
   writes_.take(consensus_.signals.wrote);
-  // If no update is pending, the master weights take the writes of users now. When this step has handed its update to
-  // the thread, wrote_late() finds later writes by comparing with the parameters as they are now.
+  // If no update is pending, the master weights take the writes of users now. After this step has handed its update to
+  // the thread, wrote_late() finds later writes by comparing checksums with those of the present parameters.
   if (update_.is_delayed() && !update_.is_pending()) {
     writes_.take_to_groups();
     writes_.remember_open_parameters();
@@ -134,9 +134,9 @@ void Step::check(const std::vector<ParamGroupOptions>& groups) const {
                           ". Call backward and zero_grad on every rank as often as on the others"));
 }
 
-// Once in config.check_replicas_every steps, throws StateError on all ranks if the parameters of kReplicated units
-// differ among ranks. Call it before the update. At stages 1 and 2, the refresh after the update overwrites the
-// elements that other ranks update, and so hides any difference there.
+// Once in config.check_replicas_every steps (never if that is 0), compares the parameters of kReplicated units among
+// ranks. Throws StateError on all ranks if they differ. Call it before the update. At stages 1 and 2, the refresh after
+// the update overwrites the elements that other ranks update, and so hides any difference there.
 void Step::compare_replicas() {
   const int every = options_.config.check_replicas_every;
   if (every == 0 || ++uncompared_steps_ < every) return;

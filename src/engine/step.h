@@ -11,7 +11,7 @@
 
 namespace zeroshard {
 
-// One step after its passes: the ranks agree on it, then it is applied or skipped.
+// Ends a step after its passes: lets the ranks agree on it, and then applies or skips it.
 class Step {
  public:
   // All must outlive it.
@@ -26,12 +26,12 @@ class Step {
         writes_(writes),
         update_(update) {}
 
-  // See Engine::prepare_step(). `save_failed`: a background save of this rank has failed.
+  // See Engine::prepare_step(). `save_failed` says whether a background save of this rank has failed.
   StepResult prepare(const std::vector<ParamGroupOptions>& groups, bool save_failed);
   // Ends a step. Calls `apply`, which writes the new parameters, unless result.applied is false. Throws StateError if
   // config.max_skipped_steps steps in a row were skipped.
   void finish(const StepResult& result, const std::function<void()>& apply);
-  // Makes StepResult::stop true on all ranks at the next step. Any thread may call it.
+  // Makes StepResult::stop true on all ranks from the next step on. Any thread may call it.
   void request_stop() { stop_requested_ = true; }
 
   // Returns the values of the last prepare(), with `groups`. The result refers to `groups` and to this object.
@@ -60,7 +60,8 @@ class Step {
   Update& update_;
   Consensus consensus_;  // result of the last prepare()
   float grad_scale_ = 1;
-  // Steps since replicas were last compared. Progress::global_steps cannot be used, because scripts may set it.
+  // Steps since compare_replicas() last compared parameters. Progress::global_steps cannot be used, because scripts may
+  // set it.
   int64_t uncompared_steps_ = 0;
   std::atomic<bool> stop_requested_ = false;
 };

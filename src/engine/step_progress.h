@@ -6,8 +6,9 @@
 
 namespace zeroshard {
 
-// Counts an engine's steps, micro-batches and samples. It also tracks which gradients of the current step still have to
-// be reduced or applied. If the gradients of a step are discarded, the step's micro-batches do not count any more.
+// Counts an engine's steps, micro-batches and samples. It also tracks whether the current step has gradients that are
+// not reduced or not applied yet. If the gradients of a step are discarded, the step's micro-batches do not count any
+// more.
 class StepProgress {
  public:
   StepProgress(const Config& config, int world_size);
@@ -16,9 +17,9 @@ class StepProgress {
   const Progress& counts() const { return counts_; }
   // Returns the counts without the micro-batches of the current step.
   Progress at_last_step() const;
-  // See Engine::set_train_batch_size(). Throws ValueError if `samples` is not a multiple of the samples that all ranks
-  // together have in one micro-batch each. Also throws ValueError if an engine that was made for one micro-batch per
-  // step would now accumulate in 16 bits, unless the configuration asks for that. Throws StateError within a step.
+  // See Engine::set_train_batch_size(). Throws ValueError if `samples` is not a positive multiple of the samples of one
+  // micro-batch on all ranks together. Also throws ValueError if an engine that was made for one micro-batch per step
+  // would now accumulate in 16 bits, unless the configuration asks for that. Throws StateError within a step.
   void set_train_batch_size(int64_t samples, const Config& config);
   void set_micro_batch_size(int64_t samples);
   void restore(const NamedCounts& saved, int64_t step);
@@ -26,19 +27,21 @@ class StepProgress {
   void begin_pass(bool sync);
   void add_gradient();
   void end_pass();
-  // Ends a pass after which nobody calls end_micro_batch(). The pass's micro-batch ends at the next end_own_pass() or
-  // at the end of the step.
+  // Call it after end_pass() if the caller of the pass need not call end_micro_batch(). Counts the micro-batch of the
+  // last such pass, if it is not counted yet. The micro-batch of this pass is counted by the next end_own_pass(),
+  // end_micro_batch() or end_step().
   void end_own_pass();
   void end_micro_batch();
   void end_step(bool applied);
-  // Call it when all gradients since the last step are discarded. The micro-batches since then do not count any more.
+  // Call it when all gradients since the last step are discarded. The micro-batches since the last step then do not
+  // count any more.
   void discard();
 
   bool syncs() const { return syncs_; }
   // Returns whether gradients have arrived since the last pass ended.
   bool has_open_gradients() const { return has_open_; }
   bool is_in_pass() const { return in_pass_; }
-  // Returns whether the last pass was under no_sync, so its gradients are on this rank only.
+  // Returns whether the last pass of this step was under no_sync, so that its gradients are on this rank only.
   bool is_unsynced() const { return is_unsynced_; }
   // Returns whether a pass has ended since the last step, and its gradients were not discarded.
   bool is_unapplied() const { return is_unapplied_; }
@@ -54,7 +57,7 @@ class StepProgress {
   Progress counts_;
   int64_t micro_batches_ = 0, samples_ = 0;  // counts of the current step; counts_ includes them
   int skipped_in_a_row_ = 0;
-  bool in_pass_ = false, syncs_ = true;  // outside of a pass, syncs_ is true, because such gradients are reduced
+  bool in_pass_ = false, syncs_ = true;  // outside of a pass, syncs_ is true, because gradients there are reduced
   bool has_open_ = false, has_plain_ = false, is_unsynced_ = false, is_unapplied_ = false;
   bool has_own_micro_batch_ = false;
 };

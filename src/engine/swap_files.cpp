@@ -24,7 +24,8 @@ struct Wanted {
   bool pin;            // whether a device copies from or to the buffers, so that they should be pinned
 };
 
-// Returns the number of blocks in this many chunks of fp32 as a queue depth, which is at most 1024.
+// Returns the queue depth with which this many chunks of fp32 can be requested at a time: their number of blocks, but
+// at most 1024.
 int depth_for(int chunks, int64_t block_bytes) {
   constexpr int64_t kMost = 1024;
   return int(std::min(chunks * kChunkNumel * int64_t{sizeof(float)} / block_bytes, kMost));
@@ -36,10 +37,10 @@ int64_t bytes_of(std::span<const ChunkGroup> groups) {
   return bytes;
 }
 
-// Chooses the block size and the queue depth that suit the disk of the first directory. Does nothing if the
-// configuration sets the queue depth. Keeps the sizes as they are if the configuration sets the block size, if the
-// files are small, or if the disk cannot be measured. In all cases but the first, makes the queue depth large enough
-// for wanted.chunks_at_once.
+// Does nothing if the configuration sets the queue depth. Otherwise chooses the block size and the queue depth that
+// suit the disk of the first directory. Keeps those of `store` if the configuration sets the block size, if the files
+// are small, or if the disk cannot be measured. In the end makes the queue depth large enough for
+// wanted.chunks_at_once.
 void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::Options& store) {
   // For smaller files the disk is not measured, because that takes longer than reading and writing them.
   constexpr int64_t kLeastBytes = int64_t{256} << 20;

@@ -13,7 +13,7 @@
 
 namespace zeroshard {
 
-// Copies the settings of the configuration for files to the options of a ChunkStore or a RecordStore, and creates
+// Copies the configuration's settings for swap files to the options of a ChunkStore or a RecordStore, and creates
 // missing directories. If a directory cannot be created, no error is thrown here, but the store throws when it opens
 // the directory.
 template <typename StoreOptions>
@@ -29,8 +29,8 @@ void take_keys(const Config& config, const std::vector<std::string>& directories
   store.verify = config.offload.verify;
   store.ring = &kernel_ring();
 }
-// Warns if a file is in memory (tmpfs), and on rank 0 if it uses the page cache. `what` names the contents of the file,
-// and `path_key` the configuration key of its directory.
+// Logs a warning if a file is in memory (tmpfs). Otherwise rank 0 logs a warning if the file uses the page cache.
+// `what` names the contents of the file, and `path_key` the configuration key of its directory.
 void warn_of(const SwapFile& file, std::string_view what, std::string_view path_key, int rank);
 
 // The inputs for creating the swap files of this rank. All must outlive the files.
@@ -45,7 +45,8 @@ struct SwapContext {
 
 // These functions create the swap files of this rank's optimizer states, parameters and gradients. They return null if
 // no such values are in files. Otherwise they are collective over context.comm. If a rank cannot create its files,
-// every rank throws ConfigError with rank, directory and reason. `on_failure` is that of SwapSpace.
+// every rank throws ConfigError with the number of that rank, its directory and the reason. `on_failure` is passed to
+// the SwapSpace.
 std::unique_ptr<SwapSpace> make_swap_files(const SwapContext& context, SwapSpace::OnFailure on_failure);
 std::unique_ptr<SwapSpace> make_parameter_files(const SwapContext& context, SwapSpace::OnFailure on_failure);
 std::unique_ptr<SwapSpace> make_gradient_files(const SwapContext& context, SwapSpace::OnFailure on_failure);

@@ -86,9 +86,10 @@ void Update::apply(const Step& step) {
   });
 }
 
-// Copies the master weights of a group to its parameters if the parameters travel in 8 bits. Each refresh rounds all
-// parameters of such a group, by scales that depend on neighbouring elements. Without this copy, parameters that
-// updates leave out would be rounded again and again, and would drift away from their master weights.
+// Copies the master weights of a group to its parameters if the parameters are sent as 8-bit codes, as those of
+// kSharded units can be. Each refresh rounds all parameters of such a group, by scales that depend on neighbouring
+// elements. Without this copy, parameters that updates leave out would be rounded again and again, and would drift away
+// from their master weights.
 void Update::undo_rounding(ShardedGroup& group) const {
   if (memory_.coded_refresh && !group.is_open()) group.publish_master();
 }
@@ -116,7 +117,7 @@ void Update::refresh(const UpdateGroup& update) {
     return;
   }
   executor_.refresh(reducer_.order_of_forward(), update_unit);
-  if (memory_.coded_refresh) memory_.gathers.side.join();  // its stream has written the decoded parameters
+  if (memory_.coded_refresh) memory_.gathers.side.join();  // this stream writes the decoded parameters
   memory_.gathers.after_current_stream();
   if (memory_.parameters_in_files) memory_.read_parameters_ahead(reducer_.order_of_forward(), executor_);
   // After this point users may write to replicated parameters. On the CPU the other ranks read them directly for a

@@ -23,7 +23,8 @@ namespace zeroshard {
 // With zeroshard.offload.delayed_update, a step first publishes the update of the step before, which means that all
 // ranks get the new parameters. It then hands its own update to a thread. While this update is pending, the states are
 // newer than the parameters. Code that reads states waits for the thread. Code that saves, exports, loads or lets users
-// write to parameters first publishes the update. Code that reads parameters gets those with which the device computes.
+// write to parameters first publishes the update. (An export between the micro-batches of a step does not.) Code that
+// reads parameters gets those with which the device computes.
 class Update {
  public:
   // All must outlive it. Collective, because it allocates.
@@ -37,15 +38,15 @@ class Update {
     float grad_scale;                                // see ShardedOptimizer::update()
     const std::vector<bool>& of(const ShardedGroup& group) const { return has_grad[group.number()]; }
   };
-  // Starts to prefetch the gradients that the update will read from files, or from a device to the host. Does nothing
-  // for gradients that the update reads from where they are.
+  // Starts to prefetch the gradients that the update will read from files, or copy from a device to the host. Does
+  // nothing for gradients that the update reads from where they are.
   void announce_gradients(const Step& step);
   // Cancels the copies to the host that announce_gradients() has planned, and waits for those that have begun. New
   // gradients may arrive only after that. A complete apply() has used all copies, so this function is only needed after
   // an error.
   void end_gradients();
   // Updates all groups and sends the new parameters to all ranks. Collective. If updates are delayed, only starts the
-  // update in a thread.
+  // update in a thread, and publish() sends the parameters later.
   void apply(const Step& step);
   // Lets `update` write each trained group, and sends the new values to all ranks. Sends nothing if every rank updates
   // all parameters (stage 0). Collective.
@@ -54,8 +55,8 @@ class Update {
   // Starts to prefetch the states and parameters that the update needs from files, then calls refresh(). Collective.
   void refresh_with_states(const Step& step, const UpdateGroup& update);
   // Advances autograd's version counters of the parameters that were updated. These are the parameters that an
-  // optimizer updates and that have a gradient in `has_grad`. If `has_grad` is null, these are all that an optimizer
-  // updates.
+  // optimizer updates and that have a gradient in `has_grad`. If `has_grad` is null, advances the counters of all
+  // parameters that an optimizer updates.
   void tell_autograd(const std::vector<std::vector<bool>>* has_grad = nullptr);
 
   bool is_delayed() const { return delayed_ != nullptr; }
@@ -70,7 +71,8 @@ class Update {
   void replace(const ShardedGroup& group, Range positions, const at::Tensor& values) {
     if (delayed_) delayed_->replace(group, positions, values);
   }
-  // Frees the delayed update, with its thread, and the buffers of whole matrices. Nothing may be updated any more.
+  // Frees the delayed update, with its thread, and the buffers of whole matrices and of copied gradients. Nothing may
+  // be updated any more.
   void retire();
 
  private:
@@ -87,7 +89,7 @@ class Update {
   const ShardedOptimizer& optimizer_;
   std::unique_ptr<GradientFetch> gradient_fetch_;  // null if updates copy no gradients from a device to the host
   std::unique_ptr<MatrixUpdate> matrices_;         // null if no group is updated as whole matrices
-  std::unique_ptr<DelayedUpdate> delayed_;         // null if a step updates at once
+  std::unique_ptr<DelayedUpdate> delayed_;         // null if updates are not delayed
 };
 
 }  // namespace zeroshard

@@ -10,19 +10,19 @@
 
 namespace zeroshard {
 
-// Fills memory that is not on the host, through two chunks of host memory that the ledger counts. While the device
-// copies from one chunk, the caller fills the other. The copies run after the present and before the later work of the
-// current stream.
+// Copies loaded data to slices that are not in host memory, through two chunks of host memory that the ledger counts.
+// While the device copies from one chunk, the caller fills the other. The copies run after the present and before the
+// later work of the current stream.
 class Uploads final : public Uploader {
  public:
-  static constexpr int64_t kBytes = 2 * kPieceBytes;  // host memory, allocated if there is something to upload
+  static constexpr int64_t kBytes = 2 * kPieceBytes;  // both chunks, allocated when there is something to upload
 
-  // If `copies` is null, the host writes the contents of a full chunk by SliceData::write().
+  // If `copies` is null, the host writes the contents of a chunk by SliceData::write().
   explicit Uploads(Ledger& ledger, DeviceCopies* copies = nullptr, int64_t chunk_bytes = kBytes / 2)
       : ledger_(ledger), copies_(copies), chunk_bytes_(chunk_bytes) {}
   Uploads(const Uploads&) = delete;
   Uploads& operator=(const Uploads&) = delete;
-  // Waits for the copies of the device that have begun. Drops the uploads since the last finish().
+  // Waits for the copies of the device that have begun. Drops the uploads whose copies have not begun.
   ~Uploads() override;
 
   int64_t max_bytes() const override { return chunk_bytes_; }

@@ -21,21 +21,21 @@ class UserGradients {
   }
   const std::vector<at::Tensor>& tensors() const { return stand_ins_.tensors(); }
 
-  // Returns the name of the first parameter whose param.grad is neither None nor a stand-in, or "". Only a user can
-  // have set such a gradient.
+  // Returns the name of the first parameter whose param.grad is neither None nor a stand-in; "" if there is none.
+  // Between passes, only a user can have set such a gradient.
   std::string assigned() const;
   // Sets param.grad to None for all parameters, also where it is a stand-in.
   void drop_assigned();
   // Drops the gradients whose stand-in users have removed since show(). Call it before new gradients arrive.
   void take_dropped();
-  // Returns the gradients that take_dropped() has dropped in this step, each as the parameter's name and the number of
-  // the pass.
+  // Returns the gradients that take_dropped() has dropped in this step. Each is a text with the parameter's name and
+  // the number of passes that the step had before.
   const std::vector<std::string>& dropped() const { return dropped_; }
   void hide();  // calls take_dropped() and removes the stand-ins; called before a backward pass
   void show();
   void end_pass();
   void end_step();
-  // Calls drop_assigned() and end_step(), because the gradients since the last step are discarded.
+  // Calls drop_assigned() and end_step(). Call it when the gradients since the last step are discarded.
   void discard();
   // Removes the stand-ins and forgets the tensors of add().
   void forget();
@@ -45,7 +45,7 @@ class UserGradients {
   Reducer& reducer_;
   GradientStandIns stand_ins_;        // for the tensors of add()
   std::vector<std::string> dropped_;  // sorted
-  int64_t passes_ = 0;                // passes of this step
+  int64_t passes_ = 0;                // passes of this step that have ended
 };
 
 }  // namespace zeroshard

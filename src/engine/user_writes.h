@@ -27,22 +27,23 @@ class UserWrites {
   void check_no_change_begun(const char* call) const;
 
   bool any_written() const { return watch_.any_written(); }
-  // Accepts writes to whole parameters that all ranks have made alike, and copies them to the shards of kPersistent
-  // units. Throws StateError on all ranks if there are other writes. The master weights take accepted writes later.
-  // `written_somewhere` says whether a user has written on some rank. Collective if it is true.
+  // Accepts writes to units that stay whole if all ranks have made the same writes. Copies those to kPersistent units
+  // to their shards. Throws StateError on all ranks if there are other writes. The master weights take accepted writes
+  // later (take_to_groups()). `written_somewhere` says whether a user has written on some rank. Collective if it is
+  // true.
   void take(bool written_somewhere);
-  // Selects the master weights that take writes. kInMemory selects those that are in memory. kAllButSaved also selects
-  // those in files, except the master weights of 32-bit parameters, because a background save reads the parameters
-  // instead.
+  // Selects the master weights that take writes. kInMemory selects those of groups whose states are all in one piece of
+  // memory. kAllButSaved also selects the others, except those of 32-bit parameters whose states are in files, because
+  // a background save reads these parameters instead.
   enum class OfMaster : uint8_t { kNone, kInMemory, kAllButSaved, kAll };
-  // Calls take() and take_to_groups(), for a call outside of steps. Collective.
+  // Calls take() and take_to_groups(). For callers outside of a step. Collective.
   void take_all(OfMaster of_master = OfMaster::kAll);
   // Copies accepted writes to the master weights that `of_master` selects.
   void take_to_groups(OfMaster of_master = OfMaster::kAll);
 
   // Says that the engine has written to the parameter (WriteWatch::tell_autograd()).
   void tell_autograd(size_t unit, size_t param) { watch_.tell_autograd(unit, param); }
-  // Says that a load has written to all parameters.
+  // Says that a load has written to all parameters. Accepts all writes, and ends all readings.
   void accept_loaded();
   void forget_readings() { watch_.forget_readings(); }
   // Says that a step may have changed the values that users hold. They are then neither checked nor restored at the
@@ -53,7 +54,8 @@ class UserWrites {
 
   // Says that a caller may write to shards from now on: see Engine::local_param().
   void lend_shards() { has_lent_shards_ = true; }
-  // Makes later gathers wait for what a caller has written to shards on the current stream.
+  // If lend_shards() was called, makes later gathers wait for what the caller has written to shards on the current
+  // stream.
   void publish_lent_shards();
 
   // The functions from here on are for a pending delayed update: see Note [Delayed updates].
@@ -64,7 +66,8 @@ class UserWrites {
   // Makes wrote_late() return true until the next remember_open_parameters() of all groups. Engine::set_weights() calls
   // it before it takes new checksums of a group to which users have written, because these would hide the writes.
   void lose_sums() { has_lost_sums_ = true; }
-  // Returns whether the user has written to parameters that the pending update will overwrite.
+  // Returns whether the user has written to parameters that the pending update will overwrite. First copies writes to
+  // kPersistent units to their shards.
   bool wrote_late();
   // Throws StateError on all ranks if wrote_late() is true on some rank. The error is thrown once, and then the writes
   // are lost. Collective.

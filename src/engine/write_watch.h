@@ -13,9 +13,9 @@ namespace zeroshard {
 // end_reading(), which compare checksums of the values.
 class WriteWatch {
  public:
-  // These numbers say how a parameter was written. kMoved means that it was given other memory (Unit::is_moved()).
-  // kRefused means the same, but Unit::prepare_take_back() cannot take its values from there. written() never returns
-  // kRefused.
+  // These numbers say how a parameter was written. kWritten means that it was written in place. kMoved means that it
+  // was given other memory (Unit::is_moved()). kRefused means the same as kMoved, but Unit::prepare_take_back() cannot
+  // take the values from there. written() never returns kRefused.
   static constexpr int64_t kWritten = 1, kMoved = 2, kRefused = 3;
 
   // Accepts everything that was written so far. `executor` must outlive the object.
@@ -41,7 +41,8 @@ class WriteWatch {
   std::vector<std::string> end_reading(size_t unit);
   // Ends a reading like end_reading(), but does not check the values.
   void abandon_reading(size_t unit);
-  // Makes end_reading() check nothing, because the engine or all ranks have changed the values.
+  // Ends all readings, so that their end_reading() checks nothing. Call it when the engine or all ranks have changed
+  // the values.
   void forget_readings() { readings_.clear(); }
   void forget_reading(size_t unit) { readings_.erase(unit); }
 
