@@ -38,7 +38,7 @@ void for_each_piece(const at::Tensor& part, const CodedPart& coded, const Conver
 
 void encode(const at::Tensor& part, const CodedPart& to) {
   for_each_piece(part, to, [](const at::Tensor& values, const at::Tensor& numbers, const at::Tensor& scales) {
-    constexpr double kLeast = 1e-35;  // so that 127 / magnitude is finite
+    constexpr double kLeast = 1e-35;  // so that 127 / largest is finite
     const at::Tensor wide = values.to(at::kFloat), largest = wide.abs().amax({1}, /*keepdim=*/true);
     scales.copy_(largest.div(kMost));
     // If an element of a block is not finite, the scale is not finite either, and all numbers are 0. Then 0 times the

@@ -18,19 +18,21 @@ namespace zeroshard {
 // Note [Parameters in 8 bits]
 // A block of kScaledNumel elements travels as one fp32 scale and one whole number from -127 to 127 per element. The
 // scale is the largest magnitude in the block / 127, and a decoded element is its number times the scale. The number is
-// rounded to nearest. So a decoded element, before it is rounded to 16 bits, differs from the original by at most 1 /
+// rounded to nearest. So a decoded element that is not rounded to 16 bits yet differs from the original by at most 1 /
 // 254 of the block's largest magnitude. (The error is larger in a block whose largest magnitude is below 1e-35.) If an
 // element is not finite, its whole block is decoded as NaN. All ranks, even the one that has updated the part, take the
 // decoded elements, so that parameters stay equal on all ranks. The master weights stay exact. Codes whose values lie
-// at equal distances suit weights better than the codes of optimizer states (Note [The dynamic map]). Those are for
-// values of many magnitudes, and near a block's largest element their values lie twice as far apart.
+// at equal distances suit weights better than the codes of optimizer states (Note [The dynamic map]). The codes of
+// optimizer states are for values of many magnitudes. Near a block's largest element, their values lie twice as far
+// apart.
 class CodedRefresh {
  public:
   // Collective over `parts`, which must outlive the object. `buffers` is the result of refresh_codes().
   CodedRefresh(Comm& parts, const RingClass& buffers, at::Device device, Ledger& ledger);
 
   // Encodes this rank's part of each shard, and starts to gather all parts. `shards` are this rank's shards of a unit's
-  // trained 16-bit groups. Collective. At most `buffers.slots` calls may be without their finish() at the same time.
+  // trained 16-bit groups. Collective. At most `buffers.slots` calls of begin() may be ahead of their calls of
+  // finish().
   void begin(std::vector<at::Tensor> shards, std::string_view tag);
   // Waits for the parts of the oldest begin() that has no finish() yet. Writes the decoded elements of all parts to the
   // shards of that begin().
@@ -42,7 +44,7 @@ class CodedRefresh {
     std::vector<at::Tensor> shards = {};
     std::vector<std::unique_ptr<Work>> works = {};
   };
-  // Returns the slot's memory for all parts of shard number `index`, with their scales.
+  // Returns the slot's memory for the codes and scales of all parts of shard number `index`.
   Span codes_of(const Slot& slot, size_t index) const;
 
   Comm& parts_;

@@ -50,8 +50,8 @@ Unit::~Unit() {
   if (slot_) ring_.release(slot_);
 }
 
-// Makes later users of the slot wait for its present users. If the unit's gather still runs, the current stream of a
-// device waits for it. On the CPU the gather is abandoned, because some rank might never take part in it.
+// Makes later users of the slot wait for its present users. If the unit's gather still runs on a device, the current
+// stream waits for it. On the CPU the gather is abandoned, because some rank might never take part in it.
 void Unit::leave_memory() noexcept {
   try {
     if (const Unsharding* const pending = std::get_if<Unsharding>(&state_); pending && !device_.is_cpu()) {
@@ -63,8 +63,8 @@ void Unit::leave_memory() noexcept {
   }
 }
 
-// Copies rank 0's values to the parameters that this rank keeps and to its master weights. Copies one group at a time,
-// so that initialisation needs additional memory for only one whole group.
+// Copies rank 0's values to the parameters that this rank keeps, and to this rank's master weights. Copies one group at
+// a time, so that initialisation needs additional memory for only one whole group.
 void Unit::load(UnitSource& source) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
@@ -88,8 +88,8 @@ void Unit::load(UnitSource& source) {
   }
 }
 
-// Reads the values that this rank keeps, and writes them to its parameters and master weights. Does so piece by piece,
-// so that it needs additional host memory for only one piece.
+// Reads the values that this rank keeps, and writes them to its parameters and master weights. Reads piece by piece, so
+// that only one piece needs additional host memory.
 void Unit::read(const UnitSource& source) {
   at::Tensor piece = at::empty({kPieceNumel}, at::kFloat);
   for (ShardedGroup& group : groups_) {
@@ -229,8 +229,9 @@ char* Unit::group_memory(char* base, size_t group) const {
   return base;
 }
 
-// Returns the memory of a kReplicated unit. Its groups are contiguous, as in a slot of the ring, so the memory begins
-// with the first group that has elements. Returns null if no group has any, because such a group has no address.
+// Returns the memory of a kReplicated unit. The unit's groups are contiguous, as in a slot of the ring, so the memory
+// begins with the first group that has elements. Returns null if no group has elements, because a group without
+// elements has no address.
 char* Unit::replicated_memory() const {
   for (const ShardedGroup& group : groups_)
     if (group.kept().size() > 0) return static_cast<char*>(group.kept_parameters().data_ptr());

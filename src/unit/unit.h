@@ -21,8 +21,9 @@ namespace zeroshard {
 
 // The tensors and the values of a unit's parameters.
 struct UnitSource {
-  // For each parameter of the layout: all tensors that refer to it (several if it is tied). The unit turns these
-  // tensors into views of storages that it manages. If the layout's dtype is a floating-point one, they get this dtype.
+  // Lists, for each parameter of the layout, all tensors that refer to it (several if it is tied). The unit turns these
+  // tensors into views of storages that it manages. If a parameter's dtype in the layout is a floating-point one, its
+  // tensors get this dtype.
   std::vector<std::vector<at::Tensor>> params;
   // Writes the elements [begin, end) of parameter `index` of the layout to `out`, like zeroshard::ParameterReader. Null
   // means that `params` have the values.
@@ -32,8 +33,9 @@ struct UnitSource {
 // The stream on which the units of an engine gather. A gather waits only for the work that the current stream had at
 // the last after_current_stream(). Unit::unshard() makes this call for a sharded unit, but prefetch() does not. So a
 // gather that is started ahead of its use overlaps later compute. Code that writes shards must call
-// after_current_stream() itself. Otherwise a gather might not wait for the write: if a pass begins with units that are
-// already unsharded, no unshard() of a sharded unit comes between the write and a gather that is started ahead.
+// after_current_stream() itself. Otherwise a gather might not wait for the write. For example, if a pass begins with
+// units that are already unsharded, no unshard() of a sharded unit comes between the write and a prefetch() of a later
+// unit.
 struct GatherStream {
   explicit GatherStream(at::Device device) : shards(device), side(device) {}
   // Makes later gathers wait for the present work of the current stream, because this work might write shards.
@@ -47,13 +49,13 @@ struct GatherStream {
 
 // Parameters that are gathered, used and freed together. Each parameter has a storage of its own, to which the unit
 // attaches memory while the parameter can be read (see UnitParam). A kSharded unit borrows a slot of the ring while it
-// is gathered. A small unit that stays whole until the next update (kPersistent) has one slot for its whole life. The
-// memory of a kReplicated unit belongs to its groups.
+// is gathered. A kPersistent unit, which is small and stays gathered until the next update, has one slot for as long as
+// it exists. The memory of a kReplicated unit belongs to its groups.
 //
 // The states are Sharded -> unshard() -> Unsharding -> wait() -> Unsharded -> reshard() -> Sharded. unshard() starts
-// the gather, wait() ends it, and reshard() waits for a gather that still runs. Calling one of these functions twice is
-// the same as calling it once. A kReplicated unit is always Unsharded. Reading a parameter throws an error that names
-// it while the unit is not Unsharded, and after the unit was destroyed without return_tensors().
+// the gather, and wait() waits for it. reshard() first waits for a gather that still runs. A second call in a row of
+// one of these functions changes nothing. A kReplicated unit is always Unsharded. Reading a parameter throws an error
+// that names it while the unit is not Unsharded, and after the unit was destroyed without return_tensors().
 class Unit {
  public:
   struct Comms {
@@ -64,8 +66,8 @@ class Unit {
     Comm* parts = nullptr;  // the ranks that each update a part of this rank's shard; null: the shard is not divided
   };
   // Collective. All arguments passed by reference must outlive the unit. Writes the parameters' values to the
-  // parameters and master weights of `groups`. If the source has `values`, each rank reads them. Otherwise every rank
-  // takes the values of rank 0.
+  // parameters and master weights of `groups`. If the source has `values`, each rank reads the values that it keeps.
+  // Otherwise every rank takes the values of rank 0.
   Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
        at::Device device, Comms comms, SlotRing& ring, GatherStream& gathers);
   Unit(const Unit&) = delete;
@@ -75,9 +77,8 @@ class Unit {
   const UnitLayout& layout() const { return layout_; }
   Placement placement() const { return placement_; }
 
-  // Starts the gather of a sharded unit if a slot is free. Unlike unshard(), does not call
-  // GatherStream::after_current_stream(). Returns false if no slot is free. Returns true if the gather runs, or if the
-  // unit is unsharded.
+  // Starts the gather of a sharded unit if a slot is free. Returns false if the unit is still sharded then, and true
+  // otherwise. Unlike unshard(), does not call GatherStream::after_current_stream().
   bool prefetch();
   void unshard();
   void wait();
@@ -86,8 +87,8 @@ class Unit {
   // gather was started, this rank may then write to the shards.
   void await_readers();
   // Takes part in a gather that another rank needs, in whatever state this unit is. Does nothing for a kReplicated
-  // unit. A unit that was sharded is sharded again afterwards. Any other unit is gathered again in its own memory, and
-  // is unsharded afterwards.
+  // unit. A unit that was sharded is sharded again afterwards. Any other unit is gathered again into the memory that it
+  // has, and is unsharded afterwards.
   void take_part();
   bool is_sharded() const { return std::holds_alternative<Sharded>(state_); }
   // Returns whether a gather was started for which wait() was not called yet.
@@ -98,7 +99,7 @@ class Unit {
   // Returns a 1-D view of all padded_numel() elements of a group, in the group's dtype. The unit must be unsharded.
   at::Tensor full(size_t group) const;
   // Returns whether `tensor` has the storage of one of the unit's parameters, as the parameter and its views do.
-  // Returns false for a tensor to which a user has given other memory.
+  // Returns false for a tensor to which a user has given another storage.
   bool owns(const at::Tensor& tensor) const;
   // Returns the tensors that refer to parameter `index`, in the order of UnitSource::params.
   const std::vector<at::Tensor>& tensors(size_t index) const { return params_.at(index).tensors(); }
@@ -109,21 +110,23 @@ class Unit {
   // `leaves` says that neither a forward nor a backward of the unit needs it any more. If so, and users keep views of
   // the unsharded unit, the views take over the unit's memory. A kSharded unit then becomes sharded, and a kPersistent
   // unit copies the values to new memory. Otherwise the unit keeps its state and memory, and reading a view that users
-  // keep throws from now on. The same holds, with a warning, if there is no memory to replace the unit's.
+  // keep throws from now on. If there is no new memory for the unit, it also keeps its state and memory, and logs a
+  // warning.
   void end_hold(bool leaves);
 
   // After each write to the elements that this rank updates, start_refresh() and then finish_refresh() must be called.
-  // Both are collective. If several ranks have each updated a part of the shard, these ranks gather the parts. After
-  // that, the ranks of a kReplicated unit gather each other's shards into the whole parameters. A unit of another kind
-  // becomes sharded.
+  // Both are collective. If several ranks have each updated a part of the shard, these ranks gather the parts. Then the
+  // ranks of a kReplicated unit gather each other's shards into the whole parameters. A unit of another kind is sharded
+  // after start_refresh().
   void start_refresh();
   void finish_refresh();
-  // Turns the parameters into ordinary tensors with memory of their own and their current values. A tensor to which a
-  // user has given other memory keeps the values that it has there. Collective if the unit is sharded. After that, the
-  // unit may only be destroyed.
+  // Turns the parameters into ordinary tensors, which have their current values in memory of their own. A tensor to
+  // which a user has given other memory keeps the values that it has there, except after share_memory_(). Collective if
+  // the unit is sharded. After the call, the unit may only be destroyed.
   void return_tensors();
-  // If the unit is kPersistent and unsharded, copies this rank's part of the whole parameters to its shard, because
-  // users write to the whole parameters. No rank may gather the unit during the call. Does nothing for other units.
+  // If the unit is kPersistent and unsharded, copies this rank's elements of the whole parameters to its shard, because
+  // users may have written to the whole parameters. No rank may gather the unit during the call. Does nothing for other
+  // units.
   void take_written();
   // is_moved(), prepare_take_back() and point_back() call the function of UnitParam with that name for parameter
   // `index`.
@@ -171,7 +174,7 @@ class Unit {
   Comms comms_;
   SlotRing& ring_;
   GatherStream& gathers_;
-  StreamUses ready_;  // makes each stream that calls wait() also wait for the stream that called it before
+  StreamUses ready_;  // makes the stream of each wait() also wait for the stream of the wait() before it
   // The memory of the gathered parameters. A kPersistent unit always has a slot, a kReplicated unit never.
   SlotRing::Slot* slot_ = nullptr;
   std::vector<UnitParam> params_;  // parallel to layout_.params

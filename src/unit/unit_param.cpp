@@ -119,7 +119,7 @@ bool UnitParam::is_elsewhere(const at::Tensor& tensor) const {
          tensor.strides() != view_.strides();
 }
 
-// Returns whether the storage has other memory than the unit has attached. This happens if a user calls
+// Returns whether the storage has other memory than the unit has attached to it. This happens if a user calls
 // share_memory_(), which keeps the storage but moves its contents to shared memory. Returns false if the unit has
 // attached no memory.
 bool UnitParam::has_other_memory() const {

@@ -40,8 +40,8 @@ class UnitParam {
   // Returns whether `tensor` has the parameter's own storage or the second storage of a hold.
   bool owns(const at::Tensor& tensor) const;
 
-  // put() attaches memory that has the values, and that the caller owns. take() detaches it. During a hold, both
-  // functions change both storages.
+  // put() attaches memory with the parameter's values, which the caller owns. take() detaches the memory. During a
+  // hold, both functions change both storages.
   void put(void* memory);
   void take();
 
@@ -57,20 +57,20 @@ class UnitParam {
   // Returns whether a tensor is moved. A tensor is moved if a user has given it other memory, another shape or other
   // strides (param.data = ..., vector_to_parameters, share_memory_()), and nothing has undone that yet.
   bool is_moved() const;
-  // Returns whether the values of moved tensors can be taken. This is so if all moved tensors can be read, have the
-  // parameter's shape, and, if there are several, have equal values. If it returns true, it has moved the values of
-  // tensors that used other memory of the engine to memory of their own.
+  // Returns whether take_back() can take the values of moved tensors. It can if all moved tensors can be read, have the
+  // parameter's shape, and, if there are several, have equal values. Also copies moved tensors that lie in memory of
+  // the engine to memory of their own.
   bool prepare_take_back();
   // Makes all tensors views of the parameter's storage again. The unit's memory must be attached. If `values` is true,
-  // first copies the values of a moved tensor into this memory. In this case prepare_take_back() must have returned
-  // true before for every moved parameter that the caller takes back. If `values` is false, drops the values.
+  // first copies the values of a moved tensor into this memory. If so, prepare_take_back() must have returned true for
+  // every moved parameter that the caller takes back. If `values` is false, drops the values of moved tensors.
   void take_back(bool values);
   // Makes all tensors views of the parameter's storage again, whether it has memory or not. Drops the values of moved
   // tensors. Unlike take_back(), does not undo share_memory_().
   void point_back();
   // Turns the tensors into ordinary ones that share the memory of `values`, which has the parameter's elements. Views
-  // that users keep share this memory, too. Moved tensors keep their values. After that, the parameter may only be
-  // destroyed.
+  // that users keep share this memory, too. Moved tensors keep their values, except after share_memory_(). After the
+  // call, the parameter may only be destroyed.
   void give_back(const at::Tensor& values);
 
  private:
