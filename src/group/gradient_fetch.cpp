@@ -32,7 +32,7 @@ void GradientFetch::begin_pieces() {
 }
 
 // Waits for the piece that contains the first element of the range, and returns it. If that piece is not the next
-// announced one, forgets the announcements and fetches the range now.
+// announced one, forgets all announcements and fetches the range now.
 const GradientFetch::Piece& GradientFetch::arrived(const at::Tensor& grads, Range range) {
   const auto is_next = [&] {
     if (under_way_.empty()) return false;

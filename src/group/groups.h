@@ -13,13 +13,14 @@ namespace zeroshard {
 // Owns all groups of a run and their memory, except gradients. The parameters that this rank keeps on its device are
 // contiguous in one allocation of Comm::allocate(). Offloaded parameters in host memory are in another allocation.
 // Master weights on the device have one allocation, and so has each moment (Adam has two). Each group has an allocation
-// of its own for states in host memory, and one for the scales of 8-bit moments. If groups are added unit by unit, each
-// unit has such allocations of its own.
+// of its own for states in host memory, and one for the scales of 8-bit moments. If groups are added unit by unit, no
+// allocation is shared by two units.
 class Groups {
  public:
   struct Options {
     at::Device device = at::kCPU;
-    std::optional<int> rank = std::nullopt;  // index among the ranks that shard one copy of the states; unset: `comm`'s
+    // The index among the ranks that shard one copy of the states; unset: the rank in `comm`.
+    std::optional<int> rank = std::nullopt;
     // [unit][parameter]: the index of the parameter's param group; -1: the parameter is never updated. Empty: all
     // parameters belong to param group 0.
     std::vector<std::vector<int>> param_groups;
@@ -35,10 +36,10 @@ class Groups {
     // Set if ranks run on a GPU or another accelerator and the host updates parameters that are on it. The slots are
     // the host buffers through which 16-bit parameters pass to the host and back.
     std::optional<Mover::Slots> to_host = std::nullopt;
-    // Set if the device updates parameters that are offloaded. The slots are the device buffers through which they
-    // pass.
+    // Set if the device updates parameters that are offloaded. The slots are the device buffers through which these
+    // parameters pass.
     std::optional<Mover::Slots> to_device = std::nullopt;
-    bool pin_states = true, pin_parameters = true;  // whether offloaded ones are in page-locked memory
+    bool pin_states = true, pin_parameters = true;  // whether those on the host are page-locked
   };
 
   // Collective, because it allocates parameters by Comm::allocate(). With `unit_by_unit` it allocates none, and only
@@ -88,7 +89,7 @@ class Groups {
   Ledger& ledger_;
   std::vector<FlatBuffer> states_memory_, parameters_memory_;
   std::vector<ShardedGroup> groups_;  // unit after unit
-  std::vector<size_t> first_of_{0};   // by unit, and one for the end: index of its first group
+  std::vector<size_t> first_of_{0};   // by unit: index of its first group; one more entry for the end
   std::vector<ShardedGroup*> trained_;
   // The movers are the last members, because they must be destroyed before the memory of the groups.
   std::unique_ptr<Mover> to_host_, to_device_;

@@ -148,8 +148,8 @@ void ShardedGroup::lend(Range range, Access access, Ways ways, const Use& use) {
 }
 
 void ShardedGroup::lend_master(Range range, Access access, Ways ways, const MasterUse& use) {
-  // Lending fp32 parameters copies them into their master weights. So even a call that only reads may change master
-  // weights.
+  // fp32 parameters that are copied to the host overwrite their master weights there. So even a call that only reads
+  // may change master weights.
   if (access != Access::kRead || (ways.reads && flat().dtype == DType::kFloat32)) forget_parameters();
   const auto lend_one = [this](Range part, Access of_states, const Array::Borrower& borrower) {
     states_->lend_one(part, kMasterWeights, of_states, [&](Range lent, const at::Tensor& master) {
@@ -182,7 +182,7 @@ void ShardedGroup::lend_updated(Range range, Access access, Ways ways, const Len
 }
 
 void ShardedGroup::lend_rest(Range rest, Access access, const LendStates& lend_states, const Use& use) {
-  const at::Tensor own = updated_memory();  // no need to wait: pending copies are of other elements
+  const at::Tensor own = updated_memory();  // pending copies are of elements that the host updates
   lend_states(rest, access, [&](Range part, const StateTensors& lent) {
     StateTensors states = lent;
     if (flat().dtype == DType::kFloat32) states.master = at::Tensor();
@@ -208,7 +208,7 @@ void ShardedGroup::lend_to_host(Range range, Access access, Ways ways, const Len
     if (!ways.writes) return;
     written_until(mover.record());
     if (are_masters) states_->read_until(mover.record());
-  } catch (...) {  // writing_ and reading_ do not know the copies that have begun, so they end here
+  } catch (...) {  // writing_ and reading_ do not know the copies that have begun, so wait for them here
     mover.wait();
     throw;
   }
@@ -228,8 +228,8 @@ void ShardedGroup::lend_to_device(Range range, Access access, Ways ways, const L
       lend_parameters(lent, ways, [&](Range part, const at::Tensor& away) {
         for (int64_t at = part.begin; at < part.end; at += mover.piece_numel()) {
           const Range piece{at, std::min(at + mover.piece_numel(), part.end)};
-          // If the parameters are in a file, the host waits for each piece to be copied back, because the loan of
-          // `away` then ends, and its values are written to the file.
+          // If the parameters are in a file, the host waits for each piece to be copied back, because `away` is written
+          // to the file as soon as it is no longer lent.
           mover.lend_on_device(away.slice(0, piece.begin - part.begin, piece.end - part.begin), ways,
                                /*waits=*/!in_memory, [&](const at::Tensor& params) {
                                  use(piece, states.slice(piece.begin - lent.begin, piece.end - lent.begin), params);

@@ -24,7 +24,7 @@ namespace zeroshard {
 //   mine()     this rank's part of the optimizer states: shard(), or a part of shard() if several groups of ranks share
 //              one copy of the states
 //   kept()     the parameters that this rank stores: shard(), or all positions if the unit is replicated
-//   updated()  what this rank's optimizer updates: mine() from stage 1 on, all positions at stage 0
+//   updated()  what this rank's optimizer updates: mine() from stage 1 on, all positions at stage 0, nothing if frozen
 class ShardedGroup {
  public:
   struct Options {
@@ -32,8 +32,8 @@ class ShardedGroup {
     size_t number = 0;             // index among the trained groups of the run; unused for a frozen group
     bool is_open = false;          // users may write to the parameters between steps
     std::vector<int> param_group;  // by parameter: index of its param group; -1: it is never updated
-    Mover* to_host = nullptr;      // copies parameters to the host, which updates them, and back; null: it updates none
-    Mover* to_device = nullptr;    // copies offloaded parameters to the device, which updates them, and back, or null
+    Mover* to_host = nullptr;      // copies parameters to the host, which updates them, and back; or null
+    Mover* to_device = nullptr;    // copies offloaded parameters to the device, which updates them, and back; or null
     at::Device device = at::kCPU;  // device that computes; the parameters may be in host memory
   };
 
@@ -58,7 +58,8 @@ class ShardedGroup {
   Range mine() const { return layout().part(options_.rank); }
   Range kept() const { return kept_; }
   Range updated() const { return updated_; }
-  // Returns the range of parameter `index` in this rank's states; empty if the rank updates no element of it.
+  // Returns the range of parameter `index` in this rank's states, counted from updated().begin. The range is empty if
+  // the rank updates no element of the parameter.
   Range state_range(size_t index) const;
 
   // These three functions return 1-D views of the parameters in this rank's memory, in the group's dtype. They call
@@ -69,7 +70,7 @@ class ShardedGroup {
   // Calls await_copies(), and returns the parameters of `range`, which counts from updated().begin. Returns a copy if
   // the parameters are in files, and a view otherwise.
   at::Tensor updated_part(Range range) const;
-  // Returns the same memory as updated_parameters() without waiting.
+  // Returns the same memory as updated_parameters(), but does not call await_copies().
   at::Tensor updated_memory() const { return memory(updated_); }
   // Returns whether the parameters are on a device, and some or all of their states on the host or in a file.
   bool has_states_on_host() const { return options_.to_host != nullptr; }
@@ -104,8 +105,8 @@ class ShardedGroup {
   void lend(Range range, Access access, Ways ways, const Use& use);
   // Does the same for the master weights alone, which the group must have. The moments are not fetched. `use` is not
   // called for fp32 parameters that are their own master weights where they are lent, because there is nothing to
-  // convert. The copies that `ways` asks for are made all the same. Forgets the remembered parameters if it may change
-  // master weights.
+  // convert. The copies that `ways` asks for are still made. Forgets the remembered parameters if it may change master
+  // weights.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
   void lend_master(Range range, Access access, Ways ways, const MasterUse& use);
   // Returns whether the parameters have the bits that remember_parameters() saw, so that each master weight still
@@ -161,7 +162,7 @@ class ShardedGroup {
   void lend_to_device(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
   // Lends the parameters of a range that counts from updated().begin, where they are stored.
   void lend_parameters(Range range, Ways ways, const Array::BorrowerOfOne& use);
-  // Returns the access to the parameters that `ways` needs. `ways` says whether they are read and written.
+  // Returns the access to the parameters that `ways` needs.
   Access access_to_parameters(Ways ways) const;
   // If `ways` writes the parameters, waits until no save reads them. It is called before states are lent, because a
   // save that needs the same files cannot go on while states are lent.
