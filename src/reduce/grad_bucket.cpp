@@ -46,7 +46,7 @@ void GradBucket::begin(SlotRing::Slot* slot) {
     uses(slot).take();
     reduced_.keep();
   } else {
-    uses(slot).share();  // no need to wait: add(), pack() and launch() wait before they write
+    uses(slot).share();  // not take(), because add(), pack() and launch() wait before they write
   }
   state_ = Filling{std::move(buffer), slot, std::vector<bool>(group_.params.size(), false)};
 }
@@ -74,8 +74,8 @@ math::Packed GradBucket::placed(size_t index, const at::Tensor& grad) const {
 }
 
 // Returns whether this gradient waits, so that one kernel packs it together with others. Waiting gradients keep their
-// memory, so they have at most kWaitingBytes together, and a gradient that exceeds this is packed at once. The first
-// gradient of a parameter may wait. Later ones are added to it at once.
+// memory, so they have at most kWaitingBytes together. A gradient that would exceed this limit does not wait. Only the
+// first gradient of a parameter may wait, and only if it has the dtype of the waiting gradients.
 bool GradBucket::lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const {
   const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
   if (filling.filled[index] || filling.waiting_bytes + bytes > kWaitingBytes) return false;

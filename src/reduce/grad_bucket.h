@@ -24,8 +24,8 @@ namespace zeroshard {
 //
 // The states are Idle -> begin() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read the
 // packed gradients) -> Idle. With several replicas, finish() is replaced by sum_in_replica() -> Crossing (the sum is
-// added over replicas) -> take_sum(). Gradients are packed in a buffer. The bucket owns this buffer for the whole run
-// if its placement keeps packed gradients. Otherwise it borrows the buffer from a ring.
+// added over replicas) -> take_sum(). Gradients are packed in a buffer. The bucket has a buffer of its own for the
+// whole run if its placement keeps packed gradients. Otherwise it borrows a buffer from a ring.
 class GradBucket {
  public:
   // `full` is the bucket's own buffer of padded_numel packed elements. It is undefined if a ring lends buffers. `grads`
@@ -67,8 +67,9 @@ class GradBucket {
   // See GradientCounts.
   bool is_complete() const { return counts_.is_complete(); }
 
-  // Filling -> InFlight. A parameter without a gradient counts as zero. `scratch` is passed to Comm::exchange. If
-  // `with_local` is true, the launch includes this rank's own sum, if there is one, and has_local() becomes false.
+  // Filling -> InFlight. A parameter without a gradient counts as zero. `scratch` is passed to Comm::exchange, and not
+  // used by a native reduction. If `with_local` is true, the launch includes this rank's own sum, if there is one, and
+  // has_local() becomes false.
   void launch(Span scratch, bool with_local);
   // Makes the current stream wait until the exchange no longer uses the packed gradients. Only for a bucket that is
   // InFlight.
@@ -78,15 +79,16 @@ class GradBucket {
   void finish();
   // InFlight -> Crossing. Writes the sum over this replica's ranks to `out`, which has shard_numel fp32 elements.
   void sum_in_replica(const at::Tensor& out);
-  // Crossing -> Draining if the bucket owns its buffer, else Crossing -> Idle. `sum` is the sum over all replicas, or
-  // this rank's part of it. Adds it to the reduced gradients. If it is the first sum of the step, overwrites them.
+  // Crossing -> Draining if the bucket has a buffer of its own, else Crossing -> Idle. `sum` is the sum over all
+  // replicas, or this rank's part of it. Adds it to the reduced gradients. If it is the first sum of the step,
+  // overwrites them.
   void take_sum(const at::Tensor& sum);
-  // Draining -> Idle, for a bucket that owns its buffer. Waits until no peer reads the buffer.
+  // Draining -> Idle, for a bucket that has a buffer of its own. Waits until no peer reads the buffer.
   void drain();
   // A buffer that the ring lent and peers may still read.
   class Lent;
-  // For a bucket that borrows its buffer from a ring: gives the buffer away, so that the next gradients take another
-  // one. A bucket in state Draining is Idle at once. A bucket in state Crossing stays in that state.
+  // Gives away the buffer of a bucket that borrows from a ring, so that the next gradients take another buffer. A
+  // Draining bucket becomes Idle. A Crossing bucket stays Crossing.
   Lent hand_over();
 
   // Call it after a backward pass (see GradientCounts).
@@ -94,8 +96,8 @@ class GradBucket {
   // Drops all gradients since the last step, and leaves the expected numbers of gradients as they are. Not allowed
   // while in flight. Returns the slot that the bucket was filling, or null.
   SlotRing::Slot* discard();
-  // For a group that every rank updates whole: starts to gather the ranks' parts of the reduced gradients, in place.
-  // Call it before the optimizer's step.
+  // Starts to gather the ranks' parts of the reduced gradients, in place. Only for a group that every rank updates
+  // whole. Call it before the optimizer's step.
   std::unique_ptr<Work> gather_reduced();
   // Call it after the optimizer's step. The next sum then overwrites the reduced gradients.
   void end_step();
@@ -106,8 +108,8 @@ class GradBucket {
   // reduced, and neither Filling nor in flight.
   void replace(size_t index, const at::Tensor& values);
   // Drops the gradients that parameter `index` got since the last step. Call it before the next pass adds some. Throws
-  // StateError if the bucket already has reduced gradients, which are on a device or in files, and is Filling or in
-  // flight again.
+  // StateError if the bucket has reduced gradients and is Filling or in flight again, except on the CPU with reduced
+  // gradients in memory.
   void drop(size_t index);
   // Returns whether reduced gradients are copied from the device to the host or to files. If so, GradientExit has their
   // sums of squares.

@@ -125,8 +125,8 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
 }
 
 void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm) {
-  // The order is kept if buckets were already launched in it, or completed. A pass that gives parameters no gradients
-  // (torch.autograd.grad of an output) can do that before the first backward.
+  // The order is kept if buckets were already launched or completed. A pass that gives parameters no gradients
+  // (torch.autograd.grad of an output) can launch or complete buckets before the first backward.
   if (!sync || basis_ != Basis::kUnits || next_ != 0 || !completed_.empty()) return;
   // A unit's bucket is launched where backward passes the unit's first use in forward, because the unit's last
   // gradients come there. Unused units are launched last, because otherwise all other units would wait for them.
@@ -192,12 +192,13 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   if (bucket.is_complete()) mark_ready(index);
 }
 
-// Finishes the bucket's earlier reduction, if one runs, and returns the bucket in state Filling. A late gradient takes
-// another slot if one is free. This function does not wait until peers have read the earlier slot. Such a wait could
-// hang, because a peer whose backward failed reads that slot only after another gather.
+// Finishes the bucket's earlier reduction, if one runs, and returns the bucket in state Filling. A bucket that borrows
+// slots takes another slot if one is free, and does not wait until peers have read the earlier slot. Such a wait could
+// hang, because a peer whose backward failed reads that slot only after another gather. A bucket with a buffer of its
+// own waits until peers have read that buffer.
 GradBucket& Reducer::filling(size_t index) {
   GradBucket& bucket = buckets_[index];
-  while (bucket.is_in_flight()) {  // a late gradient: it gets a second reduction
+  while (bucket.is_in_flight()) {  // a late gradient has come, and gets a second reduction
     ZS_ASSERT(!in_flight_.empty(), "unit ", bucket.unit_name(), " waits for other replicas");
     finish_oldest();
   }
@@ -244,7 +245,7 @@ void Reducer::mark_ready(size_t index) {
 void Reducer::launch_ready() {
   while (next_ < order_.size() && ready_[order_[next_]]) {
     launch(order_[next_], /*with_local=*/!empty_[order_[next_]]);
-    ++next_;  // not earlier: if a launch fails, launch_all() tries it again, because other ranks wait for it
+    ++next_;  // after launch(), because launch_all() must try a failed launch again
     finish_overlapped();
   }
 }

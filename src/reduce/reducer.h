@@ -19,7 +19,7 @@ namespace zeroshard {
 // pass, this is the reverse of the order in which rank 0's forward pass needed the units. In later passes, it is the
 // order in which rank 0 completed the buckets in the first pass. So a parameter that gets no gradient on some rank
 // delays the launch of its bucket there, but never makes ranks disagree. Reductions run while backward continues. A
-// bucket is finished when the next bucket is launched or when backward ends, at the latest. Without Options::overlap it
+// bucket is finished at the latest when the next bucket is launched or when backward ends. Without Options::overlap it
 // is finished as soon as it is launched.
 //
 // Note [Buckets without gradients]
@@ -30,8 +30,8 @@ namespace zeroshard {
 // these ends. In a later pass, it is launched at the end at which it was ready in the pass before. An earlier launch
 // would make later gradients late, and late gradients need another launch on all ranks. Buckets of units that are not
 // sharded are launched by the same rule, although no rank waits for them. The rule then ensures that the terms of one
-// launch, and so its rounding, do not depend on the stage. For the same reason, a sum under no_sync does not join a
-// launch without gradients. It joins a launch with gradients, or the launch at the end of the pass.
+// launch, and so its rounding, do not depend on the stage. For this reason, a rank's own sum under no_sync does not
+// join a launch without gradients. It joins a launch with gradients, or the launch at the end of the pass.
 class Reducer {
  public:
   struct Options : ReduceOptions {
@@ -43,7 +43,7 @@ class Reducer {
     bool share_states = false;       // each replica needs only its part of a sum
     Comm* all = nullptr;             // all ranks, if there are several replicas
     Comm* replicas = nullptr;        // the ranks that reduce the same shard; null: there is one replica
-    RingClass exit_buffers = {};     // result of gradient_exit(): buffers of gradients that go to the host
+    RingClass exit_buffers = {};     // result of gradient_exit(): buffers of gradients that leave the device
     bool pin = true;                 // whether host memory of reduced gradients is page-locked
     SwapSpace* files = nullptr;      // swap files of reduced gradients; must outlive the reducer
   };
@@ -59,10 +59,10 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   // Call it before the first gradient of a backward pass. `needed` lists the units in the order in which the forward
-  // pass used them, with one entry per use. The first call with `sync` is collective over `gather_comm`, and throws if
-  // the ranks' forward passes differ. Does nothing without `sync`, after the first such call, or if a bucket was
-  // launched before. Without any call of this function, the first backward pass launches buckets from the last unit to
-  // the first. Either all ranks make the call, or none.
+  // pass used them, with one entry per use. The first call with `sync` is collective over `gather_comm` and
+  // Options::all, and throws if the ranks' forward passes differ. Does nothing without `sync`, after the first such
+  // call, or if a bucket was launched or completed before. Without any call of this function, the first backward pass
+  // launches buckets from the last unit to the first. Either all ranks make the call, or none.
   void begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm);
   // If reduced gradients are in files, starts to read those of earlier micro-batches of the step, because this backward
   // adds to them.
@@ -85,11 +85,12 @@ class Reducer {
   std::vector<int64_t> late() const;
   void launch_again(const std::vector<int64_t>& late);
   // Launches and finishes everything. Afterwards the reduced gradients can be read. Does nothing without `sync`, and is
-  // collective with `sync`. The first such call also takes rank 0's order of launches for later passes.
+  // collective with `sync`. After the first such call, all ranks launch buckets in the order in which rank 0 completed
+  // them.
   void end_backward(bool sync);
   // Drops all gradients since the last step and forgets the running pass. Call it after launch_all().
   void discard();
-  // For groups that all ranks update whole: gathers the ranks' parts of the reduced gradients on every rank.
+  // Gathers the ranks' parts of the reduced gradients on every rank, for groups that all ranks update whole.
   // Collective.
   void gather_reduced();
   // See GradBucket::replace().
@@ -134,12 +135,12 @@ class Reducer {
   Comm& comm_;
   Ledger& ledger_;
   std::vector<FlatBuffer> memory_;       // memory of packed gradients that are kept, and of reduced gradients
-  std::unique_ptr<GradientExit> exit_;   // null if reduced gradients stay on the device
+  std::unique_ptr<GradientExit> exit_;   // null if no reduced gradients leave a device
   std::optional<SlotRing> ring_;         // buffers of packed gradients that are not kept
   std::optional<ReplicaSums> replicas_;  // sums over several replicas
   std::vector<FlatBuffer> scratch_;      // for transports that copy the pieces of peers' gradients
   std::vector<GradBucket> buckets_;
-  std::vector<size_t> first_of_;              // by unit, and one for the end: index of its first bucket
+  std::vector<size_t> first_of_;              // by unit: index of its first bucket; one more for the end
   std::vector<std::vector<Place>> place_of_;  // [unit][param]
   std::vector<size_t> order_;                 // order of launches, the same on all ranks
   std::vector<size_t> order_of_forward_;      // order of units, derived from order_
@@ -151,11 +152,11 @@ class Reducer {
   std::vector<bool> empty_;    // launched, or ready to launch, without any gradient of this pass
   std::vector<int> ends_;      // number of ends in this pass so far
   std::vector<int> ready_at_;  // number of the first end at which the bucket was ready in this pass, or 0
-  std::vector<int> due_at_;    // number of the end at which the bucket is ready, even if it has no gradients
+  std::vector<int> due_at_;    // number of the first end at which the bucket is ready even without gradients
   size_t next_ = 0;            // position in order_
   size_t last_added_ = 0;      // bucket that got the last gradient; only in this one may gradients wait for packing
   std::deque<size_t> in_flight_;
-  std::map<int64_t, std::deque<GradBucket::Lent>> draining_;  // buffers that peers may still read, by their bytes
+  std::map<int64_t, std::deque<GradBucket::Lent>> draining_;  // buffers that peers may still read, by size
   SideStream stream_;  // stream of exchanges and their sums; the last member, so that it is destroyed before the memory
 };
 

@@ -58,7 +58,7 @@ void ReplicaSum::encode(int piece) {
   const at::Tensor from = values(piece), blocks = from.view({-1, kScaledNumel});
   const CodedPiece to(sent_piece(piece), from.numel(), from.device());
   math::encode(from, to.codes, to.scales, /*is_signed=*/true);
-  // If a block has a value that is not finite, its scale becomes NaN, because all ranks must see that and skip the
+  // If a block has a value that is not finite, its scale becomes NaN, so that all ranks find the value and skip the
   // step.
   to.scales.add_(at::maximum(blocks.amax({1}), blocks.amin({1}).neg_()).mul_(0));
 }
@@ -104,7 +104,7 @@ void ReplicaSum::gather() {
   math::sum_in_order(pieces, at::kFloat, 1, values(replicas_.rank()), /*accumulate=*/false);
   exchange_->release();
   if (!gathers_) return;
-  exchange_->drain();  // the gather writes to memory that the other replicas have read
+  exchange_->drain();  // the gather writes to memory that other replicas read for the exchange
   exchange_.reset();
   if (is_coded_) encode(replicas_.rank());
   gather_ = replicas_.all_gather(full, {sent_piece(replicas_.rank()), numel, full.dtype}, tag_);
