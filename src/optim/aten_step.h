@@ -15,8 +15,8 @@ struct UpdateTensors {
   UpdateTensors slice(int64_t begin, int64_t end) const;
 };
 
-// Makes one optimizer update with LibTorch's operations, for devices that have no kernels of zeroshard
-// (device_kernels.h). `step` is 1 for the first update. The gradient is multiplied by `grad_scale` first. The formulas
+// Makes one optimizer update with LibTorch's operations, for devices for which zeroshard has no kernels
+// (device_kernels.h). `step` is 1 for the first update. The update uses the gradient times `grad_scale`. The formulas
 // are those of src/kernels. Adam with bias correction uses LibTorch's fused kernel, except on the CPU. Moments must be
 // fp32. `type` must not be kMuon, whose matrices apply_matrix_update() updates.
 void aten_step(OptimizerConfig::Type type, const UpdateTensors& tensors, const ParamGroupOptions& options, int64_t step,

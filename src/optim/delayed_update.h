@@ -20,14 +20,15 @@ namespace zeroshard {
 // previous parameters. publish() copies the new parameters to the device one step late. This is the "one-step delayed
 // parameter update" of ZeRO-Offload (Ren et al., 2021, arXiv:2101.06840, section 5.2).
 //
-// The thread owns the states from begin() until await() returns. New parameters stay in pinned host memory until
-// publish(). This memory has room for every parameter that this rank updates.
+// The thread owns the states from begin() until await() returns. New parameters stay in host memory until publish().
+// This memory has room for every parameter that this rank updates.
 class DelayedUpdate {
  public:
   // groups[i] must have the number() i. Their states must be on the host or in files, their parameters on the device,
-  // and their gradients on the host. All arguments must outlive this object. If `pin` is true, memory is pinned, so
-  // that the device copies it without the host. await() calls `while_waiting` about ten times a second. An exception
-  // from `while_waiting` ends the wait.
+  // and their gradients on the host. The groups, `optimizer` and `ledger` must outlive this object. If `pin` is true,
+  // the memory of new parameters is pinned, so that the device copies it without the host. await() calls
+  // `while_waiting` about ten times a second. An exception from `while_waiting` passes through await(), and the update
+  // continues.
   DelayedUpdate(std::span<ShardedGroup* const> groups, const ShardedOptimizer& optimizer, at::Device device, bool pin,
                 Ledger& ledger, std::function<void()> while_waiting);
   DelayedUpdate(const DelayedUpdate&) = delete;
@@ -47,21 +48,22 @@ class DelayedUpdate {
     std::vector<ParamGroupOptions> options;
     float grad_scale = 1;  // as in ShardedOptimizer::update()
   };
-  // Starts an update. The previous update must have ended (see end()). Counts the step of each parameter on the calling
-  // thread, and updates the states in the thread.
+  // Starts an update. end() must have been called for the previous update. Counts the steps of the parameters on the
+  // calling thread, and updates the states on the object's thread. If the system refuses to start that thread, updates
+  // the states before it returns.
   void begin(Step step);
   bool is_on_thread() const { return thread_id_ == std::this_thread::get_id(); }
   // Waits until the thread is idle. If an update threw an exception, this call and all later ones throw it.
   void await() { thread_.wait(while_waiting_); }
-  // Returns whether there is an update that was not published.
+  // Returns whether an update has begun for which end() was not called yet.
   bool is_pending() const { return is_pending_; }
 
-  // Starts to copy the group's new parameters to the device, if there are any. await() must have returned. The copies
-  // end later (see ShardedGroup::await_copies()).
+  // Starts to copy the group's new parameters to the device, if there are any. await() must have returned. Does not
+  // wait for the copies (see ShardedGroup::await_copies()).
   void publish(ShardedGroup& group);
-  // Ends the update. All groups must be published.
+  // Says that the update is published. Call it after publish() for all groups.
   void end() { is_pending_ = false; }
-  // Replaces new parameters that wait for publish() by `values`, a 1-D tensor for the `positions` of the group. Skips
+  // Replaces new parameters that wait for publish() with `values`, a 1-D tensor for the `positions` of the group. Skips
   // positions that this rank does not update. await() must have returned.
   void replace(const ShardedGroup& group, Range positions, const at::Tensor& values);
 

@@ -6,9 +6,9 @@
 
 namespace zeroshard {
 
-// The rule of an optimizer that updates whole matrices, such as Muon. An update calls gather(), transform(), and
-// apply_matrix_update() with rate_factor(). Before and after transform(), MatrixUpdate sends values to other ranks.
-// Another such optimizer needs one more file like muon.cpp, and one line in matrix_rule().
+// The rule of an optimizer that updates whole matrices, such as Muon. An update calls gather(), transform(),
+// rate_factor() and apply_matrix_update() in this order. Before and after transform(), MatrixUpdate sends values to
+// other ranks. Another such optimizer needs one more file like muon.cpp, and one line in matrix_rule().
 class MatrixRule {
  public:
   virtual ~MatrixRule() = default;

@@ -145,8 +145,8 @@ std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
                             "matrices to their owners");
 }
 
-// Transforms the matrices of one parameter, in place. `pieces` make up the parameter. As in torch, a parameter is not
-// updated if no rank has a gradient of it.
+// Transforms the matrices of one parameter, in place. `pieces` make up the parameter. Does nothing if the parameter
+// belongs to no param group, or if no rank has a gradient of it.
 void MatrixUpdate::transform(size_t index, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const {
   const MatrixBatch::Matrix& own = batches_[index].matrices[matrix];
   const ShardedGroup& group = *groups_of(index)[own.group];

@@ -41,7 +41,7 @@ class MatrixUpdate {
     float grad_scale = 1;  // as in ShardedOptimizer::update()
   };
   // Updates all groups. Collective. Throws ValueError if the options need another Options::dtype. After any other error
-  // the update fails on all ranks, because they wait for one another.
+  // on a rank, aborts `comm`, so that the update fails on all ranks, which wait for one another.
   void update(const Step& step);
 
  private:

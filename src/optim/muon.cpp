@@ -27,8 +27,8 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& opti
 }
 
 // Orthogonalises a matrix as DeepSpeed's "gram" variant does. X is the matrix, transposed if it is tall. Unless X is
-// square, iterates on X X^T, which is small if X is long, and restarts after two steps. If X is square, iterates on X
-// itself.
+// square, iterates on X X^T, which is small if X is long. After two steps, applies them to X and computes X X^T anew.
+// If X is square, iterates on X itself.
 at::Tensor gram_newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& options) {
   const auto compute = matrix.is_cpu() ? at::kFloat : at::kHalf;
   const bool is_tall = matrix.size(0) > matrix.size(1);

@@ -24,9 +24,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kGrain = 1 << 16;  // the fewest elements for which a second thread pays
+constexpr int64_t kGrain = 1 << 16;  // the fewest elements that are given to another thread
 
-constexpr int64_t kUpdatedPiece = 1 << 15;  // elements of a piece if users might have written to them
+constexpr int64_t kUpdatedPiece = 1 << 15;  // elements compared and updated at a time
 
 // The number of elements that LibTorch updates at a time, which limits its temporary memory.
 constexpr int64_t kAtenPiece = 1 << 23;

@@ -55,12 +55,12 @@ class ShardedOptimizer {
   };
 
   // Checks the hyper-parameters before an update. Throws ValueError if there are fewer `options` than param groups of
-  // `groups`, or if some of the options contradict one another, or the states with which `groups` were made.
+  // `groups`, if some options contradict one another, or if they contradict the states with which `groups` were made.
   void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) const;
   // Returns the ranges of the group's states that update() will borrow.
   static std::vector<Range> updated_ranges(const ShardedGroup& group, const std::vector<bool>& has_grad);
-  // Updates the group. First multiplies `grads` by `grad_scale`. `has_grad[j]` says whether some rank has a gradient of
-  // parameter j.
+  // Updates the group with `grads` times `grad_scale`. `has_grad[j]` says whether some rank has a gradient of parameter
+  // j.
   void update(ShardedGroup& group, const UpdateGradients& grads, std::span<const ParamGroupOptions> options,
               const std::vector<bool>& has_grad, float grad_scale) const;
   // Makes the second half of an update of whole matrices. MatrixUpdate has made the first half. It passes the result as
@@ -105,7 +105,7 @@ class ShardedOptimizer {
 };
 
 // Returns the part of parameter `index` of the group that this rank updates, or nothing if there is none. If the states
-// are in memory for the whole run, the tensors share that memory, so that an outside optimizer can write to it.
+// are in memory for the whole run, their tensors share that memory, so that an outside optimizer can write to it.
 // Otherwise they are copies. Moments that are not fp32 are always copies.
 std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index);
 // Returns the slices of all parameters of the group.
