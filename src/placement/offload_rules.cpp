@@ -80,7 +80,7 @@ std::string problem_of_moments(const Offload& offload) {
   if (!offload.on_device || (offload.states_leave() && offload.states().ratio == 1)) return "";
   if (config.moment_dtype == kCodes && !offload.states_leave()) return "";
   if (config.moment_dtype == kCodes)
-    // The message does not begin with zeroshard.moment_dtype, because an optimizer object might have asked for the
+    // The message does not begin with zeroshard.moment_dtype, because an optimizer object might have asked for 8-bit
     // moments.
     return concat(
         kRatio, " = ", offload.states().ratio, ": beside a device, the 8-bit moments of a parameter lie on ",
@@ -90,9 +90,10 @@ std::string problem_of_moments(const Offload& offload) {
                 why_states_stay(offload), ", or zeroshard.moment_dtype to \"fp32\" or \"int8\"");
 }
 
-// A thread of the host makes a delayed update while the device computes the next step. So all states must be on the
-// host or in files and all gradients on the host, where only this thread uses them. All parameters must be on the
-// device, because it computes with them at the same time. An optimizer of the caller's own cannot be delayed.
+// A thread of the host makes a delayed update while a device computes the next step. So the ranks must not be on the
+// CPU. All states must be on the host or in files and all gradients on the host, where only this thread uses them. All
+// parameters must be on the device, because it computes with them at the same time. An optimizer of the caller's own
+// cannot be delayed.
 std::string problem_of_late_updates(const Offload& offload) {
   const Config& config = offload.config;
   if (!config.offload.delayed_update) return "";

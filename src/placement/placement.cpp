@@ -148,9 +148,9 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   place.wire_dtype = options.wire_dtype.value_or(dtype);
   const bool accumulates = options.grad_accumulation_steps > 1;
   place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);
-  // Sharded or offloaded gradients pass through the reduce ring, and the reduced ones have other memory. All others are
-  // packed in a buffer of their own, in the wire dtype, and reduced in place, unless the reduced ones have another
-  // dtype or later micro-batches would overwrite them.
+  // Sharded or offloaded gradients are packed in the reduce ring, and reduced gradients then have other memory. All
+  // other gradients are packed in a buffer of their own, in the wire dtype. They are reduced in place, unless reduced
+  // gradients have another dtype or later micro-batches would overwrite them.
   const bool passes_ring = shards_gradients(options) || gradient_tier != Tier::kDevice;
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
@@ -161,8 +161,8 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
     place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;
   }
-  // The kernels of a device update moments in fp32. They update 8-bit codes only if the device updates all elements of
-  // the group.
+  // If a device updates only some elements of the group, all moments are fp32. If it updates all elements, moments can
+  // be 8-bit codes, too.
   const bool keeps_dtype = !device_updates || (options.moment_dtype == kCodes && !place.host_updates);
   const DType moment_dtype = keeps_dtype ? options.moment_dtype : DType::kFloat32;
   if (options.optimizer_slots > 0)

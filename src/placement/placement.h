@@ -16,9 +16,9 @@ namespace zeroshard {
 
 // Says how long a unit's full parameters exist.
 enum class Placement : uint8_t {
-  kReplicated,  // always whole on every rank: if shards_parameters() is false, or by a rule
+  kReplicated,  // always whole on every rank, if shards_parameters() is false or a rule says so
   kSharded,     // gathered before use, then freed
-  kPersistent,  // sharded, but small: gathered once after each optimizer update and kept until the next one
+  kPersistent,  // small and sharded, gathered once after each optimizer update and kept until the next one
 };
 std::string_view name_of(Placement placement);
 
@@ -34,9 +34,9 @@ struct Held {
   DType dtype = DType::kFloat32;
   int values = 1;  // values for each element, such as 2 for the moments of Adam
   Tier tier = Tier::kDevice;
-  // The share of the elements that is on `tier`: the first elements, rounded up to whole blocks. The other elements are
-  // on the device if `has_rest` is true, and are not stored otherwise. If `tier` is kDevice, all elements are there,
-  // whatever `share` is.
+  // The share of the elements that is on `tier`. These are the first elements, rounded up to whole blocks of
+  // kBlockNumel. The other elements are on the device if `has_rest` is true, and are not stored otherwise. If `tier` is
+  // kDevice, all elements are there, whatever `share` is.
   double share = 1;
   bool has_rest = true;
   // Set for 8-bit codes: the tier of their scales. There is one scale for each kScaledNumel values. Scales are in
@@ -46,7 +46,7 @@ struct Held {
   int64_t element_bytes() const { return extent == Extent::kNothing ? 0 : element_size(dtype) * values; }
   // Returns the bytes of kScaledNumel elements, including their scales.
   int64_t block_bytes() const;
-  int64_t numel(const ShardLayout& layout) const;  // elements on all tiers; each has `values` values
+  int64_t numel(const ShardLayout& layout) const;  // all elements, even those not stored; each has `values` values
   int64_t bytes(const ShardLayout& layout) const;
   // numel_on() returns the number of elements on the tier `where`. bytes_on() returns all bytes on that tier, including
   // scales.
