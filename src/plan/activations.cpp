@@ -9,10 +9,10 @@
 #include "zeroshard/error.h"
 
 // Note [Activations]
-// The coefficients in the functions below hold for the classes of transformers. They were found by counting the
-// storages that autograd saves (torch.autograd.graph.saved_tensors_hooks) while one size at a time was changed.
-// tests/python/plan/test_activations.py counts them again. `e` is the element size of the compute dtype. Norms, logits
-// and loss are computed in fp32.
+// The coefficients in the functions below hold for the model classes of the Python package transformers. They were
+// found by counting the storages that autograd saves (torch.autograd.graph.saved_tensors_hooks) while one size at a
+// time was changed. tests/python/plan/test_activations.py counts them again. `e` is the element size of the compute
+// dtype. Norms, logits and loss are computed in fp32.
 namespace zeroshard {
 namespace {
 
@@ -23,7 +23,8 @@ struct Counted {
   double logits = 0;                 // bytes for each token, including the loss and its gradients
 };
 
-// `length` is the number of keys that a token attends to. It matters for models that store attention scores.
+// `length` is the number of keys that a token attends to. It matters for the angles of the rotary embedding, and for
+// models that store attention scores.
 Counted llama_like(const ModelShapes& model, double e, double length, double ranks) {
   const LayerSizes& sizes = model.sizes;
   const double h = double(model.hidden_size), i = double(sizes.intermediate), heads = double(sizes.heads);
@@ -119,8 +120,7 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   planned.ends = counted.ends * tokens + counted.ends_once / double(options.sequence_parallel);
   planned.at_most = counted.logits * tokens;
   planned.layers = num_layers * layer;
-  // The gradients of an MLP's inner activations are added up one by one, so at most one tensor of that size exists at a
-  // time.
+  // Backward has the gradient of only one of an MLP's inner activations at a time.
   const double inner_grads = e * double(model.sizes.intermediate) * tokens;
   const double of_tile = parts > 1 ? (counted.inner * tokens + inner_grads) / double(parts) : 0;
   planned.at_most = std::max(planned.at_most, of_tile);

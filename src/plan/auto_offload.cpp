@@ -21,9 +21,9 @@ std::vector<Device> places_of_states(const Config& config, bool on_device, bool 
 }
 
 // Returns the places to try for parameters if the states are at `states`. If the places of parameters and of optimizer
-// states are both "auto", parameters are on the host or in files only if the states have left the device, too. The
-// reason is that parameters are moved in each micro-batch, and states only once in a step. offload_choices() adds the
-// one exception.
+// states are both "auto", parameters are on the host only if the states have left the device, and in files only if the
+// states are in files. The reason is that parameters are moved in each micro-batch, and states only once in a step.
+// offload_choices() adds the one exception.
 std::vector<Device> places_of_parameters(const Config& config, Device states, bool on_device, bool may_use_files) {
   if (config.offload_param.device != Device::kAuto) return {config.offload_param.device};
   const bool are_states_given = config.offload_optimizer.device != Device::kAuto;
@@ -74,8 +74,8 @@ OffloadChoice choose_offload(const std::vector<Config>& choices, const MemoryLim
     if (passed.empty()) return {index, before, OffloadChoice::Fit::kYes};
     before = std::move(passed);
   }
-  // No choice fits, so an engine will refuse the returned choice and say what would help. It should be the choice that
-  // lacks the least memory. With a device, that is the last choice, which offloads the most.
+  // No choice fits, so an engine will refuse the returned choice and say what would help. The returned choice should be
+  // the one that lacks the least memory. With a device, that is the last choice, which offloads the most.
   const auto least = size_t(std::min_element(of_host.begin(), of_host.end()) - of_host.begin());
   return {on_device ? choices.size() - 1 : least, "", OffloadChoice::Fit::kNo};
 }

@@ -12,9 +12,9 @@ namespace zeroshard {
 
 bool has_auto_offload(const Config& config);
 
-// Returns the configurations without "auto" that `config` can become, the fastest first. On a device, the first one
-// with offload offloads states and gradients, because they are moved once per step. The next ones offload parameters,
-// which are moved in each micro-batch. The last ones use files, if `may_use_files` is true and `config` names a
+// Returns the configurations without "auto" that `config` can become, the fastest first. On a device, offloading only
+// the states comes before offloading parameters, because states are moved once per step, and parameters in each
+// micro-batch. Choices with files come last. Files are chosen only if `may_use_files` is true and `config` names a
 // directory for them. On the CPU, "cpu" would change nothing, so only "none" and files are tried. Configurations that
 // an engine refuses are left out, unless an engine refuses all of them.
 std::vector<Config> offload_choices(const Config& config, bool on_device, bool may_use_files);

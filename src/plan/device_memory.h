@@ -48,14 +48,14 @@ struct UnitOrigin {
 // dtype.
 UnitOrigin origin_on_device(const UnitLayout& unit);
 
-// Returns the temporary bytes that making a unit needs. These are the bytes of its largest group, whole and in fp32, or
-// in the group's dtype if that is not floating-point.
+// Returns the most temporary bytes that making a unit needs. These are the bytes of its largest group, whole and in
+// fp32, or in the group's dtype if that is not floating-point. A frozen 16-bit group needs less.
 int64_t init_staging(const UnitLayout& unit);
 
 // Returns the peak of device memory while an engine is made, including the tensors from which the units are made
-// (`origins`). Buffers for offloaded shards are allocated first. Then, for one unit after another, its shards and
-// states are made and its own tensors are freed. Rings and gradients come last. Activations and buffers of the model
-// are not counted.
+// (`origins`). Buffers for offloaded shards are allocated first. Then, for one unit after another, the unit's shards
+// and states are made, and the tensors from which it is made are freed. Rings and gradients come last. Activations and
+// buffers of the model are not counted.
 int64_t init_peak(std::span<const UnitLayout> units, const PlanReport& report, std::span<const UnitOrigin> origins);
 
 }  // namespace zeroshard

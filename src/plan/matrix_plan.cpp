@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kMatrixSlots = 3;
 
-// Adds the pieces of all ranks, in the order in which each rank sends its pieces.
+// Fills the batch's `pieces`, `counts`, `most_sent` and `most_got`.
 void add_pieces(std::span<const UnitLayout> units, int world_size, MatrixBatch& batch) {
   batch.counts.assign(size_t(world_size) * size_t(world_size), 0);
   for (int rank = 0; rank < world_size; ++rank) {
@@ -93,8 +93,8 @@ RingClass matrix_ring(std::span<const UnitLayout> units, PlacementTable table, c
   return ring;
 }
 
-// Counts four buffers of one matrix (the matrix, the next iterate, and temporary copies), four products of side x side
-// elements, and the parameter that is joined from its pieces.
+// Counts four buffers of one matrix (the matrix, the next iterate, and temporary copies), four products of `side` x
+// `side` elements, and the whole parameter, which is joined from its pieces.
 int64_t matrix_temporaries(const MatrixShape& shape, DType dtype) {
   const int64_t side = std::min(shape.rows, shape.cols);
   return 4 * element_size(dtype) * (shape.rows * shape.cols + side * side) + shape.numel() * element_size(dtype);

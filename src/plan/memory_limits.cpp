@@ -30,8 +30,8 @@ std::string_view value_of(OffloadConfig::Gradients gradients) {
                                          : "\"device\"";
 }
 
-// Returns the keys whose values differ between the two plans, with the values of `to`: the stage, then devices of
-// offload, then smaller settings.
+// Returns the keys whose values differ between the two plans, with the values of `to`. Also returns max_in_cpu if only
+// `to` has parameters in files.
 std::vector<KeyValue> keys_between(const PlanOptions& from, const PlanOptions& to) {
   std::vector<KeyValue> keys;
   const auto add = [&](const char* path, std::string value) { keys.push_back({path, std::move(value)}); };
@@ -47,7 +47,8 @@ std::vector<KeyValue> keys_between(const PlanOptions& from, const PlanOptions& t
   return keys;
 }
 
-// Adds changes that put states on `tier`: first with the configured ratio, then with all states.
+// Adds changes that put states on `tier`. The first one keeps the configured ratio, and is left out if states are on
+// `tier` already. The second one puts all states there, and is left out if the configured ratio is 1.
 void add_with_states_on(Tier tier, const PlanOptions& from, std::vector<PlanOptions>& changes) {
   const auto add = [&](double share) {
     changes.push_back(from);

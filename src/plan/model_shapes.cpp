@@ -296,8 +296,8 @@ ModelShapes gpt2(Fields& fields) {
   return model;
 }
 
-// Throws ValueError if products of the sizes are too large, before other code computes them in int64. Each size alone
-// is already limited.
+// Throws ValueError if the model has more than kMaxParams parameters. Counts in double, because a product of sizes
+// could overflow int64.
 void check_count(const ModelShapes& model, const std::string& source) {
   double count = 0;
   for (const UnitShapes& unit : model.units) {

@@ -40,7 +40,8 @@ class Network {
   }
 
   double gather(double bytes) const { return gather(shards_, bytes); }
-  // Returns the bytes of updated parameters that groups which share the optimizer states send each other.
+  // Returns the bytes of updated parameters that replicas send each other if they share the optimizer states, and 0
+  // otherwise.
   double refresh(double shard_numel, DType dtype, bool is_coded, const PlanOptions& options) const {
     if (options.parts == 1) return 0;
     return gather(replicas_, is_coded ? double(replica_sum_bytes(int64_t(shard_numel), options.parts, is_coded))
@@ -100,8 +101,8 @@ void add_parameters(NetworkBytes& bytes, const Network& network, double numel, P
 }
 
 // Corrects `bytes`, in which forward and backward gather each unit once. The last sharded unit stays gathered for its
-// backward, so one gather in backward is subtracted. If the head uses the embedding's weight, the head's forward
-// gathers the embedding again, so one gather in forward is added instead.
+// backward, so one gather in each backward is subtracted. If the head uses the embedding's weight, the head's forward
+// gathers the embedding again, so one gather in each forward is added instead.
 void correct_ends(NetworkBytes& bytes, const Network& network, std::span<const UnitLayout> units,
                   std::span<const UnitPlacement> table, const PlanOptions& options) {
   const auto passes = double(options.grad_accumulation_steps);

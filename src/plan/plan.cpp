@@ -181,7 +181,7 @@ std::string describe(const Held& held) {
   return held.extent == Extent::kNothing ? "-" : describe(name_of(held.extent), held);
 }
 
-// Adds what the groups before this one have not.
+// Adds the description of a group to that of its unit, unless it is "-" or already there.
 void add_description(const std::string& of_group, std::string& of_unit) {
   if (of_unit == "-") {
     of_unit = of_group;

@@ -17,7 +17,7 @@ std::vector<RingClass> ring_of(const std::map<int64_t, int>& units_by_size, cons
   return ring;
 }
 
-// Returns the number of slots of `bytes` each: as many as fit into 8 MiB, at most 8, but never fewer than `least`. As a
+// Returns the number of slots of `bytes` each: as many as fit into 8 MiB, at most 8, but never fewer than `least`. In a
 // measurement, eight ranks on two cores trained a model of 64 units of 0.8 MB. A step took 155 ms of processor time per
 // rank with these slots, and 180 ms with `least` slots.
 int slots_of_size(int least, int64_t bytes) {
@@ -145,7 +145,7 @@ RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table)
 
 namespace {
 
-// How many elements of a group pass through some buffers, and in which dtype.
+// The number of a group's elements that pass through some buffers, and their dtype.
 struct Passing {
   int64_t numel = 0;
   DType dtype = DType::kFloat32;
@@ -216,10 +216,9 @@ int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOp
       const FlatGroup& group = units[u].groups[g];
       const GroupPlacement& own = table[u].groups[g];
       const bool is_wide = group.dtype == DType::kFloat32, are_in_file = own.parameters.tier == Tier::kFile;
-      // A save reads parameters that are in files directly.
+      // A save reads parameters directly from files.
       int64_t values = are_in_file ? 0 : element_size(group.dtype);
-      // A save also reads states that are in files directly. It then reads shards of fp32 parameters from where they
-      // are.
+      // A save also reads states directly from files. It then reads shards of fp32 parameters from where they are.
       if (own.state_tier() == Tier::kFile) {
         values = is_wide && table[u].parameters != Placement::kSharded ? element_size(group.dtype) : 0;
       } else if (group.requires_grad) {

@@ -26,7 +26,8 @@ struct RingClass {
 std::map<int64_t, int> slots_by_size(std::span<const RingClass> ring);
 
 // Returns how many units of `unit_bytes` are gathered before their use, which is 0 if options.prefetch is false.
-// Otherwise it is one unit, or several small units, so that ranks need not wait for one another at each small unit.
+// Otherwise the number is 1 for large units, and more for small ones, so that ranks need not wait for one another at
+// each small unit.
 int prefetch_depth(int64_t unit_bytes, const PlanOptions& options);
 // Returns the number of slots for `units` units of `unit_bytes`: one for the unit that computes, one for the previous
 // unit, which peers might still read, and one for each prefetched unit. There are never more slots than units.
@@ -50,10 +51,11 @@ std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementT
 RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
 // Returns `numel`, the elements of a sum over replicas, with padding. The padding makes the replicas' pieces of the sum
-// equal. It also makes pieces of 8-bit codes consist of whole blocks.
+// equally long. If `is_coded` is true, the pieces also consist of whole blocks of kScaledNumel elements.
 int64_t replica_sum_numel(int64_t numel, int replicas, bool is_coded);
-// Returns the bytes in which replicas exchange `numel` elements. The elements are fp32. If `is_coded` is true, they are
-// 8-bit codes with one scale for each block of kScaledNumel. Each replica's piece begins at a multiple of 64 bytes.
+// Returns the bytes in which replicas exchange `numel` elements. The elements are exchanged in fp32, or, if `is_coded`
+// is true, as 8-bit codes with one fp32 scale for each block of kScaledNumel. Each replica's piece begins at a multiple
+// of 64 bytes.
 int64_t replica_sum_bytes(int64_t numel, int replicas, bool is_coded);
 // Returns the memory in which the replicas of a shard add their gradients. A slot has room for the largest shard of a
 // group in fp32 and, if sums are coded, for its codes. If the transport copies pieces, a slot also has room for the
@@ -73,12 +75,12 @@ inline constexpr int kRefreshes = 3;
 // all groups of a unit.
 RingClass refresh_codes(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
-// Returns the device buffers in which reduced gradients are summed before they are copied to the host. Each buffer is
-// as large as the largest group's reduced gradients. While one buffer is copied, the next one is filled.
+// Returns the device buffers in which reduced gradients are summed before they are copied to the host or to files. Each
+// buffer is as large as the largest group's reduced gradients. While one buffer is copied, the next one is filled.
 // RingClass::units is the number of groups whose gradients are copied.
 RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table);
 
-// The number of parameters that are copied at a time to the host, where their optimizer states are, and back.
+// The number of parameters that are copied at a time between the device and the host.
 inline constexpr int64_t kCopiedNumel = 1 << 22;
 // Returns the host buffers through which 16-bit parameters pass if the host updates them. While one buffer is in use,
 // another is filled and a third is sent back.
@@ -99,8 +101,8 @@ RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table
 // first such save, and keeps it. At every ZeRO stage the copy has what one rank saves, which is the rank's part of the
 // weights (fp32 if they are trained) and of the optimizer states. Replicas divide a shard among themselves, and each
 // saves its part. Values in files are not copied, because the save reads them there. If the states are in files, shards
-// of fp32 parameters are not copied either, because the save reads them from where they are. But fp32 parameters that
-// are kept whole are copied, because users can write to them. Buffers of the model are not counted.
+// of fp32 parameters are not copied either, because the save reads them from where they are. But fp32 parameters of
+// units that are not kSharded are copied, because users can write to them. Buffers of the model are not counted.
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // Throws ValueError if no run can have these options.

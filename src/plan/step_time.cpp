@@ -9,10 +9,10 @@
 // In the forward pass, a token costs 2 operations for each element of the weight matrices. In each layer it costs 4 h L
 // more for attention over L keys, where h = heads x head_dim. Masked keys count, as they do in published utilisations.
 // The backward pass costs twice as much. The update of an element reads and writes its master weight and moments, reads
-// its gradient, and writes the parameter if that has 16 bits. Copies to and from the device overlap compute. Swap files
-// are read and written during the update, which begins after backward. The first chunks are read earlier, but they are
-// negligible for a model that is worth offloading. Gathers overlap the passes if units are prefetched, and sums of
-// gradients overlap backward if the configuration has overlap_comm.
+// its gradient, and writes the parameter if that has 16 bits. Copies to and from the device overlap compute. Optimizer
+// states in files are read and written during the update, which begins after backward. Their first chunks are read
+// earlier, but these chunks are negligible for a model that is worth offloading. Gathers overlap the passes if units
+// are prefetched, and sums of gradients overlap backward if the configuration has overlap_comm.
 namespace zeroshard {
 namespace {
 
@@ -65,7 +65,7 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
   const bool have_left = parameters != Tier::kDevice;
   // Parameters are copied once for forward and once for backward.
   if (options.on_device && have_left) bytes.to_device = 2 * updated * e * batches;
-  if (options.on_device) {  // the elements that the device updates count as no time
+  if (options.on_device) {  // an update by the device counts as no time
     const double all = updated;
     updated *= options.state_tier == Tier::kDevice ? 0 : options.state_share;
     if (have_left) bytes.to_host = (all - updated) * e;
