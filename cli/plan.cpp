@@ -132,11 +132,10 @@ void read_config(const PlanArguments& arguments, const PlannedRanks& ranks, Plan
 }
 
 // Returns the bytes that `text` names. A number without a unit is in bytes. Throws ValueError for fewer than 10^6 bytes
-// without a unit (1e3 counts as one with a unit). No device has so few bytes, so the user has probably forgotten the
-// unit.
+// without a unit. No device has so few bytes, so the user has probably forgotten the unit.
 double parse_device_bytes(const std::string& option, const std::string& text) {
   const double bytes = parse_bytes(text);
-  const bool has_unit = text.find_first_not_of("0123456789.") != text.npos;
+  const bool has_unit = text.find_first_not_of("0123456789.eE+-") != text.npos;
   if (bytes < 1e6 && !has_unit)
     throw ValueError(option + " is '" + text + "', and a number without a unit is in bytes: give a unit, such as " +
                      text + "GB");

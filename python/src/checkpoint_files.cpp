@@ -35,7 +35,8 @@ void bind_checkpoint_files(py::module_& m) {
           "read",
           [](StoredCheckpoint& stored, const std::string& name, const std::string& kind, const std::string& dtype,
              const at::Tensor& out) {
-            if (!out.is_cpu() || !out.is_contiguous()) throw py::value_error("'" + name + "': out is not contiguous");
+            if (!out.is_cpu() || !out.is_contiguous())
+              throw py::value_error("'" + name + "': out must be contiguous and on the CPU");
             const py::gil_scoped_release release;
             for (const StoredTensor& tensor : stored.details().tensors)
               if (tensor.name == name && tensor.kind == kind && out.sizes() != at::IntArrayRef(tensor.shape))

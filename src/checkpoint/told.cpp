@@ -29,8 +29,8 @@ void tell_saved(const SaveRequest& request, const Saved& saved) {
   attempt(tell, [](const std::string& reason) { return "a save is not told: " + reason; });
 }
 
-void tell_loaded(const std::string& root, const Manifest& manifest, double seconds) {
-  log(LogLevel::kInfo, concat("loaded ", root, "/", manifest.tag, " (step ", manifest.step,
+void tell_loaded(const std::string& root, const std::string& tag, const Manifest& manifest, double seconds) {
+  log(LogLevel::kInfo, concat("loaded ", root, "/", tag, " (step ", manifest.step,
                               "): ", size_and_speed(manifest.file_bytes(), seconds)));
 }
 

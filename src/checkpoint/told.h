@@ -9,6 +9,6 @@ namespace zeroshard {
 // throws, because the checkpoint has already been committed.
 void tell_saved(const SaveRequest& request, const Saved& saved);
 
-void tell_loaded(const std::string& root, const Manifest& manifest, double seconds);
+void tell_loaded(const std::string& root, const std::string& tag, const Manifest& manifest, double seconds);
 
 }  // namespace zeroshard

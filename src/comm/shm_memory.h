@@ -45,7 +45,8 @@ class OwnSegments {
 // memory.
 class ShmMemory final : public DirectMemory {
  public:
-  // Creates this rank's part of the memory. Rank 0 also creates the control block. Messages name ranks by `numbers`.
+  // Creates this rank's part of the memory. Rank 0 also creates the control block. Error messages name ranks by
+  // `numbers`.
   ShmMemory(int rank, int world_size, int64_t staging_bytes, RankNumbers numbers = {});
   const ShmHello& hello() const { return hello_; }
   // Maps the parts of the other ranks. connected() must be called when all ranks have returned from connect().

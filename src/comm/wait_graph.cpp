@@ -40,16 +40,17 @@ std::optional<std::string> WaitGraph::find_cycle(int rank) const {
     if (control.awaited.load() != wait.awaited || block.rank(wait.awaited.peer).has_reached(wait.awaited))
       return std::nullopt;
     const bool posted = wait.awaited.progress == Awaited::Progress::kPosted;
-    text += concat(&wait == &chain.front() ? "" : "; ", "rank ", wait.rank, posted ? " called " : " waits in ",
-                   control.text_of(wait.awaited.seq), posted ? " and waits for rank " : " for the end of rank ",
-                   wait.awaited.peer);
+    text += concat(&wait == &chain.front() ? "" : "; ", "rank ", numbers_.of(wait.rank),
+                   posted ? " called " : " waits in ", control.text_of(wait.awaited.seq),
+                   posted ? " and waits for rank " : " for the end of rank ", numbers_.of(wait.awaited.peer));
   }
   return text;
 }
 
 void WaitGraph::abort(int rank, std::string_view reason) const noexcept {
   for (const std::weak_ptr<DirectMemory>& each : communicators_)
-    if (const std::shared_ptr<DirectMemory> communicator = each.lock()) communicator->control().abort(rank, reason);
+    if (const std::shared_ptr<DirectMemory> communicator = each.lock())
+      communicator->control().abort(numbers_.of(rank), reason);
 }
 
 }  // namespace zeroshard

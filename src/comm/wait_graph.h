@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/direct_memory.h"
+#include "comm/rank_numbers.h"
 
 namespace zeroshard {
 
@@ -15,6 +16,9 @@ namespace zeroshard {
 // a rank that waits in one communicator does nothing in the others. Not thread-safe.
 class WaitGraph {
  public:
+  // Error messages name ranks by `numbers`.
+  explicit WaitGraph(RankNumbers numbers = {}) : numbers_(numbers) {}
+
   void add(const std::shared_ptr<DirectMemory>& memory) { communicators_.push_back(memory); }
 
   // Looks for ranks that wait for one another in a cycle. Returns what each rank of the cycle called, if `rank` belongs
@@ -32,6 +36,7 @@ class WaitGraph {
   };
   std::optional<Wait> wait_of(int rank) const;
 
+  RankNumbers numbers_;
   std::vector<std::weak_ptr<DirectMemory>> communicators_;
 };
 

@@ -27,7 +27,7 @@ namespace zeroshard {
 // call look(), hear(), tell_failure() and behind() at the same time.
 class Divergence {
  public:
-  // If `store` is null, no difference is ever found. Messages name ranks by `numbers`.
+  // If `store` is null, no difference is ever found. Error messages name ranks by `numbers`.
   Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers = {});
 
   // Returns the number that makes the keys of this Divergence differ from those of earlier ones over the same store. At

@@ -38,7 +38,7 @@ std::string card_key(size_t rank) {
 // peer has left, or if it is from a process of this host that is dead. The rank then waits for the peer's next card.
 class Cards {
  public:
-  // Writes the card of this rank. Messages name ranks by `numbers`.
+  // Writes the card of this rank. Error messages name ranks by `numbers`.
   Cards(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers)
       : store_(std::move(store)),
         rank_(size_t(rank)),
@@ -151,10 +151,7 @@ class Beside {
       const auto now = Clock::now();
       if (!result.valid() || now - read > kReadEvery) {
         read = now;
-        if (cards_.read(/*again=*/result.valid())) {
-          watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener, options_.numbers);
-          result = {};  // abandons the thread that connects ranks by the old cards
-        }
+        if (read_cards(/*again=*/result.valid())) result = {};  // abandons the thread that connects ranks by old cards
         if (!result.valid() && cards_.all_here())
           result = connect_gloo_group(store_, cards_.name(), rank_, world_size_, options_.timeout_ms);
       }
@@ -173,6 +170,13 @@ class Beside {
     }
   }
 
+  // Reads the cards, and watches the processes that they name. Returns what Cards::read() does.
+  bool read_cards(bool again) {
+    if (!cards_.read(again)) return false;
+    watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener, options_.numbers);
+    return true;
+  }
+
   // Returns the group, or null if a rank has started again while the ranks were connected. Throws CommError if Gloo
   // could not connect the ranks for another reason.
   Group take(std::future<Group>& result) {
@@ -183,7 +187,7 @@ class Beside {
     } catch (const std::exception& error) {
       // Looks repeatedly, because the connections of a dying process break before the process is gone.
       for (int attempt = 0; attempt < 10; ++attempt) {
-        if (cards_.read(/*again=*/true)) return {};
+        if (read_cards(/*again=*/true)) return {};
         if (const std::string trouble = watch_.check_all(); !trouble.empty())
           throw CommError(concat("rank ", number(), ": ", trouble, " while ranks were connected: ", reason_of(error)));
         check_interrupt();

@@ -195,7 +195,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   for (const std::string& part : load.takes) chosen.insert({part, "of the caller"});
   begin_overwriting(loaded->tag);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  if (impl.ranks.all.rank() == 0) tell_loaded(root, loaded->manifest, taken.count());
+  if (impl.ranks.all.rank() == 0) tell_loaded(root, loaded->tag, loaded->manifest, taken.count());
   if (load.optimizer) saves.take_updates(TensorIndex(loaded->manifest));
   impl.update->refresh([](ShardedGroup& group) { group.publish_master(); });
   impl.writes->accept_loaded();

@@ -100,7 +100,7 @@ void install_stack_dump(const std::shared_ptr<heartbeat::Slot>& slot) {
   auto mine = std::make_unique<Target>(Target{slot, {}, ::getpid()});
   ::sigaction(stack_dump_signal(), nullptr, &mine->previous);
   const bool installed = (mine->previous.sa_flags & SA_SIGINFO) != 0 && mine->previous.sa_sigaction == handle;
-  if (installed) mine->previous = old->previous;
+  if (installed && old != nullptr) mine->previous = old->previous;
   if (!target.compare_exchange_strong(old, mine.get())) return;  // another thread was faster
   mine.release();
   if (installed) return;

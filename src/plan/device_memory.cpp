@@ -70,7 +70,7 @@ UnitOrigin origin_on_device(const UnitLayout& unit) {
 int64_t init_staging(const UnitLayout& unit) {
   int64_t most = 0;
   for (const FlatGroup& group : unit.groups) {
-    const DType dtype = is_floating_point(group.dtype) ? DType::kFloat32 : group.dtype;
+    const DType dtype = group.requires_grad ? DType::kFloat32 : group.dtype;
     most = std::max(most, group.layout.padded_numel() * element_size(dtype));
   }
   return most;

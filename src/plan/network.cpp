@@ -153,7 +153,8 @@ NetworkBytes plan_network(double numel, const PlanOptions& options) {
   NetworkBytes bytes;
   add_parameters(bytes, network, numel, placement, options.compute_dtype, place, options);
   bytes.sums = network.sums(numel, numel / options.world_size, place, options);
-  const bool is_coded = options.quantized_weights && options.compute_dtype != DType::kFloat32;
+  const bool is_coded =
+      options.quantized_weights && placement == Placement::kSharded && options.compute_dtype != DType::kFloat32;
   bytes.refresh += network.refresh(numel / options.world_size, options.compute_dtype, is_coded, options);
   return bytes;
 }

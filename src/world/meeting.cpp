@@ -79,9 +79,10 @@ bool read_previous_card(Meeting::State& state, size_t rank) {
   return true;
 }
 
-// Looks for the cards of up to kCardsPerLook ranks that were not known to have arrived, and watches the processes on
-// these cards. For a rank without a card, looks for its card of the previous meeting. Begins with rank 0, because all
-// others need rank 0, which serves the store.
+// Looks for the cards that ranks have written for this meeting. Asks for at most kCardsPerLook ranks, and only for
+// ranks whose card was not read yet. If a rank has no card in this meeting, reads the one that it wrote for the
+// previous meeting. Watches the processes of this host that the cards name. Begins with rank 0, which serves the store
+// that all others need.
 void look_for_cards(Meeting::State& state) {
   const size_t count = state.hosts.size();
   int asked = 0;

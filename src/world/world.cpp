@@ -145,7 +145,8 @@ std::string attempt_prefix() {
 // With CUDA_DEVICE_MAX_CONNECTIONS=1 the device does all work in the order in which the host queued it. If ranks queue
 // gathers and reductions in different orders, devices would wait for each other in different communicators, forever. So
 // gathers and reductions use one communicator, which detects and reports a difference in their order. The variable is
-// read when the world is made. If one rank sets it, all ranks use one communicator.
+// read when the world is made. If one rank sets it, it counts for all ranks. Groups that shard among themselves do not
+// support it.
 bool has_one_queue(Comm& gather, c10::Device device) {
   if (device.is_cpu() || gather.world_size() == 1) return false;
   const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -306,7 +307,7 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
         "store, such as those of Gloo or NCCL");
   // The two communicators within a replica share a wait graph and a Divergence, by which ranks notice that they have
   // called different collectives.
-  const auto graph = std::make_shared<WaitGraph>();
+  const auto graph = std::make_shared<WaitGraph>(RankNumbers{rank / size * size, 1});
   std::shared_ptr<Divergence> divergence;
   const auto connected = [&](const std::string& name, int first, int stride, int count) {
     if (count == 1) return make_comm(Group(), device_, options);

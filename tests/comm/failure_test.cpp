@@ -121,7 +121,7 @@ class WaitGraphTest : public ::testing::Test {
  protected:
   static std::vector<std::string> run(int world_size, const std::function<void(std::vector<Comm*>)>& body,
                                       CommOptions options = {}) {
-    options.wait_graph = std::make_shared<WaitGraph>();
+    options.wait_graph = std::make_shared<WaitGraph>(options.numbers);
     std::vector<std::vector<std::unique_ptr<Comm>>> comms;
     for (int i = 0; i < 3; ++i) comms.push_back(make_local_world(world_size, options));
     return testing::run_threads(world_size, [&](int rank) {
@@ -149,18 +149,20 @@ TEST_F(WaitGraphTest, RanksThatWaitInDifferentCommunicatorsAreNamedOnAllRanks) {
 
 // 0 waits for 1, which waits for 2, which waits for 0; no two for each other.
 TEST_F(WaitGraphTest, ACycleOfThreeIsFound) {
-  const auto errors = run(3, [](const std::vector<Comm*>& comms) {
+  CommOptions options;
+  options.numbers = {6, 1};
+  const auto body = [](const std::vector<Comm*>& comms) {
     const int rank = comms[0]->rank();
     std::unique_ptr<Work> begun;
     std::vector<float>& full = kept_buffer(12);
     if (rank == 0)
       begun = comms[1]->all_gather({full.data(), 12, DType::kFloat32}, Span{full.data(), 4, DType::kFloat32}, "b");
     gather(*comms[size_t(rank)], 4, std::string("abc").substr(size_t(rank), 1));
-  });
-  for (const std::string& error : errors)
-    expect_contains(error, {"rank 0 called collective #1 all_gather('a', 16 bytes fp32) and waits for rank 1",
-                            "rank 1 called collective #1 all_gather('b', 16 bytes fp32) and waits for rank 2",
-                            "rank 2 called collective #1 all_gather('c', 16 bytes fp32) and waits for rank 0"});
+  };
+  for (const std::string& error : run(3, body, options))
+    expect_contains(error, {"rank 6 called collective #1 all_gather('a', 16 bytes fp32) and waits for rank 7",
+                            "rank 7 called collective #1 all_gather('b', 16 bytes fp32) and waits for rank 8",
+                            "rank 8 called collective #1 all_gather('c', 16 bytes fp32) and waits for rank 6"});
 }
 
 // Or a rank that is gone would be waited for once more in each.

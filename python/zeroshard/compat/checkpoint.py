@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import shutil
 import tempfile
@@ -203,10 +204,12 @@ def _common_number(run: Run) -> int:
 def clone_tensors_for_torch_save(item: Any, device: torch.device | str = _CPU) -> Any:
     """Returns a copy of ``item``. Each tensor, also in lists, tuples and dicts, gets its own memory on ``device``."""
     if isinstance(item, torch.Tensor):
-        copy = item.detach().to(device)
-        return copy.clone() if copy.data_ptr() == item.data_ptr() else copy
+        own = item.detach().to(device)
+        return own.clone() if own.data_ptr() == item.data_ptr() else own
     if isinstance(item, dict):
-        return type(item)({key: clone_tensors_for_torch_save(value, device) for key, value in item.items()})
+        made = copy.copy(item)  # a defaultdict is not made of its items alone
+        made.update({key: clone_tensors_for_torch_save(value, device) for key, value in item.items()})
+        return made
     if isinstance(item, list):
         return [clone_tensors_for_torch_save(value, device) for value in item]
     if isinstance(item, tuple):

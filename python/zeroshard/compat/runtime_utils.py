@@ -35,7 +35,8 @@ def move_to_device(item: Any, device: Any, criterion_func: Any = None) -> Any:
     if isinstance(item, torch.Tensor):
         return item.to(device) if criterion_func is None or criterion_func(item) else item
     if isinstance(item, list | tuple):
-        return type(item)([move_to_device(each, device, criterion_func) for each in item])
+        parts = [move_to_device(each, device, criterion_func) for each in item]
+        return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
     if isinstance(item, dict):
         return {key: move_to_device(value, device, criterion_func) for key, value in item.items()}
     return item

@@ -346,12 +346,15 @@ def test_a_run_that_goes_on_in_deepspeeds_directory(foreign):
 
 
 def test_clones_have_memory_of_their_own():
-    from collections import OrderedDict, namedtuple
+    from collections import OrderedDict, defaultdict, namedtuple
+
+    from zeroshard.compat.runtime_utils import move_to_device
 
     Pair = namedtuple("Pair", ["one", "other"])  # noqa: PYI024
     whole = torch.arange(100.0)
     part = whole[10:20].requires_grad_()
     item = OrderedDict(a=[part, 1], b=(part, "x"), c=Pair(part, None), d=torch.tensor(3))
+    item["e"] = defaultdict(list, f=part)
     copy = clone_tensors_for_torch_save(item)
     assert isinstance(copy, OrderedDict) and isinstance(copy["c"], Pair)
     for clone in (copy["a"][0], copy["b"][0], copy["c"].one):
@@ -360,4 +363,7 @@ def test_clones_have_memory_of_their_own():
         assert clone.untyped_storage().nbytes() == 40
         assert clone.data_ptr() != part.data_ptr()
     assert (copy["a"][1], copy["b"][1], copy["c"].other, copy["d"].item()) == (1, "x", None, 3)
+    assert copy["e"]["f"].data_ptr() != part.data_ptr() and copy["e"]["absent"] == []
     assert clone_tensors_for_torch_save(part, "meta").device.type == "meta"
+    moved = move_to_device(item["c"], "meta")
+    assert isinstance(moved, Pair) and moved.one.is_meta and moved.other is None
