@@ -152,7 +152,8 @@ TrainEnd train_with(const TrainConfig& config, World& world) {
   return end;
 }
 
-// Logs the keys of the configuration that are unknown, have no effect, or have a default that can surprise the user.
+// Logs the keys of the configuration that are unknown or have no effect, and those whose "auto" became a value that can
+// surprise the user.
 void tell_of_keys(const ParsedConfig& parsed, const std::string& path) {
   if (!parsed.unknown.empty()) log(LogLevel::kWarning, concat(path, ": ", parsed.warning()));
   for (const std::string& line : parsed.assumed) log(LogLevel::kWarning, concat(path, ": ", line));

@@ -13,8 +13,8 @@ class WordCache {
  public:
   static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
 
-  // Appends the ids of `word` to `out`. If the word is cached, takes them from the cache. Otherwise calls append_ids(),
-  // which appends them, and caches them with put(). Words of more than kMaxBytes are never cached.
+  // Appends the ids of `word` to `out`. If the word is cached, takes them from the cache. Otherwise lets append_ids()
+  // append them, and then puts them into the cache itself. Words of more than kMaxBytes are never cached.
   template <typename AppendIds>
   void encode(std::string_view word, std::vector<int32_t>& out, const AppendIds& append_ids) {
     if (word.size() > kMaxBytes) return append_ids();

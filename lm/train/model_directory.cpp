@@ -39,7 +39,8 @@ std::string with_dtype(const std::string& config, const std::string& dtype) {
   return json.dump(2) + "\n";
 }
 
-// Returns the text of the generation_config.json that transformers makes from config.json for a model that has none.
+// Returns the text of a generation_config.json like the one that transformers makes from config.json for a model that
+// has none.
 std::string generation_config_of(const std::string& config) {
   const auto json = nlohmann::ordered_json::parse(config);
   nlohmann::ordered_json generation{{"_from_model_config", true}};

@@ -2,10 +2,10 @@
 
 namespace zeroshard {
 
-// A function by which the program interrupts a wait inside the library. A long wait calls it about ten times a second,
-// on the thread that waits. An exception from the function ends the wait. Python needs such calls, because it runs
-// signal handlers only when it is asked to. A process has one such function for all its threads, because the process
-// has one set of signal handlers, too.
+// A function by which the program interrupts a wait inside the library. A long wait calls it at least about ten times a
+// second, on the thread that waits. An exception from the function ends the wait. Python needs such calls, because it
+// runs signal handlers only when it is asked to. A process has one such function for all its threads, because the
+// process has one set of signal handlers, too.
 using InterruptCheck = void (*)();
 
 void set_interrupt_check(InterruptCheck check) noexcept;  // null removes the function

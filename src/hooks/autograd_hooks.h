@@ -71,9 +71,8 @@ class BackwardHooks {
   // of addition, because a backward pass goes through the modules in this order.
   void add(const at::Tensor& output, Callback callback);
 
-  // Returns the number of entries. A tensor that was hooked has one, also after it is freed. When a new entry would
-  // make the number exceed kFewEntries and twice the number after the last removal, the entries of freed tensors are
-  // removed.
+  // Returns the number of entries. A tensor that was hooked has one, also after it is freed. Before an entry is added
+  // to max(kFewEntries, 2 * the number that the last removal left), the entries of freed tensors are removed.
   size_t size() const { return entries_.size(); }
 
  private:

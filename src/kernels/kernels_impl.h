@@ -382,7 +382,7 @@ bool add_squares_on_grid(const void* data, int64_t numel, double base, double (&
 template <class V, typename T>
 TwofoldSum sum_of_squares_kernel(const void* data, int64_t numel) {
   double lanes[kSquareLanes], rests[kSquareLanes];
-  // The squares of a lane total less than 2^bits times the square of the largest magnitude.
+  // A lane adds fewer than 2^bits squares, so its sum is below 2^bits times the square of the largest magnitude.
   const auto bits = static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(numel) / kSquareLanes + 1));
   constexpr uint64_t kLargerThanSampled = 6;  // elements may be 8 times the sampled maximum: 2^6 = 8^2
   const double likely = grid_base(sampled_max_abs<V, T>(data, numel), bits + kLargerThanSampled);

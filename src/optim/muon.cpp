@@ -26,9 +26,9 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& opti
   return is_tall ? x.t() : x;
 }
 
-// Orthogonalises a matrix as DeepSpeed's "gram" variant does. X is the matrix, transposed if it is tall. Unless X is
-// square, iterates on X X^T, which is small if X is long. After two steps, applies them to X and computes X X^T anew.
-// If X is square, iterates on X itself.
+// Orthogonalises a matrix as DeepSpeed's "gram" variant does. X is the matrix, transposed if it has more rows than
+// columns. If X is square, iterates on X itself. Otherwise iterates on X X^T, which is smaller than X, and collects the
+// steps in a matrix Q. Once, after two steps, replaces X by Q X and computes X X^T anew.
 at::Tensor gram_newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& options) {
   const auto compute = matrix.is_cpu() ? at::kFloat : at::kHalf;
   const bool is_tall = matrix.size(0) > matrix.size(1);

@@ -26,8 +26,8 @@ struct LossScalerState {
 // `found_inf` to update().
 class LossScaler {
  public:
-  // Throws ValueError if the configured scale or minimum is not above 0 and at most 2^127, or if the hysteresis or the
-  // window is below 1.
+  // Throws ValueError if the configured scale or minimum is outside of (0, 2^127], or if the hysteresis or the window
+  // is below 1.
   explicit LossScaler(const Fp16Config& config);
 
   double scale() const { return state_.scale; }

@@ -148,11 +148,12 @@ class Reducer {
   Basis basis_ = Basis::kUnits;
   size_t launches_ = 0;
   std::vector<bool> ready_;
-  // These four are indexed by bucket. See Note [Buckets without gradients]. An end is an end of the unit's backward.
+  // These four are indexed by bucket. See Note [Buckets without gradients]. In a pass, the backward of a unit can end
+  // several times. These ends are numbered from 1.
   std::vector<bool> empty_;    // launched, or ready to launch, without any gradient of this pass
-  std::vector<int> ends_;      // number of ends in this pass so far
-  std::vector<int> ready_at_;  // number of the first end at which the bucket was ready in this pass, or 0
-  std::vector<int> due_at_;    // number of the first end at which the bucket is ready even without gradients
+  std::vector<int> ends_;      // how many ends this pass has had so far
+  std::vector<int> ready_at_;  // the end at which the bucket was first ready in this pass; 0: not yet
+  std::vector<int> due_at_;    // the end from which on the bucket is ready even without gradients
   size_t next_ = 0;            // position in order_
   size_t last_added_ = 0;      // bucket that got the last gradient; only in this one may gradients wait for packing
   std::deque<size_t> in_flight_;

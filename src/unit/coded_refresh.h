@@ -21,10 +21,9 @@ namespace zeroshard {
 // rounded to nearest. So a decoded element that is not rounded to 16 bits yet differs from the original by at most 1 /
 // 254 of the block's largest magnitude. (The error is larger in a block whose largest magnitude is below 1e-35.) If an
 // element is not finite, its whole block is decoded as NaN. All ranks, even the one that has updated the part, take the
-// decoded elements, so that parameters stay equal on all ranks. The master weights stay exact. Codes whose values lie
-// at equal distances suit weights better than the codes of optimizer states (Note [The dynamic map]). The codes of
-// optimizer states are for values of many magnitudes. Near a block's largest element, their values lie twice as far
-// apart.
+// decoded elements, so that parameters stay equal on all ranks. The master weights stay exact. The values of these
+// codes are equally spaced. The codes of optimizer states (Note [The dynamic map]) cover many magnitudes, so near a
+// block's largest element their values lie twice as far apart as these. Equal spacing therefore suits weights better.
 class CodedRefresh {
  public:
   // Collective over `parts`, which must outlive the object. `buffers` is the result of refresh_codes().

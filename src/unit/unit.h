@@ -30,12 +30,12 @@ struct UnitSource {
   std::function<void(size_t index, int64_t begin, int64_t end, float* out)> values;
 };
 
-// The stream on which the units of an engine gather. A gather waits only for the work that the current stream had at
-// the last after_current_stream(). Unit::unshard() makes this call for a sharded unit, but prefetch() does not. So a
-// gather that is started ahead of its use overlaps later compute. Code that writes shards must call
-// after_current_stream() itself. Otherwise a gather might not wait for the write. For example, if a pass begins with
-// units that are already unsharded, no unshard() of a sharded unit comes between the write and a prefetch() of a later
-// unit.
+// The stream on which the units of an engine gather. A gather waits for earlier users of its slot, and for the work
+// that was queued on the current stream when after_current_stream() was last called. It does not wait for work that was
+// queued later. Unit::unshard() calls after_current_stream() if the unit is sharded. prefetch() never does, so that a
+// gather that is started ahead of its use overlaps later compute. Code that writes shards must therefore call
+// after_current_stream() itself. Otherwise a prefetch() might gather before the write is done. For example, if the
+// first units of a pass are already unsharded, no unshard() makes the call before that prefetch().
 struct GatherStream {
   explicit GatherStream(at::Device device) : shards(device), side(device) {}
   // Makes later gathers wait for the present work of the current stream, because this work might write shards.

@@ -161,8 +161,8 @@ _TABLE = [
     (
         "sum-before-the-update",
         _BUCKET,
-        "    uses(slot).share();  // no need",
-        "    // no need",
+        "  } else {\n    uses(slot).share();",
+        "  } else {\n",
         "*DeviceTraining.AUnitWithout*",
     ),
     (
@@ -217,8 +217,8 @@ _TABLE = [
     (
         "a-rank-that-begins-again-is-missed",
         "src/comm_c10d/group_beside.cpp",
-        "cards_.read(/*again=*/result.valid())",
-        "cards_.read(/*again=*/false)",
+        "read_cards(/*again=*/result.valid())",
+        "read_cards(/*again=*/false)",
         "GroupBeside.ARankThatBeginsAgain*",
     ),
     (
