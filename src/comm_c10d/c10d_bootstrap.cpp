@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <stdexcept>
 #include <thread>
 
 #include "base/check.h"
@@ -64,17 +63,21 @@ void C10dBootstrap::await(c10d::Work& work) {
 // Gathers the tensor `mine` of every rank. Returns one flat tensor that has these tensors in rank order.
 at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
   const at::Tensor out = at::empty({world_size() * mine.numel()}, mine.options());
-  try {
-    const c10d_names::WorkPtr work = c10d_names::all_gather(*group_, out, mine);
-    await(*work);
-    work->wait();
-  } catch (const Error&) {
-    throw;
-  } catch (const c10::Error& error) {
-    fail(error.what_without_backtrace());
-  } catch (const std::runtime_error& error) {  // from Gloo; an interrupt throws another type
-    fail(error.what());
-  }
+  c10d_names::WorkPtr work;
+  const auto explained = [this](const auto& step) {
+    try {
+      step();
+    } catch (const Error&) {
+      throw;
+    } catch (const c10::Error& error) {
+      fail(error.what_without_backtrace());
+    } catch (const std::exception& error) {  // an error of Gloo
+      fail(error.what());
+    }
+  };
+  explained([&] { work = c10d_names::all_gather(*group_, out, mine); });
+  await(*work);  // the exception of an interrupt passes as it is
+  explained([&] { work->wait(); });
   return out;
 }
 

@@ -100,8 +100,7 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
 
 std::optional<at::Tensor> Engine::local_param(size_t unit, size_t param) {
   impl_->check_whole();
-  impl_->executor->end_gathers_ahead();  // because the caller may write
-  impl_->executor->unit(unit).await_readers();
+  impl_->executor->unit(unit).await_readers();  // because the caller may write
   impl_->writes->lend_shards();
   for (const ShardedGroup& group : impl_->memory->groups->of_unit(unit)) {
     ZS_CHECK(param < group.unit().params.size(), "unit ", group.unit().name, " has no parameter ", param);

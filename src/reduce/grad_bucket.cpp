@@ -1,5 +1,7 @@
 #include "reduce/grad_bucket.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -219,7 +221,7 @@ SlotRing::Slot* GradBucket::discard() {
   }
   own_sum_.discard();
   counts_.discard();
-  reduced_.discard();
+  reduced_.forget_kept();
   end_step();
   return slot;
 }

@@ -19,9 +19,10 @@ void OwnSum::add(const math::Packed& grad, float scale, Ledger& ledger) {
 }
 
 void OwnSum::move_to(const at::Tensor& buffer) {
-  if (!std::exchange(used_, false)) return;
+  if (!used_) return;
   uses_.take();
   math::pack({values()}, buffer, 1, /*add=*/true);
+  used_ = false;  // not earlier: a launch that fails is tried again
 }
 
 void OwnSum::drop(size_t index) {

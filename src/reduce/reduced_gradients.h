@@ -62,10 +62,8 @@ class ReducedGradients {
   // Sets this rank's elements of parameter `index` to zero while a bucket may be adding to them. Returns false, and
   // does nothing, if they are on a device or in files.
   bool zero_under_way(size_t index);
-  void discard() {
-    kept_ = at::Tensor();
-    end_step();
-  }
+  // Forgets what keep() has copied.
+  void forget_kept() { kept_ = at::Tensor(); }
   // Call it after the optimizer's step. The next sum then overwrites the gradients.
   void end_step() {
     are_current_ = false;

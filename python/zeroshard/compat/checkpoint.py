@@ -208,7 +208,8 @@ def clone_tensors_for_torch_save(item: Any, device: torch.device | str = _CPU) -
         return own.clone() if own.data_ptr() == item.data_ptr() else own
     if isinstance(item, dict):
         made = copy.copy(item)  # a defaultdict is not made of its items alone
-        made.update({key: clone_tensors_for_torch_save(value, device) for key, value in item.items()})
+        for key, value in item.items():  # update() of a Counter adds, and that of a ModelOutput raises
+            made[key] = clone_tensors_for_torch_save(value, device)
         return made
     if isinstance(item, list):
         return [clone_tensors_for_torch_save(value, device) for value in item]

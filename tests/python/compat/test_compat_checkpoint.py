@@ -346,7 +346,7 @@ def test_a_run_that_goes_on_in_deepspeeds_directory(foreign):
 
 
 def test_clones_have_memory_of_their_own():
-    from collections import OrderedDict, defaultdict, namedtuple
+    from collections import Counter, OrderedDict, defaultdict, namedtuple
 
     from zeroshard.compat.runtime_utils import move_to_device
 
@@ -354,7 +354,7 @@ def test_clones_have_memory_of_their_own():
     whole = torch.arange(100.0)
     part = whole[10:20].requires_grad_()
     item = OrderedDict(a=[part, 1], b=(part, "x"), c=Pair(part, None), d=torch.tensor(3))
-    item["e"] = defaultdict(list, f=part)
+    item["e"], item["g"] = defaultdict(list, f=part), Counter("aab")
     copy = clone_tensors_for_torch_save(item)
     assert isinstance(copy, OrderedDict) and isinstance(copy["c"], Pair)
     for clone in (copy["a"][0], copy["b"][0], copy["c"].one):
@@ -364,6 +364,7 @@ def test_clones_have_memory_of_their_own():
         assert clone.data_ptr() != part.data_ptr()
     assert (copy["a"][1], copy["b"][1], copy["c"].other, copy["d"].item()) == (1, "x", None, 3)
     assert copy["e"]["f"].data_ptr() != part.data_ptr() and copy["e"]["absent"] == []
+    assert copy["g"] == {"a": 2, "b": 1}
     assert clone_tensors_for_torch_save(part, "meta").device.type == "meta"
     moved = move_to_device(item["c"], "meta")
     assert isinstance(moved, Pair) and moved.one.is_meta and moved.other is None
