@@ -191,7 +191,7 @@ void C10dCore::report_difference(const Op& op) {
 
 void C10dCore::leave(c10d::Work& work) noexcept {
   try {
-    if (!work.isCompleted()) was_left_ = true;
+    if (!work.isCompleted() || work.exception()) was_left_ = true;
   } catch (const std::exception&) {
     was_left_ = true;
   }

@@ -59,8 +59,8 @@ class C10dCore {
 
   // See Comm::still_writes.
   bool still_writes() const { return failed() || was_left_; }
-  // Says that nobody will wait for `work` any more. Unless `work` is known to be complete, still_writes() returns true
-  // from now on.
+  // Says that nobody will wait for `work` any more. Unless `work` is known to have ended without an error,
+  // still_writes() returns true from now on.
   void leave(c10d::Work& work) noexcept;
 
   // Gives `op` the next sequence number, calls `start`, which starts the collective, and returns the Work of `start`.
