@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "config/suggest.h"
+#include "base/suggest.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard::cli {

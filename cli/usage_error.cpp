@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "config/suggest.h"
+#include "base/suggest.h"
 
 namespace zeroshard::cli {
 namespace {

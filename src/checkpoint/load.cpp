@@ -7,10 +7,10 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/suggest.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
-#include "config/suggest.h"
 
 namespace zeroshard {
 namespace {

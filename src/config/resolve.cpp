@@ -5,11 +5,11 @@
 
 #include "base/format.h"
 #include "base/read_text.h"
+#include "base/suggest.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/fillers.h"
 #include "config/keys.h"
-#include "config/suggest.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {

@@ -2,7 +2,7 @@
 
 #include "base/format.h"
 #include "base/shown_text.h"
-#include "config/suggest.h"
+#include "base/suggest.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {

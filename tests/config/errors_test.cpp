@@ -2,7 +2,7 @@
 #include <fstream>
 
 #include "base/format.h"
-#include "config/suggest.h"
+#include "base/suggest.h"
 #include "support.h"
 
 namespace zeroshard {
