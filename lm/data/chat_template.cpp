@@ -146,7 +146,8 @@ void ChatTemplate::render_headed(const std::vector<Message>& messages, std::vect
 }
 
 // Renders each message of the user in [INST], and each answer with EOS after it. The first message of the user includes
-// the system message. BOS comes before each message of the user for llama2, and only once for mistral.
+// the system message. With llama2, BOS comes before each message of the user. With mistral, BOS comes once, at the
+// beginning.
 void ChatTemplate::render_bracketed(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   const bool llama = form_ == Form::kLlama2;
   std::string system;
@@ -193,8 +194,9 @@ void ChatTemplate::render_plain(const std::vector<Message>& messages, std::vecto
   begin_prose(pieces);
 }
 
-// Puts BOS before the pieces, as a piece of its own, if the template uses BOS. Sets `starts` in the piece after BOS. So
-// that piece is encoded as the beginning of a text, in the same way as a prompt for the trained model.
+// Does nothing if the template does not use BOS. Otherwise puts BOS before the pieces, as a piece of its own, and sets
+// `starts` in the next piece. So that piece is encoded as the beginning of a text, in the same way as a prompt for the
+// trained model.
 void ChatTemplate::begin_prose(std::vector<TextPiece>& pieces) const {
   if (bos_.empty()) return;
   pieces.front().starts = true;
@@ -210,10 +212,11 @@ std::vector<Message> ChatTemplate::instruction(std::string_view instruction, std
 
 namespace {
 
-// Encodes pieces [begin, end) together and appends the result to `document`. The end of a piece among the ids is needed
-// only if the next piece has another `learn`. To find it, the function also encodes only the text up to the end of the
-// piece, and compares the ids with those of the whole text. The piece ends at the first id that differs. So a token
-// that crosses the end of a piece belongs to the next piece, and an answer's first token is learned.
+// Encodes the joined text of pieces [begin, end) and appends the result to `document`. If two neighbouring pieces
+// differ in `learn`, the function must know which id is the first of the later piece. To find it, the function also
+// encodes only the text up to the end of the earlier piece, and compares the ids with those of the whole text. The
+// later piece begins at the first id that differs. So a token that lies in both pieces belongs to the later one, and an
+// answer's first token is learned.
 void encode_stretch(const std::vector<TextPiece>& pieces, size_t begin, size_t end, const Tokenizer& tokenizer,
                     EncodedDocument& document) {
   std::string text;

@@ -61,9 +61,9 @@ struct EncodedDocument {
   std::vector<uint8_t> learn;  // one entry per id: 1 if the id is a target; empty if all ids are targets
 };
 
-// Encodes `pieces` together and fills `ids` and `learn`. The ids are those of the whole text, except that a piece with
-// `starts` and the pieces after it are encoded separately from the pieces before it. A token that lies in two pieces
-// belongs to the later piece.
+// Encodes `pieces` and fills `ids` and `learn`. If `starts` is true only in the first piece or in none, the ids are
+// those of the joined text. Any other piece with `starts`, and the pieces after it, are encoded separately from the
+// pieces before it. A token that lies in two pieces belongs to the later piece.
 EncodedDocument encode_pieces(const std::vector<TextPiece>& pieces, const Tokenizer& tokenizer);
 
 }  // namespace zeroshard

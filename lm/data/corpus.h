@@ -9,9 +9,9 @@
 
 namespace zeroshard {
 
-// The documents of token files that belong to one part of the data: the training part or the validation part. If
-// validation_share is above 0 but means less than one document, each document of at least two tokens is divided between
-// the two parts. Immutable.
+// One part of the documents in token files: the training part or the validation part. Normally a document belongs to
+// one part as a whole. If validation_share is above 0 but means less than one document, each document of at least two
+// tokens is divided between the two parts, and each shorter one belongs to the training part. Immutable.
 class Corpus {
  public:
   // Throws the same errors as the constructor of Dataset.
@@ -51,8 +51,8 @@ class Corpus {
 
   DatasetOptions options_;
   std::vector<TokenFile> files_;
-  // By file: the index of its first document among the documents of all files. One more entry at the end has the number
-  // of all documents.
+  // By file: the index of the file's first document among the documents of all files. The last entry belongs to no
+  // file. It is the number of documents in all files.
   std::vector<int64_t> first_document_;
   bool divided_ = false;           // true: documents of two or more tokens are divided; false: no document is divided
   std::vector<uint32_t> members_;  // by member: index of its document

@@ -42,9 +42,9 @@ struct Dataset::Impl {
         digest(digest_of(corpus, options)),
         rows_per_epoch(epoch(0)->rows()) {}
 
-  // Returns the epoch with this number. Without shuffling all epochs are alike, so only number 0 is made. Keeps the two
-  // epochs that were used last, because near the end of an epoch some threads still use the old one and others already
-  // the new one.
+  // Returns the epoch with this number. Without shuffling, all epochs are alike, and epoch 0 stands for each of them.
+  // Keeps the two epochs that were used last, because near the end of an epoch some threads still read its rows while
+  // others already read those of the next epoch.
   std::shared_ptr<const Epoch> epoch(int64_t number) {
     if (!options.shuffle) number = 0;
     const std::lock_guard lock(mutex);

@@ -144,8 +144,9 @@ bool DocumentReader::ends_document(std::string_view line) const {
              : options_.split == Split::kLine && without_end(line) == options_.separator;
 }
 
-// Reads the next document of a text file. Returns false if there is none. The newline before a separator does not
-// belong to the document. The newline at the end of the file belongs to the document only with Split::kFile.
+// Reads the next document of a text file, and skips empty ones. Returns false if there is none. The newline before a
+// separator does not belong to the document. The newline at the end of the file belongs to the document only with
+// Split::kFile.
 bool DocumentReader::next_text(RawDocument& document) {
   if (!more_of_file_) return false;
   std::string_view line;

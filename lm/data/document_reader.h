@@ -19,13 +19,13 @@ class LineSource {
  public:
   virtual ~LineSource() = default;
 
-  // Sets `line` to the next line. The line ends with its newline, except that the last line of an input can lack one,
-  // and that the rows of a ParquetReader have none. `line` is valid until the next call. Returns false at the end of
-  // the input. Throws ValueError for a line of more than `max_bytes` bytes, and for Parquet data in the input of a
-  // LineReader. Throws IoError if reading fails, and Error if the `stop` of the reader is set.
+  // Sets `line` to the next line, which is valid until the next call. A line of a LineReader ends with its newline,
+  // which only the last line can lack. A line of a ParquetReader has no newline. Returns false at the end of the input.
+  // Throws ValueError for a line of more than `max_bytes` bytes, and for Parquet data in the input of a LineReader.
+  // Throws IoError if reading fails, and Error if the `stop` of the reader is set.
   virtual bool next(std::string_view& line, int64_t max_bytes) = 0;
   const std::string& path() const { return path_; }
-  int64_t line() const { return line_; }    // number of the line that was read last, from 1; 0: none was
+  int64_t line() const { return line_; }    // number of the last line read, from 1; 0: none yet
   int64_t bytes() const { return bytes_; }  // bytes of the input that were read
 
  protected:

@@ -103,8 +103,8 @@ std::vector<uint32_t> PieceEpoch::pack() const {
   return row_of;
 }
 
-// Sorts parts_ by row and fills row_begins_. Numbers the rows anew, in the order in which their first parts lie in
-// parts_. The parts of a row keep their order.
+// Numbers the rows anew, in the order of their first parts in parts_. Then sorts parts_ by the new number of the row,
+// and fills row_begins_. The parts of a row keep their order.
 void PieceEpoch::group(const std::vector<uint32_t>& row_of, int64_t rows) {
   const auto count = size_t(rows);
   std::vector<uint32_t> place(count, kMaxRows), counts(count + 1);

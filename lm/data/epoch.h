@@ -6,7 +6,8 @@
 
 namespace zeroshard {
 
-// Consecutive tokens of a member of the Corpus that lie in one row. `begin` counts from the beginning of the member.
+// Consecutive tokens of one member of the Corpus, which lie together in one row. `begin` counts from the beginning of
+// the member.
 struct Piece {
   uint32_t member;
   int64_t begin, count;
@@ -35,9 +36,9 @@ class StreamEpoch final : public Epoch {
   std::vector<uint32_t> row_order_;  // empty if rows are not shuffled
 };
 
-// The rows of an epoch with Packing::kWhole or kSeparate. A member that is longer than a row is cut into parts, of
-// which only the last can be shorter than a row. With kWhole, several parts can share a row. With kSeparate, each part
-// has its own row. Needs at most 12 bytes per part.
+// The rows of an epoch with Packing::kWhole or kSeparate. Each member is cut into parts as long as a row, of which only
+// the last can be shorter. With kWhole, several parts can share a row. With kSeparate, each part has its own row. Needs
+// at most 12 bytes per part.
 class PieceEpoch final : public Epoch {
  public:
   PieceEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);

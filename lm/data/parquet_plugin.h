@@ -16,8 +16,8 @@ extern "C" {
 // An open file. Only one thread at a time may use it.
 struct ParquetRows;
 
-// A column to read. Without fields, it is a column of strings. With fields, it is a column of lists of structs. The
-// plugin then reads only these fields of the structs, and each of these fields must have strings.
+// A column to read. If field_count is 0, it must be a column of strings. Otherwise it must be a column of lists of
+// structs. The plugin then reads only the named fields of the structs, and the values of these fields must be strings.
 struct ParquetColumn {
   const char* name;
   const char* const* fields;

@@ -66,7 +66,7 @@ void refuse_parquet(std::string_view beginning, const std::string& path) {
 
 const ParquetPlugin& load_parquet_plugin(const std::string& path) {
   const std::string file = library();
-  // Never unloads the library, because Arrow has threads and state that live longer than its use.
+  // Never unloads the library, because Arrow has threads and state that are still there after the last file is closed.
   void* const loaded = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (loaded == nullptr) throw_no_plugin(path, shown(::dlerror()));
   const auto get = reinterpret_cast<GetParquetPlugin>(::dlsym(loaded, kParquetPluginSymbol));
@@ -83,8 +83,8 @@ ParquetReader::ParquetReader(const ParquetPlugin& plugin, const std::string& pat
   check_io(::fstat(fd.get(), &found) < 0 ? -errno : 0, "read", path);
   ZS_CHECK(S_ISREG(found.st_mode), "cannot read ", path,
            ": Parquet is read from files alone, and this is a pipe or device");
-  // Duplicates the descriptor, because plugin_.open() takes ownership of its argument, and OpenFd cannot give up its
-  // own.
+  // Duplicates the descriptor, because plugin_.open() takes ownership of its argument, and `fd` cannot give up its
+  // descriptor.
   const int for_rows = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0);
   check_io(for_rows < 0 ? -errno : 0, "open", path);
   rows_.reset(plugin_.open(for_rows));

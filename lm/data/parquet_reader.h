@@ -20,9 +20,8 @@ void refuse_parquet(std::string_view beginning, const std::string& path);
 // missing, cannot be loaded, or belongs to another version of zeroshard.
 const ParquetPlugin& load_parquet_plugin(const std::string& path);
 
-// Reads the rows of a Parquet file as lines of JSON, without a newline. The lines have only the columns that the
-// options ask for with `format` and `field`. bytes() returns the size of the whole file, even before the first row is
-// read.
+// Reads the rows of a Parquet file. Each row is a line of JSON without a newline, with only the columns that `format`
+// and `field` of the options ask for. bytes() returns the size of the whole file, even before the first row is read.
 class ParquetReader : public LineSource {
  public:
   // Throws IoError for a file that cannot be read, and Error if the options' `stop` is set. Throws ValueError for a

@@ -20,8 +20,8 @@ int64_t load_id(const char* data, int64_t index) {
   return int64_t(load<Stored>(data + index * int64_t(sizeof(Stored))));
 }
 
-// Calls call(id) and returns its result. id(i) returns the i-th id of the array at `data`, whose ids have the type
-// `type`.
+// Returns call(id). The argument `id` is a function, and id(i) returns the i-th id of the array at `data`, whose ids
+// have the type `type`.
 template <typename Call>
 auto with_ids(IdType type, const char* data, const Call& call) {
   switch (type) {

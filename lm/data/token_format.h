@@ -22,7 +22,8 @@ inline constexpr int64_t kTokenFootBytes = 128;  // size of the footer, the last
 inline constexpr int64_t kPieceBytes = 1 << 20;  // bytes that one checksum covers; the last one may cover fewer
 inline constexpr size_t kTokenizerDigestBytes = 16;
 
-// The contents of the footer.
+// The contents of the footer. `max_id` is the largest id, and `max_position` the position of the first token with it.
+// `learned` is the number of tokens that are targets.
 struct TokenFoot {
   int64_t tokens = 0, documents = 0, vocab_size = 0, max_id = 0, max_position = 0, learned = 0;
   int32_t id_bytes = 0;
@@ -31,8 +32,9 @@ struct TokenFoot {
   uint64_t table_hash = 0;  // hash of the table of checksums
 };
 
-// The offsets of the sections in the file, the number of pieces that have a checksum, and the size of the file. All
-// follow from the counts in the footer.
+// The layout of a file, as it follows from the counts in the footer. `mask`, `ends`, `table` and `foot` are the offsets
+// of the mask, of the ends of the documents, of the table of checksums and of the footer. The body is everything before
+// `body_end`. It has `pieces` pieces, each with a checksum. `file_bytes` is the size of the file.
 struct TokenSections {
   int64_t mask = 0, ends = 0, body_end = 0, table = 0, pieces = 0, foot = 0, file_bytes = 0;
 };
@@ -53,10 +55,9 @@ inline TokenSections token_sections(const TokenFoot& foot) {
 std::array<std::byte, kTokenHeadBytes> make_token_head();
 std::array<std::byte, kTokenFootBytes> make_token_foot(const TokenFoot& foot);
 
-// Parses the footer of a token file. `file` is the contents of the whole file. Also checks the magic and the version in
-// its head and the checksum of its table of checksums, but not the sections before the table. Throws a ValueError that
-// names `source` and what is wrong. A size of the file other than the one that follows from the footer is an error,
-// too.
+// Parses the footer of a token file. `file` is the contents of the whole file. Also checks the magic and the version at
+// the beginning of the file, the size of the file, and the checksum of the table of checksums. Does not check the
+// sections before that table. Throws a ValueError that names `source` and what is wrong.
 TokenFoot parse_token_foot(std::string_view file, const std::string& source);
 
 template <typename Number>

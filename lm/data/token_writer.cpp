@@ -11,8 +11,8 @@
 namespace zeroshard {
 namespace {
 
-// The number of bytes that a FileWriter reserves for a file at first. finish() cuts off the unused end. A FileWriter
-// also needs memory of twice this size.
+// The number of bytes that a FileWriter reserves in a file at first. A longer file grows, and finish() cuts off what a
+// shorter one does not need. A FileWriter also has up to two buffers of this size in memory.
 constexpr int64_t kReservedBytes = 1 << 20;
 
 // Collects a section of the token file in a temporary file, which can be read after finish().
@@ -205,8 +205,8 @@ struct TokenFileWriter::Impl {
     state_ = State::kFinished;
   }
 
-  // Appends to the body of the file. The body is written in pieces of kPieceBytes, and finish() writes the rest as the
-  // last piece. Each piece gets a checksum.
+  // Appends to the body of the file. Writes the body in pieces of kPieceBytes, each with a checksum in table_. A rest
+  // of less than kPieceBytes stays in piece_, and finish() writes it as the last piece.
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const size_t size = std::min(bytes.size(), size_t(kPieceBytes) - piece_.size());

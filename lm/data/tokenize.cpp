@@ -17,8 +17,7 @@
 namespace zeroshard {
 namespace {
 
-// read_batch() adds documents to a batch until the batch has this number of bytes. The last document can make it
-// longer.
+// read_batch() adds documents to a batch until the batch has at least this number of bytes.
 constexpr size_t kBatchBytes = 1 << 18;
 
 struct Batch {
@@ -35,8 +34,8 @@ class Encoders {
   Encoders(const DocumentEncoder& encoder, int threads) : encoder_(encoder) {
     try {
       for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
-      // If the system allows no more threads, the existing ones do the work, or the caller of start() if there are
-      // none.
+      // If the system allows no more threads, the existing threads do the work. If there are none, the caller of
+      // start() does it.
     } catch (const std::system_error&) {
     } catch (...) {
       end();
