@@ -25,9 +25,9 @@ class AddedTokens {
   bool empty() const { return tokens_.empty(); }
 
   // Cuts `text`, which must be well formed, at the tokens. Calls part(begin, end) for the text between tokens and
-  // token(id) for each token, from left to right. If several tokens match at a position, only the longest one is
-  // considered. If that token must not be taken there, for example because it is inside a word, no other token that
-  // begins within its text is found.
+  // token(id) for each token, from left to right. At each position, considers only the longest token that matches
+  // there. If that token must not be taken, for example because it is inside a word, continues after its text. So no
+  // other token that begins within this text is found.
   template <typename Part, typename Found>
   void cut(std::string_view text, bool parse_special, const Part& part, const Found& token) const {
     size_t done = 0;
@@ -42,7 +42,7 @@ class AddedTokens {
       const Token& candidate = tokens_[static_cast<size_t>(found->value)];
       if (!is_taken(candidate, text, begin, end, parse_special)) continue;
       widen(candidate, text, done, begin, end);
-      if (candidate.lstrip && begin >= end) continue;  // an earlier token has taken all of this text as its white space
+      if (candidate.lstrip && begin >= end) continue;  // an earlier token with rstrip has taken all of this text
       if (done < begin) part(done, begin);
       token(candidate.id);
       done = end;

@@ -18,7 +18,7 @@ constexpr uint32_t kNoNeighbour = UINT32_MAX;
 // Returns the end of the part of `text` that begins at `begin`. The part ends before the next U+2581 that follows
 // another character.
 size_t end_of_part(std::string_view text, size_t begin) {
-  bool after_space = true;  // because a part can begin with several U+2581
+  bool after_space = true;  // so that a part can begin with one or more U+2581
   for (size_t at = begin; at < text.size(); at += utf8_length(text[at])) {
     const bool space = text.compare(at, kSpaceSymbol.size(), kSpaceSymbol) == 0;
     if (space && !after_space) return at;

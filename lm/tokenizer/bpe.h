@@ -24,22 +24,22 @@ class Bpe {
   };
   // Says how a character that is not a token is encoded.
   struct Unknown {
-    int32_t id = -1;                // id of such a character; -1: it is left out
+    int32_t id = -1;                // id of the character; -1: the character is left out
     bool fuse = false;              // true: a run of such characters gives one id
-    bool after_merging = false;     // true: `extra` characters that did not merge are encoded so, as in SentencePiece
-    ByteIds bytes = no_byte_ids();  // if all bytes of the character have tokens, these are used instead
+    bool after_merging = false;     // true: characters of Parts::extra that did not merge are unknown, too
+    ByteIds bytes = no_byte_ids();  // if all bytes of the character have ids here, these replace `id`
   };
   struct Parts {
     StringTable tokens;  // ids by the tokens' text
     MergeTable merges;
     bool byte_units = false;     // true: units are bytes; false: characters of well-formed UTF-8
     bool ignore_merges = false;  // true: a word that is itself a token becomes that token
-    // true: no merge joins U+2581 to a different character before it. So text can be cut into words before each U+2581
-    // that follows a different character.
+    // true: no merge joins a U+2581 to another character directly before it. So encode() may cut the text into parts at
+    // each such place.
     bool words_begin_at_space = false;
     Unknown unknown;
-    // Ids from first_extra on belong to the characters in `extra`. These characters are no tokens themselves, but merge
-    // into tokens.
+    // `extra` has characters that are no tokens themselves, but merge into tokens. While encode() merges, extra[i] has
+    // the id first_extra + i.
     int32_t first_extra = INT32_MAX;
     std::vector<std::string> extra;
   };

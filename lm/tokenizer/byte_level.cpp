@@ -7,7 +7,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kFirstShifted = 256, kShifted = 68;  // number of bytes in 0x00-0x20, 0x7F-0xA0 and 0xAD
+constexpr int kFirstShifted = 256, kShifted = 68;  // kShifted: number of bytes in 0x00-0x20, 0x7F-0xA0 and 0xAD
 
 constexpr bool is_itself(int byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);

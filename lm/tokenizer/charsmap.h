@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// The compiled normalization rules of a SentencePiece model. They consist of the texts to replace, as a trie that is
-// stored as a double array, and of the replacements.
+// The compiled normalization rules of a SentencePiece model. Each rule has a text and its replacement. The texts form a
+// trie, which is stored as a double array.
 class Charsmap {
  public:
   struct Rule {
@@ -20,9 +20,10 @@ class Charsmap {
   Charsmap(std::string_view bytes, const std::string& name);
   // Returns the rule for the longest prefix of `text` that has one. SentencePiece applies that rule.
   Rule longest(std::string_view text) const { return find(text, Which::kLongest); }
-  // Normalizes `text` as Hugging Face's `tokenizers` does. If a grapheme has less than 6 bytes and a prefix of it has a
-  // rule, the replacement of the shortest such prefix replaces the whole grapheme. Otherwise each character of the
-  // grapheme is replaced by its own rule, or stays if it has none.
+  // Normalizes `text` as Hugging Face's `tokenizers` does. If a grapheme has less than 6 bytes, looks for the shortest
+  // prefix of it that has a rule, and replaces the whole grapheme by the replacement of that rule. If the grapheme is
+  // longer or no prefix has a rule, treats each of its characters in this way, or keeps the character if it has no
+  // rule.
   std::string apply_to_graphemes(std::string_view text) const;
 
  private:

@@ -104,8 +104,8 @@ void Decoder::run(const Strip& step, Tokens& tokens) {
   }
 }
 
-// Replaces every `step.replacement` by a space. In the first token, drops it instead if `step.drops_first`, even inside
-// the token, because Hugging Face does so.
+// Replaces every `step.replacement` by a space. If `step.drops_first` is true, removes those of the first token
+// instead, even inside the token, because Hugging Face does so.
 void Decoder::run(const Metaspace& step, Tokens& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i)
     tokens[i] = replaced(tokens[i], step.replacement, i == 0 && step.drops_first ? "" : " ");

@@ -23,8 +23,8 @@ class Normalizer {
   // If `field` is null, text stays unchanged. Throws ValueError for unsupported normalizers.
   explicit Normalizer(const JsonField& field);
 
-  // Returns the changed text. It is in the workspace, and is valid until the next call with that workspace. If no step
-  // of the normalizer makes a copy, the result is `text` itself.
+  // Returns the changed text. If no step of the normalizer makes a copy, this is `text` itself. Otherwise it is in the
+  // workspace, and is valid until the next call with that workspace.
   std::string_view apply(std::string_view text, Workspace& workspace) const;
   bool empty() const { return steps_.empty(); }
 
@@ -46,8 +46,8 @@ class Normalizer {
   void add(const JsonField& field, int depth);
   bool add_by_name(const JsonField& field, const std::string& type);
   void add_replace(const JsonField& field);
-  // Each function runs a step. It returns false and leaves `result` alone if it can tell without running the step that
-  // `text` would not change. Otherwise it writes the result to `result` and returns true.
+  // Each function runs a step. Normally it writes the changed text to `result` and returns true. If it can tell in
+  // advance that `text` would not change, it returns false and leaves `result` alone.
   static bool run(const UnicodeForm& form, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const CharacterMap& map, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const Charsmap& charsmap, std::string_view text, std::string& result, Workspace& workspace);

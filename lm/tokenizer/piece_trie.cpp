@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// The sorted entries that begin with the text of a node are those in [begin, end).
+// The range of a node. The sorted entries in [begin, end) are those that begin with the text of the node.
 struct PieceTrie::Range {
   size_t begin = 0, end = 0;
 };

@@ -20,8 +20,8 @@ class PreTokenizer {
   // If `field` is null, the whole text is one word. Throws ValueError for unsupported pre-tokenizers.
   explicit PreTokenizer(const JsonField& field);
 
-  // Calls `visit` for each word of `text`. A word is valid only during its call. `at_start` says that `text` is at the
-  // beginning of the text that is encoded.
+  // Calls `visit` for each word of `text`. A word is valid only during its call. `at_start` says whether `text` is at
+  // the beginning of the whole text that is encoded.
   void each_word(std::string_view text, bool at_start, Workspace& workspace, const Visit& visit) const;
   // Returns whether words are encoded as bytes, which the vocabulary writes in GPT-2's alphabet.
   bool byte_level() const { return byte_level_; }

@@ -16,9 +16,9 @@ bool is_alnum(char c) {
   return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-// The characters of the classes \s and \w in Oniguruma. PCRE2 has other characters in these classes. In PCRE2, U+180E
-// is a space, and marks are not part of a word. In Oniguruma, six numbers of Latin-1 are part of a word, but only
-// outside of brackets.
+// The characters of the classes \s and \w in Oniguruma. They are written out, because \s has U+180E in PCRE2 but not in
+// Oniguruma, and \w has marks in Oniguruma but not in PCRE2. Outside of brackets, \w also has the six numbers in
+// kWordNumbers in Oniguruma.
 constexpr std::string_view kSpaceClass = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 constexpr std::string_view kWordNumbers = "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
@@ -61,8 +61,8 @@ class Translator {
     at_ += bytes;
   }
 
-  // Throws ValueError for two letters that Oniguruma matches with one character if case is ignored, such as "ss" with
-  // U+00DF, and for every character beyond ASCII.
+  // Checks the characters at at_ in a part of the pattern that ignores case. Throws ValueError for a character beyond
+  // ASCII, and for two letters that Oniguruma then also matches with one character, such as "ss" with U+00DF.
   void check_case() const {
     const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; };
     const std::string pair = {lower(peek()), lower(peek(1))};
@@ -88,7 +88,7 @@ class Translator {
   }
 
   // Translates {n}, {n,}, {n,m} or {,m}. A brace that begins none of these stands for itself. Throws ValueError if a +
-  // or ? follows to which the two libraries give different meanings.
+  // or ? follows that has different meanings in the two libraries.
   void brace() {
     size_t end = at_ + 1;
     const auto number = [&] {
@@ -216,7 +216,7 @@ class Translator {
   std::string_view in_;
   std::string out_;
   size_t at_ = 0;
-  std::vector<bool> ignores_case_ = {false};  // first for the whole pattern, then by open group
+  std::vector<bool> ignores_case_ = {false};  // first entry: outside of groups; then one entry by open group
 };
 
 }  // namespace

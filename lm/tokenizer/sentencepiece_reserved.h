@@ -22,8 +22,8 @@ struct ReservedPieces {
   ByteIds bytes = no_byte_ids();  // either all or none are set
 };
 
-// Returns the reserved pieces of a model. Throws a ValueError that names `name` unless the model has exactly one
-// unknown piece, and one byte piece per byte if byte_fallback is true, else none.
+// Returns the reserved pieces of a model. The model must have exactly one unknown piece. If byte_fallback is true, it
+// must have one byte piece per byte, else none. Throws a ValueError that names `name` for another model.
 ReservedPieces reserved_pieces(const SentencePieceModel& model, const std::string& name);
 
 }  // namespace zeroshard

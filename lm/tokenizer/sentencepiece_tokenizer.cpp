@@ -66,7 +66,7 @@ void SentencePieceTokenizer::read_pieces(const SentencePieceModel& model, const 
 }
 
 // Removes one part from the front of `text`: the longest user-defined piece, else the longest text that has a rule,
-// else one character. Returns the normalized form of that part.
+// else one character. Returns the replacement of the rule, or in the other cases the part itself.
 std::string_view SentencePieceTokenizer::normalize_prefix(std::string_view& text) const {
   const auto take = [&](size_t bytes) {
     const std::string_view taken = text.substr(0, bytes);
@@ -158,7 +158,8 @@ std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids, bool
     } else {
       if (at_start && (dummy_prefix_ || removes_extra_spaces_) && piece.starts_with(kSpaceSymbol)) {
         piece.remove_prefix(kSpaceSymbol.size());
-        // If the model removes extra spaces, the next piece loses its first space, too, while `text` is empty.
+        // If this is false and `text` is still empty, the next piece counts as the first one again, and loses its
+        // space, too.
         dropped_space = !removes_extra_spaces_;
       }
       text += replaced(piece, kSpaceSymbol, " ");

@@ -76,7 +76,7 @@ void JsonTokenizer::read_added_tokens(const JsonField& root) {
     special_[static_cast<size_t>(token.id)] = token.special ? 1 : 0;
     read.emplace_back(field.boolean_or("normalized", !token.special), std::move(token));
   });
-  // Puts special tokens first, because the first counts if two tokens are equal when normalized.
+  // Puts special tokens first, because insert() keeps only the first of two tokens that are equal when normalized.
   std::stable_partition(read.begin(), read.end(), [](const auto& one) { return one.second.special; });
   Workspace workspace;
   for (auto& [normalized, token] : read) {

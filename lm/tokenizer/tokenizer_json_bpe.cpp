@@ -33,8 +33,8 @@ std::optional<Parts> parts_of(const JsonField::Json& merge) {
   return Parts{merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
 }
 
-// Calls visit(left, right, index) for each merge. There are hundreds of thousands of merges, so this function makes the
-// JsonField of a merge, which has a path for messages, only for an error.
+// Calls visit(left, right, index) for each merge. A JsonField takes time to make, because it has a path for messages,
+// and there are hundreds of thousands of merges. So this function makes the JsonField of a merge only for an error.
 template <typename Visit>
 void each_merge(const JsonField& merges, const Visit& visit) {
   if (!merges.json().is_array()) merges.refuse("it must be an array");
@@ -53,8 +53,8 @@ bool has_every_byte(const StringTable& tokens) {
   return true;
 }
 
-// Reads how unknown characters are encoded. Does nothing if `complete`, which says that no character can be unknown
-// because every byte has a token.
+// Reads how unknown characters are encoded. `complete` says that every byte has a token. No character can be unknown
+// then, so the function does nothing.
 void read_unknown(const JsonField& model, const StringTable& ids, bool complete, bool byte_level,
                   Bpe::Unknown& unknown) {
   if (complete) return;
@@ -66,7 +66,7 @@ void read_unknown(const JsonField& model, const StringTable& ids, bool complete,
   unknown.bytes = read_byte_fallback(model, ids, byte_level);
 }
 
-// Returns whether `text` has another character directly before a U+2581.
+// Returns whether a U+2581 in `text` comes directly after another character.
 bool has_space_inside(std::string_view text) {
   constexpr std::string_view kSpace = "\xE2\x96\x81";
   for (size_t at = text.find(kSpace); at != text.npos; at = text.find(kSpace, at + 1))

@@ -15,8 +15,8 @@ namespace {
 struct SafeRange {
   char32_t first, last;
 };
-// Ranges of characters that NFC leaves unchanged. No two of these characters compose with each other, nor with
-// characters below U+0300. They are Cyrillic, kana, Chinese, Hangul, punctuation and emoji.
+// Ranges of characters that NFC leaves unchanged: Cyrillic, kana, Chinese, Hangul, punctuation and emoji. These
+// characters compose neither with each other nor with characters below U+0300.
 constexpr std::array kSafeForNfc = {SafeRange{0x400, 0x482},     SafeRange{0x2010, 0x2027},  SafeRange{0x2030, 0x205E},
                                     SafeRange{0x3000, 0x3029},   SafeRange{0x3041, 0x3096},  SafeRange{0x30A0, 0x30FF},
                                     SafeRange{0x4E00, 0x9FFF},   SafeRange{0xAC00, 0xD7A3},  SafeRange{0xFF00, 0xFFEF},

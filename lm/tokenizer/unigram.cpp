@@ -44,9 +44,9 @@ Unigram::Unigram(Parts parts)
       flavor_(parts.flavor),
       trie_(entries_of(parts.pieces)) {}
 
-// Encodes a text from left to right. At a position that no piece spans, all paths meet, so the ids before that position
-// are final. These ids are then appended, and the nodes before that position are freed. So ordinary text needs nodes
-// for only a few words at a time.
+// Encodes a text from left to right. Some positions lie inside no piece that matches the text around them. All paths
+// meet at such a position, so the ids before it are final. They are then appended, and the nodes before that position
+// are freed. So ordinary text needs nodes for only a few words at a time.
 class Unigram::Run {
  public:
   Run(const Unigram& model, std::string_view text, Scratch& scratch, std::vector<int32_t>& out)
@@ -63,8 +63,8 @@ class Unigram::Run {
   }
 
  private:
-  // Extends the best path to `at` by every piece that begins there. If no piece is exactly the character at `at`,
-  // extends the path by this character as an unknown one, too. Returns the length of the character.
+  // Extends the best path to `at` by every piece that begins there. If none of these pieces is just the character at
+  // `at`, extends the path by this character as an unknown one, too. Returns the length of the character.
   size_t extend(size_t at) {
     if (is_single() && std::abs(nodes_[at - begin_].score) > kMaxScore) rebase(at);
     const std::string_view rest = text_.substr(at);
@@ -84,8 +84,8 @@ class Unigram::Run {
 
   bool is_single() const { return model_.flavor_ == Flavor::kSentencePiece; }
 
-  // Offers a new path to the end of the piece that begins at `at`. The new path becomes the best one if there is no
-  // path yet or if its score is higher. Returns false if the old path stays.
+  // Offers a new path, whose last piece begins at `at` and has `bytes` bytes. The new path becomes the best path to the
+  // end of this piece if there is none yet, or if its score is higher. Returns false if the old path stays.
   bool offer(size_t at, size_t bytes, double score, int32_t id) {
     if (is_single()) score = static_cast<float>(score);  // rounding the double sum of two floats gives their float sum
     const size_t end = at + bytes - begin_;
@@ -102,8 +102,8 @@ class Unigram::Run {
     for (size_t i = at - begin_; i < nodes_.size(); ++i) nodes_[i].score = static_cast<float>(nodes_[i].score - offset);
   }
 
-  // Appends the ids of the best path that ends at the last node. Unknown characters at its end wait, because their run
-  // can go on. The last node becomes the first one.
+  // Appends the ids of the best path to the last node. Does not yet append unknown characters at the end of the path,
+  // because more of them can follow. Frees the other nodes, so that the last node becomes the first one.
   void settle() {
     const Node last = nodes_.back();
     path_.clear();

@@ -33,11 +33,12 @@ class Unigram {
     bool byte_units = false;        // true: characters are bytes; false: characters of well-formed UTF-8
     Flavor flavor = Flavor::kHuggingFace;
   };
-  // The best path to a position in the text. A path is a way to cut the text before that position into pieces.
+  // A path to a position is a way to cut the text before that position into pieces. A node has the best path to its
+  // position.
   struct Node {
     double score = 0;
     int32_t id = -1;
-    uint32_t bytes = 0;  // length of the path's last piece, which has the id; 0: no path
+    uint32_t bytes = 0;  // length of the path's last piece, whose id is `id`; 0: no path
   };
   struct Step {
     size_t begin = 0;

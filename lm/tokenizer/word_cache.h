@@ -7,14 +7,15 @@
 
 namespace zeroshard {
 
-// Caches the ids of short words. The cache is direct-mapped: a word can be in only one entry, where a new word replaces
-// an older one. The first word allocates 2 MiB, and the cache never grows.
+// Caches the ids of short words. The cache is direct-mapped. A word can be in only one entry, and replaces any other
+// word there. The first word allocates 2 MiB, and the cache never grows.
 class WordCache {
  public:
   static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
 
-  // Appends the ids of `word` to `out`. If the word is cached, takes them from the cache. Otherwise lets append_ids()
-  // append them, and then puts them into the cache itself. Words of more than kMaxBytes are never cached.
+  // Appends the ids of `word` to `out`. If the word is cached, takes them from the cache. Otherwise calls append_ids(),
+  // which must append them, and encode() then copies them into the cache. Words of more than kMaxBytes are never
+  // cached.
   template <typename AppendIds>
   void encode(std::string_view word, std::vector<int32_t>& out, const AppendIds& append_ids) {
     if (word.size() > kMaxBytes) return append_ids();
@@ -33,7 +34,8 @@ class WordCache {
     out.insert(out.end(), entry.ids, entry.ids + entry.count);
     return true;
   }
-  // Caches the ids of a word. Does nothing if the word or its ids are too long.
+  // Caches the `count` ids of a word. Does nothing if the word is empty or has more than kMaxBytes, or if it has more
+  // than kMaxIds ids.
   void put(std::string_view word, uint64_t hash, const int32_t* ids, size_t count);
 
  private:

@@ -14,7 +14,7 @@ struct Workspace {
   Regex::Scratch regex;
   SubwordScratch model;
   std::string well_formed, normalized, spare;
-  std::vector<std::string> steps;  // by step of the pre-tokenizer: the text that it has changed
+  std::vector<std::string> steps;  // by step of the pre-tokenizer: the text that the step made
 };
 
 // A pool of workspaces. Each call of encode() takes one and gives it back, so the caches of a workspace survive the
