@@ -16,8 +16,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Saves the state that a device's default random generator has before the first call of `forward`. exchange() sets a
-// state and returns the generator's state from before.
+// Saves the state of a device's default random generator, from before the first call of `forward`. exchange() gives the
+// generator another state and returns the old one.
 class RandomState {
  public:
   explicit RandomState(at::Device device)

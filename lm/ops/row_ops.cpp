@@ -23,8 +23,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr int64_t kGrainNumel = 32768;  // with fewer elements than this, a thread costs more time than it saves
-// The number of rows in a chunk. Each chunk adds up what its rows contribute to a weight's gradient, and then the sums
-// of the chunks are added in order. The gradient does not depend on the number of threads, because the chunks do not.
+// The number of rows in a chunk. For a weight's gradient, each chunk adds up what its rows contribute, and then the
+// sums of the chunks are added in order. The chunks and their order are the same for any number of threads, and so is
+// the gradient.
 constexpr int64_t kChunkRows = 64;
 
 int64_t num_chunks(int64_t rows) {

@@ -1,10 +1,10 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-// Operations of models, with autograd functions of their own, for fp32 on the CPU. They take one pass over the rows in
-// forward and one in backward, except in a backward pass that must itself be differentiable. PyTorch's own operations
-// take many passes for the same computation and keep intermediate results. The operations throw ValueError for other
-// dtypes, devices or shapes.
+// Operations of models, with autograd functions of their own, for fp32 on the CPU. Each goes over the rows once in
+// forward and once in backward. Only in a backward pass that must itself be differentiable, rms_norm() goes over them
+// more often. PyTorch's own operations go over the rows many times for the same computation, and keep intermediate
+// results. The operations throw ValueError for other dtypes, devices or shapes.
 namespace zeroshard {
 
 // Returns whether `x` is fp32 on the CPU. The operations support only such tensors.
