@@ -25,9 +25,9 @@ class JsonCells {
   virtual void append(std::string& json, int64_t row) const = 0;
 };
 
-// Makes the cells of an array. With `fields`, holds_lists() must be true of the array's type, and the JSON has only
-// these fields of each struct. Without `fields`, holds_strings() must be true of the array's type. Throws
-// std::runtime_error for any other array, and for a null pointer.
+// Makes the cells of an array. If `fields` is empty, holds_strings() must be true of the array's type. Otherwise
+// holds_lists() must be true of it, and the JSON has only these fields of each struct. Throws std::runtime_error for
+// any other array, and for a null pointer.
 std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array, const std::vector<std::string>& fields);
 
 }  // namespace zeroshard

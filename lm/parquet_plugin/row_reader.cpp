@@ -16,8 +16,8 @@ namespace {
 
 using parquet::arrow::SchemaField;
 
-// A batch has as many rows of mean length as fit into kBatchBytes, but at least one and at most kBatchRows. The mean is
-// that of the row group.
+// The number of rows in a batch is kBatchBytes divided by the mean number of bytes of a row in the row group, but at
+// least 1 and at most kBatchRows.
 constexpr int64_t kBatchBytes = 8 << 20;
 constexpr int64_t kBatchRows = 4096;
 

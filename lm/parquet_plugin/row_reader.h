@@ -42,7 +42,7 @@ class RowReader {
   std::shared_ptr<parquet::FileMetaData> metadata_;
   std::vector<std::string> columns_;
   std::vector<Wanted> wanted_;
-  std::vector<int> leaves_;                            // columns to read, by their number in the row groups
+  std::vector<int> leaves_;                            // leaf columns to read: their indices in a row group
   int row_group_ = 0;                                  // index of the next row group
   std::unique_ptr<arrow::RecordBatchReader> batches_;  // batches of row group row_group_ - 1
   int64_t left_ = 0;                                   // rows of row group row_group_ - 1 that are in no batch yet
