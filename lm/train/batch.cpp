@@ -42,8 +42,8 @@ void widen(std::optional<std::pair<int64_t, int64_t>>& range, std::span<const in
   range->second = std::max<int64_t>(range->second, *greatest);
 }
 
-// Returns whether every row has at most one document. Such rows need no mask. Their padding comes last, so no token of
-// the document attends to it.
+// Returns whether every row has at most one document. Such rows need no mask, because their padding comes last, so that
+// no token of the document attends to it.
 bool one_document_each(const std::vector<TokenRow>& rows) {
   return std::all_of(rows.begin(), rows.end(), [](const TokenRow& row) {
     return std::none_of(row.documents.begin(), row.documents.end(), [](int32_t document) { return document > 1; });

@@ -16,11 +16,11 @@ struct TrainBatch {
   int64_t num_targets = 0;
 };
 
-// Makes a batch of `rows` on `device`. If the ranks of `sequence` share the rows, the batch has this rank's piece of
-// each row's ids and targets, but the documents of whole rows. `documents` stays undefined if no row has more than one
-// document. All rows must have the same length, which must be a multiple of the number of ranks in `sequence`. The host
-// does not wait for the copy to a device. The batch has the range of its ids, so that the model can check the ids later
-// without waiting for the device.
+// Makes a batch of `rows` on `device`. All rows must have the same length. Without `sequence`, the batch has whole
+// rows. With `sequence`, its ranks share the rows, and their number must divide the length. The batch then has this
+// rank's piece of each row's ids and targets, but the documents of whole rows. `documents` stays undefined if no row
+// has more than one document. The host does not wait for the copy to a device. id_range of the batch is set, so that
+// the model can check the ids later without waiting for the device.
 TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device,
                       const std::shared_ptr<const SequenceGroup>& sequence = nullptr);
 

@@ -21,9 +21,9 @@
 namespace zeroshard {
 namespace {
 
-// Runs a model whose blocks are distributed over ranks in consecutive ranges of nearly equal size. The first rank has
-// everything before the blocks, and the last rank everything after them. The result of each part outside the blocks,
-// and of the last block of each rank's range, is broadcast to all ranks.
+// Runs a model whose blocks are distributed over the ranks. Each rank has a range of consecutive blocks, and the ranges
+// are of nearly equal size. The first rank also has all parts before the blocks, and the last rank all parts after
+// them. The result of each such part is broadcast to all ranks, and so is the result of the last block in each range.
 class PipelineRunner final : public PartRunner {
  public:
   PipelineRunner(Comm& comm, at::Device device, int64_t num_blocks)
@@ -71,7 +71,8 @@ class PipelineRunner final : public PartRunner {
   int64_t num_blocks_;
 };
 
-// Collects the parts of a model before the blocks, the blocks, and the parts after them, without computing anything.
+// Runs no part of a model, but collects the parts in three lists: the parts before the blocks, the blocks, and the
+// parts after the blocks.
 class PartFinder final : public PartRunner {
  public:
   at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward&) const override {
@@ -157,8 +158,8 @@ struct Generator::Impl {
     }
   }
 
-  // Throws Error if the greatest logit is not finite. A NaN counts as the greatest. A NaN or an infinity in a weight
-  // normally makes every logit NaN, so no token could be chosen by its logit.
+  // Throws Error if the greatest logit is not finite, where a NaN counts as the greatest. No token can be chosen by its
+  // logit then. The reason is normally a NaN or an infinity in a weight, which makes every logit NaN.
   void check_finite(const at::Tensor& logits, size_t position) const {
     if (std::isfinite(logits.max().item<float>())) return;
     std::string found = "look for inf or NaN in its weights";

@@ -17,8 +17,8 @@ namespace {
 
 using Read = ExportOptions::Read;
 
-// Adds the adapters' changes to the weights, one piece of a weight per call. Keeps A and B of the last weight for its
-// next piece.
+// Merges adapters into weights. Each call adds the adapter's change to one piece of a weight. A and B of that weight
+// stay in memory, because the next call is normally for the next piece of the same weight.
 class Merge {
  public:
   explicit Merge(const CausalLM& model) {
@@ -50,7 +50,7 @@ class Merge {
     bool transposed = false;
   };
 
-  // Loads left_ and right_, whose product is the change of a stored weight.
+  // Loads left_ and right_. Their product, multiplied by the scale, is the change of the stored weight.
   void load(const Module& module, const Read& read) {
     const at::Tensor a = at::empty({module.rank, module.in}), b = at::empty({module.out, module.rank});
     read(concat(module.path, kLoraA), 0, a.numel(), a.data_ptr<float>());

@@ -7,8 +7,9 @@
 
 namespace zeroshard {
 
-// Adds up losses in fp64, in the order of add(). On a device, add() only starts to copy a loss to the host, and the
-// device continues to compute. So the host waits only once, in total(), for the last loss.
+// Adds up losses in fp64, in the order of add(). On the CPU, add() adds the loss at once. On a device, add() only
+// starts to copy the loss to the host, and the device continues to compute. So the host waits only once, in total(),
+// for the last loss.
 class LossSum {
  public:
   // Prepares for at most `most` losses on `device`, which can be the CPU. Each loss must be computed on the stream of

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // The names of the files that transformers reads from a model's directory, besides config.json and the weights. A run
-// also copies *.model, the files of SentencePiece.
+// copies these files and the files of SentencePiece, *.model.
 constexpr const char* kCompanions[] = {"generation_config.json",
                                        "tokenizer.json",
                                        "tokenizer_config.json",
@@ -39,8 +39,8 @@ std::string with_dtype(const std::string& config, const std::string& dtype) {
   return json.dump(2) + "\n";
 }
 
-// Returns the text of a generation_config.json like the one that transformers makes from config.json for a model that
-// has none.
+// Returns a text for generation_config.json, for a model without that file. Makes it from `config`, the text of
+// config.json, as transformers does.
 std::string generation_config_of(const std::string& config) {
   const auto json = nlohmann::ordered_json::parse(config);
   nlohmann::ordered_json generation{{"_from_model_config", true}};
@@ -82,8 +82,8 @@ void write_directory(const ModelExport& what, ExportOptions weights, const Files
   write_small_file(output, config_name, config);
 }
 
-// Returns the name of the first file that it finds in `output` of those that a run can write at its end, or "" if there
-// is none. `copied` are the files that the run copies.
+// Returns the name of a file in `output` that a run with the files `copied` could overwrite at its end, or "" if there
+// is none.
 std::string file_of_model(const std::string& output, const Files& copied) {
   const std::optional<Directory> directory = Directory::open_if_there(shared_posix_io(), output);
   if (!directory) return "";

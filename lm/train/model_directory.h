@@ -12,9 +12,10 @@ struct ModelExport {
   std::string dtype = "F32";  // F32, BF16 or F16
 };
 
-// Checks the output directory of a run. Throws ValueError if the run would overwrite a model of somebody else: the
-// model from which the run starts, or files of a model in `output` if `checkpoints` has no checkpoint. Throws IoError
-// if a file that the run copies at its end cannot be read.
+// Checks the output directory of a run. Throws ValueError if `output` is the directory `model`, because the run would
+// overwrite the model from which it starts. Also throws ValueError if `output` has files of a model and `checkpoints`
+// has no checkpoint, because these files cannot be of this run. Throws IoError if a file that the run copies at its end
+// cannot be read.
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints);
 
 // Returns the symbolic links that lead out of the directory `model` as "NAME (TARGET), ...", or "" if there are none.

@@ -59,8 +59,8 @@ void read_checkpoints(Fields& fields, TrainOptions& options) {
   options.checkpoints = fields.path("folder", "");
 }
 
-// Reads "activation_checkpointing", which is "none", "full" or {"every": k}. Returns 0, 1 or k for them, as
-// TrainOptions::recompute_every has it.
+// Reads "activation_checkpointing" and returns the value for TrainOptions::recompute_every: 0 for "none", 1 for "full",
+// and k for {"every": k}.
 int64_t read_recompute(Fields& fields, const nlohmann::json& train) {
   const auto found = train.find("activation_checkpointing");
   if (found == train.end() || !found->is_object()) {
@@ -167,7 +167,7 @@ std::optional<int64_t> hidden_size_of(const std::string& model) {
   return std::nullopt;
 }
 
-// The keys that only Python's engine reads, each with what a run without Python does instead.
+// The keys that only Python's engine reads. Each comes with a text that says what a run without Python does instead.
 constexpr std::pair<const char*, const char*> kKeysOfPython[] = {
     {"steps_per_print", "train.log_every says how often a line is printed"},
     {"wall_clock_breakdown", "the lines of train.log_every tell the pace"},
@@ -196,9 +196,9 @@ void tell_keys_of_python(ParsedConfig& parsed) {
   }
 }
 
-// Replaces the "auto" of a schedule's total_num_steps by the number of steps of the run. Returns true if that number
-// depends on the data, because train.epochs is given. The new value is then a placeholder, and train() must replace it
-// after it has read the data. Returns false and changes nothing if the value is not "auto".
+// If a schedule's total_num_steps is "auto", replaces it by the number of steps of the run. If train.epochs is given,
+// that number depends on the data. The new value is then a placeholder, which train() must replace after it has read
+// the data, and the function returns true. In all other cases it returns false.
 bool fill_total_steps(Json& config, const TrainOptions& options) {
   const Json::json_pointer where("/scheduler/params/total_num_steps");
   if (!config.contains(where) || config[where] != "auto") return false;

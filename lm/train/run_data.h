@@ -19,9 +19,9 @@ struct RowsDone {
   int64_t steps = 0, rows = 0;
 };
 
-// Returns the number of steps of a run. If train.steps is given, this is train.steps, which includes the steps in
-// `done`. With train.epochs it is the steps in `done`, plus the steps of `batch_size` rows that the remaining rows
-// need, but at least 1. Throws ValueError if the run would have more than 2^53 rows.
+// Returns the number of steps of a run, including done.steps. If train.steps is given, this is train.steps. If
+// train.epochs is given, this is done.steps plus the number of steps of `batch_size` rows that the remaining rows need,
+// but at least 1. Throws ValueError if the run would have more than 2^53 rows.
 int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size, const RowsDone& done = {});
 
 // Checks that a run of `steps` steps can learn and be evaluated. Throws ValueError if no row that the run trains on has

@@ -32,8 +32,8 @@ int32_t Sampler::choose(const at::Tensor& logits) {
   const at::Tensor below = (values - values[0]).to(at::kDouble) / options_.temperature;
   const at::Tensor shares = at::softmax(below.to(at::kFloat), 0);
   if (options_.top_p < 1) {
-    // Keeps a token if the more likely tokens together have less than top_p. So the first token is always kept, however
-    // small top_p is.
+    // Keeps a token if the shares of all more likely tokens add up to less than top_p. So the first token is always
+    // kept, however small top_p is.
     const at::Tensor before = shares.cumsum(0) - shares;
     shares.slice(0, 1).masked_fill_(before.slice(0, 1).ge(options_.top_p), 0);
   }

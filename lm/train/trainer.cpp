@@ -136,8 +136,8 @@ class Run {
                             options_.model, "', or train in bf16"));
   }
 
-  // Returns the number of steps of the run, and throws if such a run cannot learn. On rank 0, tells the observer about
-  // the run before any parameter is read.
+  // Returns the number of steps of the run. Throws ValueError if the run could not learn (see check_targets()). On rank
+  // 0, tells the observer about the run, before any parameter is read.
   int64_t planned_steps(const TrainConfig& config) {
     const int64_t steps = total_steps(options_, *training_, config_.train_batch_size);
     const std::string warning = check_targets(options_, config_.train_batch_size, steps, *training_, validation_.get());
@@ -229,9 +229,9 @@ class Run {
     return !is_due(options_.evaluate_every, done) || done >= total_ || evaluations_.step == done || evaluate();
   }
 
-  // Reports progress of this rank to the launcher, and returns whether a signal came on any rank. Called before each
-  // pass of an evaluation. The result is the same on all ranks. The ranks communicate only before every fourth pass,
-  // because a pass of a small model takes less time than the communication. Before other passes, the result is false.
+  // Called before each forward pass of an evaluation, with the number of the pass, from 0. Reports progress of this
+  // rank to the launcher. Before every fourth pass, returns on all ranks whether a signal came on any rank. Before the
+  // other passes, returns false without communication, which would take longer than a pass of a small model.
   bool is_stopped(int64_t pass) {
     if (world_.observer()) world_.observer()->step_finished(engine_.steps());
     return pass % 4 == 0 && world_.mean(stop_ ? 1 : 0) > 0;
@@ -335,7 +335,8 @@ class Run {
                            options_.checkpoints, "': rank 0 has logged why"));
   }
 
-  // If an earlier save failed, logs and drops its error, because that error must not prevent the last save.
+  // Waits for an earlier save. If it failed, drops the error, which rank 0 logs, because this error must not prevent
+  // the last save.
   void forget_failed_save() {
     try {
       engine_.wait_for_checkpoint();
@@ -410,11 +411,11 @@ class Run {
   std::unique_ptr<Dataset> training_;
   std::unique_ptr<Dataset> validation_;  // null if there is none
   Prompts prompts_;
-  int64_t total_;  // number of steps
+  int64_t total_;  // number of steps of the run
   ModuleEngine engine_;
   EngineRunner runner_;
   std::shared_ptr<const SequenceGroup> sequence_;  // null: rows are whole
-  int64_t saved_ = 0;                              // step of the last save
+  int64_t saved_ = 0;                              // step of the last save or load; 0: none
   EvaluationState evaluations_;
 };
 

@@ -73,7 +73,7 @@ at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionC
   } else {
     const at::Tensor& mask = context.mask(options.window);
     const std::optional<at::Tensor> given = mask.defined() ? std::optional(mask) : std::nullopt;
-    const bool causal = !given && context.past() == 0;  // without a mask, a token with a past attends to all tokens
+    const bool causal = !given && context.past() == 0;  // with a past and no mask, the only token attends to all
     mixed = at::scaled_dot_product_attention(query, key, value, given, options.dropout, causal, options.scale,
                                              query.size(1) != key.size(1));
   }

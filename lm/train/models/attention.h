@@ -18,7 +18,7 @@ struct AttentionOptions {
 };
 
 // State that the attention layers of one forward pass share: the masks, and the keys and values of earlier tokens.
-// There is one mask per window size. It is made when it is first needed.
+// There is one mask for each size of window. A mask is made when it is first needed.
 class AttentionContext {
  public:
   // `cache` may be null.
@@ -31,10 +31,11 @@ class AttentionContext {
   KvCache* cache() const { return cache_; }
   const SequenceGroup* sequence() const { return batch_.sequence.get(); }
 
-  // Returns a mask of bool, [batch or 1, 1, length, past + length], where `length` is the length of whole rows. An
-  // element at [.., i, j] is true if token i of the batch's row attends to token j of the row, where j also counts the
-  // tokens in the cache. The mask is undefined if each token attends to itself and to all earlier tokens and attend()
-  // can do without a mask, because past() is 0 or there is only one token in a row.
+  // Returns a mask of bool, [batch or 1, 1, length, past + length], where `length` is the length of whole rows and
+  // `past` is past(). The element at [.., i, j] is true if token i of the batch's row attends to token j, where j
+  // counts from the first token in the cache. Returns an undefined tensor if attend() needs no mask. It needs none if
+  // each token attends to itself and to all earlier tokens, and either past() is 0 or each row of the batch has only
+  // one token.
   const at::Tensor& mask(int64_t window);
   // Returns the same mask as mask(), but a defined one in every case.
   const at::Tensor& explicit_mask(int64_t window);
@@ -51,7 +52,8 @@ class AttentionContext {
 // Computes attention. query: [batch, heads, length, head_dim]; key and value: [batch, kv_heads, length, head_dim],
 // where kv_heads divides heads. Appends key and value to the context's cache, if it has one, and attends to all tokens
 // in the cache. Returns [batch, length, heads * head_dim]. If ranks share rows, `length` is the length of this rank's
-// piece. The ranks then exchange heads, so that each rank attends over whole rows with an equal part of the heads.
+// piece of the rows. The ranks then exchange data, so that each rank computes an equal part of the heads over whole
+// rows.
 at::Tensor attend(at::Tensor query, at::Tensor key, at::Tensor value, AttentionContext& context,
                   const AttentionOptions& options);
 

@@ -14,8 +14,9 @@
 
 namespace zeroshard {
 
-// The options of the decoder architecture that most current models share. It has rotary positions, RMS norms before
-// attention and feed-forward, grouped key and value heads, and a gated feed-forward. The defaults are Llama's.
+// The options of the decoder architecture that most current models share. This architecture has rotary positions, RMS
+// norms before attention and feed-forward, grouped key and value heads, and a gated feed-forward. The defaults are
+// Llama's.
 struct DecoderOptions {
   int64_t vocab_size = 0, hidden_size = 0, num_layers = 0, intermediate_size = 0, max_length = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
@@ -58,10 +59,10 @@ class FeedForward : public torch::nn::Module {
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 };
 
-// Returns the value of the field sliding_window, or 0, which means no window, if the field is not given.
+// Returns the value of the field sliding_window, or 0 if the field is not given. 0 means that there is no window.
 int64_t read_window(Fields& fields);
 // Returns the window of each layer: `window` for layers that the field layer_types calls "sliding_attention", and 0 for
-// "full_attention". Without that field, layers for which slides(layer) is true get the window.
+// "full_attention". Without that field, layers for which slides(layer) is true get `window`, and the others 0.
 std::vector<int64_t> read_windows_by_layer(Fields& fields, int64_t num_layers, int64_t window,
                                            const std::function<bool(int64_t)>& slides);
 

@@ -12,8 +12,9 @@ namespace zeroshard {
 inline constexpr int64_t kMostSize = int64_t{1} << 28, kMostLayers = int64_t{1} << 14;
 
 // Reads the fields of a config.json. The object remembers which fields were read, so that finish() can refuse fields
-// that nobody has read. A field with the value null counts as not given. If a field is not given, functions return the
-// `fallback`, or throw if there is none. Every error is a ValueError that names the file, the field and its value.
+// that nobody has read. A field with the value null counts as not given. If a field is not given, the functions with a
+// `fallback` return it, or throw if it is unset. Every error is a ValueError that names the file, the field and its
+// value.
 class Fields {
  public:
   // `object` must be a JSON object. `path` precedes the names of fields in errors.

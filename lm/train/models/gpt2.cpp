@@ -129,8 +129,9 @@ class Gpt2 final : public CausalLM {
     return runner.run(*head_, x, [this](const at::Tensor& input) { return head_->forward(input); });
   }
 
-  // Divides the initial values of projections into the residual stream by the square root of the number of sums in that
-  // stream, which is two per layer (Radford et al. 2019, 2.3).
+  // Sets biases to 0, the weights of norms to 1, and other weights to normally distributed values. The values for
+  // projections into the residual stream are divided by the square root of the number of additions to that stream,
+  // which is two per layer (Radford et al. 2019, 2.3).
   void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) override {
     if (name.ends_with(".bias")) {
       elements.zero_();

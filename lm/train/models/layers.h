@@ -14,8 +14,8 @@
 // values come from. Inputs and outputs have the shape [..., features].
 namespace zeroshard {
 
-// Computes y = x W^T + b like torch.nn.Linear. With `transposed`, the module keeps W as [in, out], as GPT-2 does. With
-// an adapter, it computes y = x W^T + b + scale * dropout(x) A^T B^T.
+// Computes y = x W^T + b like torch.nn.Linear. The module keeps W, [out, in], or with `transposed` W^T, [in, out], as
+// GPT-2 does. With an adapter, it computes y = x W^T + b + scale * dropout(x) A^T B^T.
 class Linear final : public torch::nn::Module {
  public:
   Linear(int64_t in, int64_t out, bool bias, bool transposed = false);

@@ -13,8 +13,8 @@
 namespace zeroshard {
 namespace {
 
-// Ignores fields of PEFT that only describe how the adapter was made, and fields that configure features which other
-// fields switch on.
+// Ignores fields of PEFT without effect on a plain adapter. Some of them only describe how the adapter was made. The
+// others only configure features that must be switched on by other fields.
 void ignore_fields_without_bearing(Fields& fields) {
   fields.ignore({"base_model_name_or_path", "revision", "peft_version", "inference_mode", "fan_in_fan_out",
                  "auto_mapping", "megatron_core", "qalora_group_size"});

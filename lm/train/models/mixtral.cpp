@@ -32,9 +32,10 @@ class Expert final : public torch::nn::Module {
   std::shared_ptr<Linear> gate_, down_, up_;
 };
 
-// A choice is one of the experts that the router chose for one token. `experts` has the expert's index for each choice.
-// Returns, for each of `count` experts, the ascending indices of the choices of this expert. If `experts` is on a
-// device, the host waits for the device once, because only the device knows how often each expert was chosen.
+// The router chooses several experts for each token. A choice is a token together with one expert that was chosen for
+// it. `experts` has the index of the expert for each choice. Returns, for each of `count` experts, the ascending
+// indices of the choices of this expert. If `experts` is on a device, the host waits for the device once, because only
+// the device knows how often each expert was chosen.
 std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t count) {
   std::vector<at::Tensor> choices;
   if (experts.is_cpu()) {
@@ -53,8 +54,8 @@ std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t cou
   return choices;
 }
 
-// Sends each token through the `chosen` experts to which the router gives the largest shares, and adds up their results
-// by these shares (Jiang et al. 2024).
+// Sends each token through the `chosen` experts to which the router gives the largest shares. The result is the sum of
+// the experts' results, weighted by these shares, which are first divided by their sum (Jiang et al. 2024).
 class Experts final : public FeedForward {
  public:
   Experts(const DecoderOptions& options, int64_t count, int64_t chosen) : chosen_(chosen) {

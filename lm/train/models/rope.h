@@ -14,8 +14,9 @@ class Rope {
     at::Tensor cos, sin;  // [batch, 1, length, head_dim]; the second half of head_dim equals the first
   };
 
-  // Reads rope_parameters or, if it is not given, rope_theta and rope_scaling, which transformers wrote before version
-  // 5. Throws ValueError for types other than default, linear and llama3.
+  // Reads the type of the frequencies from rope_parameters or, if it is not given, from rope_scaling, which
+  // transformers wrote before version 5. Reads rope_theta from that object, else from the config itself, else takes
+  // `default_theta`. Throws ValueError for types other than default, linear and llama3.
   Rope(Fields& fields, int64_t head_dim, double default_theta);
 
   // Returns the angles for `positions`, int64, [batch, length], as tensors of `dtype`.
