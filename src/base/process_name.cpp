@@ -40,8 +40,8 @@ const std::string& random_part() {
   return kPart;
 }
 
-// Returns PLACE, which is a hash of the boot (which also identifies the host) and the namespace of process numbers, in
-// eight hexadecimal digits.
+// Returns PLACE, which is eight hexadecimal digits of a hash. The hash is that of the boot id, which also identifies
+// the host, and of the namespace of process numbers.
 std::string place() {
   std::string boot = boot_id();
   struct stat numbers {};

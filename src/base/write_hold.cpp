@@ -26,7 +26,8 @@ void WriteHold::await_readers() {
 }
 
 void WriteHold::end() noexcept {
-  const std::scoped_lock lock(mutex_);  // also held during notify_all(), because a writer might destroy this object
+  // Also held during notify_all(), because a writer that finds no reader left might destroy this object.
+  const std::scoped_lock lock(mutex_);
   --readers_;
   changed_.notify_all();
 }
