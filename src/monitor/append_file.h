@@ -11,9 +11,9 @@ namespace zeroshard {
 // the process. A power failure can lose everything after the last sync(). All functions throw IoError if they fail.
 class AppendFile {
  public:
-  // Replaces the contents of `name`. Whatever fails, the file has afterwards either its old contents or `contents`. The
-  // change is durable only after the caller has called directory.sync(). If that call fails, the new file is already in
-  // place.
+  // Replaces the contents of `name` by `contents`. Whatever fails, the file then has either its old contents or
+  // `contents`. The change is durable only after the caller has called directory.sync(). If directory.sync() fails, the
+  // file already has `contents`.
   static AppendFile replace(Directory& directory, const std::string& name, std::string_view contents);
   // Creates the file `name` with `contents`. Throws if the file exists. If the contents cannot be written, removes the
   // file again.

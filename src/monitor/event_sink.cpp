@@ -53,11 +53,12 @@ class EventSink final : public MetricsSink {
   const std::string& name() const override { return name_; }
 
  private:
-  // Returns the first records of the file. If the run resumes, or if the directory has files of an earlier run, two
-  // session starts follow the version. The second one has the first step of this run. It makes TensorBoard drop the
-  // earlier records of that step and of later steps in all files of the directory, also in those of other programs. The
-  // first one has the largest step, so it drops nothing. It is needed because TensorBoard's server ignores the step of
-  // the first session start that it reads.
+  // Returns the first records of the file. They are only the version, unless the run resumes or the directory has files
+  // of an earlier run. In these cases two session starts follow the version. The second one has the first step of this
+  // run. It makes TensorBoard drop the earlier records of that step and of later steps in all files of the directory,
+  // also in those of other programs. The first one is needed because TensorBoard's server ignores the step of the first
+  // session start that it reads. It has the largest step, so that a reader that does not ignore this step drops
+  // nothing.
   static std::string first_records(const MetricsStart& start) {
     const std::string version = tfrecord(version_event(start.time));
     if (!start.resume_step && !holds_earlier_run(start.directory)) return version;

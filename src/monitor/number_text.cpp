@@ -24,9 +24,9 @@ std::string text_of(double value, Format... format) {
   return {buffer.data(), result.ptr};
 }
 
-// Returns `value`, divided by a power of 1000, with `decimals` decimals and the letter of that power. `letters` has one
-// letter for each power, from 0 on. A space stands for no letter. A value that is still 1000 or more with the last
-// letter has no decimals.
+// Divides `value` by 1000 until it is below 1000 or no letter is left. Returns the quotient with `decimals` decimals
+// and the letter for the number of divisions, which is letters[0] for none. A space stands for no letter. A quotient
+// that is still 1000 or more has no decimals.
 std::string scaled(double value, std::string_view letters, int decimals) {
   size_t power = 0;
   // A value that would round to 1000 gets the next letter.

@@ -34,7 +34,7 @@ size_t columns_of(int fd) {
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-// Blocks SIGPIPE in this thread while the object lives, and so in the threads that this thread starts meanwhile. A
+// Blocks SIGPIPE in this thread while the object lives. Threads that this thread starts meanwhile inherit the block. A
 // write to a closed pipe would otherwise end the process. With SIGPIPE blocked, the write only fails.
 class SigpipeBlocked {
  public:
@@ -53,8 +53,9 @@ class SigpipeBlocked {
 };
 
 // Owns a copy of a file descriptor for the writer's thread, because the thread might hang inside write(2) for a long
-// time. If the owner of the original closed it meanwhile, another file could get its number, and the thread would write
-// into that file if it had no copy. The copy is closed only when no write is running, and otherwise stays open.
+// time. The owner of the original descriptor might close it meanwhile, and another file might get its number. Without
+// the copy, the thread would then write into that file. The copy is closed only when no write is running, and otherwise
+// stays open.
 class OutputCopy {
  public:
   explicit OutputCopy(int fd) : original_(fd), copy_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {}

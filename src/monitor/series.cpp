@@ -37,9 +37,9 @@ void Series::add(int64_t step, double value) {
     ++records_in_last_;
     return;
   }
-  // The first merge happens at 2000 groups of one point each. It runs twice, because the merged groups have up to two
-  // points each, so that only 1000 of them fit. Later merges happen at 1000 groups. At each merge all groups are full,
-  // so the merged groups have equally many records.
+  // The groups are merged for the first time when there are 2000 groups of one point each. They are then merged twice,
+  // because a merged group has up to two points, so that only 1000 of them fit. Later they are merged once whenever
+  // there are 1000. All groups are full at a merge, so the merged groups have equally many records.
   while ((groups_.size() + 1) * (records_per_group_ == 1 ? 1 : 2) > kMaxPoints) {
     for (size_t i = 0; i < groups_.size() / 2; ++i) {
       groups_[i] = groups_[2 * i];

@@ -7,9 +7,10 @@ namespace zeroshard {
 
 // One metric over a run of any length, in bounded memory, for a plot.
 //
-// A series is a list of groups of consecutive records. At first each record is a group. Each time when another group
-// could make more than kMaxPoints points, each two neighbouring groups become one. Each group keeps its lowest and its
-// highest value, so a spike of one step is never lost. There are never more than kMaxPoints points.
+// A series is a list of groups of consecutive records. A group keeps its lowest and its highest finite value, so it has
+// at most two points, and a spike of one step is never lost. At first each record is a group of its own. When one more
+// group could make more than kMaxPoints points, each pair of neighbouring groups becomes one group, and later groups
+// get as many records as these.
 class Series {
  public:
   static constexpr size_t kMaxPoints = 2000;

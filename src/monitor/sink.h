@@ -43,8 +43,8 @@ std::unique_ptr<MetricsSink> make_jsonl_sink(const MetricsStart& start);
 std::unique_ptr<MetricsSink> make_csv_sink(const MetricsStart& start);
 std::unique_ptr<MetricsSink> make_event_sink(const MetricsStart& start);
 
-// Renames those files of `names` that exist and are not empty. NAME.ext becomes NAME.1.ext, or gets the next number
-// that is free for all of them. Returns the number, or 0 if there is nothing to rename.
+// Renames those files of `names` that exist and are not empty. NAME.ext becomes NAME.N.ext, with the smallest N from 1
+// on for which none of `names` has such a file. Returns N, or 0 if there is nothing to rename.
 int set_aside(Directory& directory, const std::vector<std::string>& names);
 
 // The lines of a text file that a run keeps when it resumes.
