@@ -10,13 +10,14 @@
 
 namespace zeroshard {
 
-// The usual number of elements of a chunk. The last chunk of a group can have fewer. Each element has one value in each
-// slot. The slots hold, for example, master weights and moments. A swap file keeps the values of all slots of a chunk
-// together as one record, so that they can be read or written in one long access.
+// The usual number of elements of a chunk. A chunk is a range of elements of one group, and the last chunk of a group
+// can have fewer elements. Each element has one value in each slot. A slot is one kind of value, such as the master
+// weight or a moment. A swap file keeps the values of all slots of a chunk together as one record, so that they can be
+// read or written in one long access.
 inline constexpr int64_t kChunkNumel = int64_t{1} << 20;
-// The number of elements of a block of a chunk, which is four times kBlockNumel. The last block of a chunk can have
-// fewer. The values of a block in one slot (16 KiB if they are fp32) share one checksum, and are read, checked and
-// written as a whole.
+// The number of elements of a block of a chunk. The last block of a chunk can have fewer. A block of a chunk is as long
+// as four of the blocks that kBlockNumel measures. The values of a block in one slot (16 KiB if they are fp32) share
+// one checksum, and are read, checked and written as a whole.
 inline constexpr int64_t kSumNumel = 4 * kBlockNumel;
 
 inline constexpr int kMaxSlots = 4;
@@ -52,7 +53,8 @@ struct ChunkTotals {
 };
 
 // A slot with narrow values is padded to a multiple of this size (4096 bytes), so that the next slot begins at an
-// offset that O_DIRECT allows. Slots of fp32 values have such a size without padding.
+// offset that O_DIRECT allows. A slot of fp32 values needs no padding, because a chunk has a multiple of kBlockNumel
+// elements.
 inline constexpr int64_t kSlotAlignment = kBlockNumel * int64_t{sizeof(float)};
 
 // Says which elements a chunk has, and where its record and its checksums are.

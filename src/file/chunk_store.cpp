@@ -185,9 +185,10 @@ void ChunkStore::flush() {
   });
 }
 
-// Adapts the plan to `next`, the chunks that lend() is about to lend. The chunk that decides is the first one, or the
-// second one if the first one is the current chunk. If the plan has that chunk, removes the chunks before it from the
-// plan. Otherwise `next` becomes the whole plan. If `next` has only the current chunk, the plan stays as it is.
+// Adapts the plan to `next`, the chunks that lend() is about to lend. Looks in the plan for the first of them or, if
+// this is the current chunk, for the second. If the plan has that chunk, removes the chunks before it from the plan.
+// Otherwise replaces the whole plan by `next`. Leaves the plan as it is if `next` is empty or has only the current
+// chunk.
 void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   if (next.empty()) return;
   const bool goes_on = current_ != nullptr && current_->chunk == next.front().chunk;
@@ -234,8 +235,9 @@ bool ChunkStore::is_planned(size_t chunk) const {
   return std::any_of(plan_.begin(), end, [&](const Planned& each) { return each.chunk == chunk; });
 }
 
-// Returns the buffer that is needed least. Prefers a free buffer, then one whose chunk is not planned, then one without
-// running transfers and readers. So transfers and readers of the returned buffer might still be running.
+// Returns the buffer that is needed least. Prefers a free buffer, and otherwise a buffer whose chunk is not planned.
+// Among buffers that are equal in this, prefers one without running transfers and readers. So transfers and readers of
+// the returned buffer might still be running.
 ChunkStore::Buffer& ChunkStore::least_needed() {
   const auto rank = [&](const Buffer& buffer) {
     if (!buffer.chunk) return 0;

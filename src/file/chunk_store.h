@@ -20,12 +20,12 @@ namespace zeroshard {
 //
 // Note [Chunks on their way]
 // A few buffers hold one chunk each. When blocks of a chunk are lent, those that are not in a buffer yet are read
-// first, unless they will be overwritten as a whole. Announced chunks are read ahead. Values that a borrower has
-// written stay in the buffer until another chunk is lent or flush() is called. Then they are written to the file in the
-// background, while the next chunks are lent. Until that write is done, the buffer is neither lent to write nor filled
-// with another chunk. So reads, use and writes overlap, except if there is a single buffer. Each buffer knows for each
-// block whether the block has been read and whether it has changed. Blocks that nobody borrows or announces are not
-// read.
+// first, unless they will be overwritten as a whole. Announced chunks are read ahead. Blocks that nobody borrows or
+// announces are not read. Values that a borrower has written stay in the buffer until another chunk is lent or flush()
+// is called. Then they are written to the file in the background, while the next chunks are lent. Until that write is
+// done, the buffer is neither lent to write nor filled with another chunk. So reads of later chunks, use of the current
+// chunk and writes of earlier chunks overlap, except if there is a single buffer. Each buffer knows for each block
+// whether the block has been read and whether it has changed.
 //
 // Only one thread at a time may use the store, except for read_file(). Functions throw IoError with the path, also for
 // errors of earlier background writes. After an error the store has failed, because the contents of the files are
@@ -45,13 +45,13 @@ class ChunkStore {
     // Allocates the memory of a buffer, aligned for O_DIRECT. Null means allocate_direct().
     std::function<std::shared_ptr<std::byte>(int64_t bytes)> allocate = {};
   };
-  // With kOverwrite, `use` must write all lent values. `use` finds undefined values, because a block that is lent as a
-  // whole is not read.
+  // With kOverwrite, the lent values are undefined at first, because a block that is lent as a whole is not read. So
+  // `use` must write all of them.
   enum class Access : uint8_t { kRead, kModify, kOverwrite };
-  // `part` has elements of one chunk. `values` has one address for each slot, at which the value of the first element
-  // of `part` is. If only one slot is lent, `values` has only the address for this slot. Addresses of narrow values are
-  // passed as float*, too. All addresses are valid only during the call, or until a Reader that was passed to read_on()
-  // is done.
+  // `part` has elements of one chunk. `values` has one address for each slot, which is that of the value of part's
+  // first element. If only one slot is lent, `values` has only the address for this slot. Addresses of narrow values
+  // are passed as float*, too. All addresses are valid only during the call, or until a Reader that was passed to
+  // read_on() is done.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
   // Something that still reads lent values after lend() has returned, such as a copy to a device.
   class Reader {
@@ -74,8 +74,8 @@ class ChunkStore {
 
   // Calls `use` for consecutive parts of `range`, one for each chunk. If `slot` is given, only this slot is read and
   // lent. With kModify and kOverwrite, the store keeps what `use` has written. If `use` throws, the parts of earlier
-  // calls stay written. In the part for which it threw, kModify keeps what was written so far, and kOverwrite leaves
-  // all values undefined. `use` must not call the store, except for read_on().
+  // calls stay written. The part of the call that threw keeps what was written so far with kModify, and is undefined
+  // with kOverwrite. `use` must not call the store, except for read_on().
   void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
   // Says that `reader` reads the lent part until the reader is done. Until then the values do not change, because
   // lend() waits for the reader before it lends the chunk to write, and before it uses the buffer for another chunk.

@@ -83,7 +83,8 @@ struct DirectoryLock::Held {
 };
 
 // All locks of this process. They are kept in one object so that users of one directory find the lock that the process
-// has already. A kernel lock belongs to one opened file, so the kernel would refuse a second lock even to this process.
+// has already. A kernel lock belongs to one opening of the file. If this process opened the file again, the kernel
+// would refuse it a second lock.
 class HeldLocks {
  public:
   static HeldLocks& of_this_process() {
@@ -93,8 +94,9 @@ class HeldLocks {
 
   std::shared_ptr<DirectoryLock::Held> get(Io& io, const std::string& path, std::string_view advice) {
     const std::lock_guard lock(mutex_);
-    // At exit, deletes the files of locks that are never destroyed. The handler is registered after the first `io` was
-    // made, so it runs before that `io` is destroyed.
+    // At exit, deletes the files of locks that are never destroyed. Exit handlers and destructors of static objects run
+    // in the reverse order of their registration. This handler is registered after the first `io` was made, so it runs
+    // before that `io` is destroyed.
     [[maybe_unused]] static const int kRegistered = std::atexit([] { of_this_process().delete_files(); });
     for (int tries = 0; tries < kMaxLockTries; ++tries)
       if (auto held = try_once(io, path, advice)) return held;

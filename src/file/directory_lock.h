@@ -9,14 +9,17 @@
 
 namespace zeroshard {
 
-// Reserves a directory for this process. While an object lives, no other process gets a lock of the same directory. The
-// object holds a kernel lock on the file kName in the directory. The kernel lock ends with the process, however the
-// process ends, and forked children do not keep it. On NFS the server keeps the lock. If a file system has no locks, a
-// process counts as the holder as long as the text in the file names that process. A holder on this host that has died
-// is ignored. A holder on another host, or in another container, is not ignored, because this process cannot see
-// whether that holder lives. A process can have any number of locks of a directory. The last one deletes the file. If a
-// process is killed, the file stays, which does no harm if the file system has locks. Any thread may make and destroy
-// locks.
+// Reserves a directory for this process. While an object lives, no other process gets a lock of the same directory. A
+// process can have any number of locks of a directory. Any thread may make and destroy locks.
+//
+// The locks of a directory share a kernel lock on the file kName in the directory. The kernel lock ends with the
+// process, however the process ends, and forked children do not keep it. On NFS the server keeps the kernel lock. The
+// last lock of the directory deletes the file. If the process is killed, the file stays. This does no harm, because the
+// kernel lock has ended.
+//
+// If a file system has no kernel locks, a process counts as the holder as long as the text in the file names that
+// process. A holder on this host that has died is ignored. A holder on another host, or in another container, is not
+// ignored, because this process cannot see whether that holder lives.
 class DirectoryLock {
  public:
   static constexpr std::string_view kName = ".lock";
@@ -39,9 +42,9 @@ class DirectoryLock {
   bool keeps(const Directory& directory) const;
   // Waits until no other user of the directory in this process has the turn, and takes the turn, so that users do not
   // interleave. The caller has the turn until it drops the returned mutex lock. Throws StateError that ends with
-  // `advice` if another DirectoryLock of this process has had a turn since this one's last turn. Does not throw if all
-  // turns from this one's last turn on were taken with `share`, because users that share do not touch one another's
-  // files.
+  // `advice` if another DirectoryLock of this process has had a turn since this one's last turn. But if this one's last
+  // turn and all later turns were taken with `share`, does not throw, because users that share do not touch one
+  // another's files.
   std::unique_lock<std::mutex> take_turn(std::string_view advice, bool share = false);
 
  private:

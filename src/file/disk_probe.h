@@ -11,8 +11,8 @@ namespace zeroshard {
 struct DiskProbeOptions {
   // The wanted size of the file. The file takes at most a quarter of the free space, but always at least 64 MiB.
   int64_t file_bytes = int64_t{512} << 20;
-  // The time for all measurements together. Writing the file first takes at most as long again, or as long as 64 MiB
-  // take.
+  // The seconds that all measurements take together. Before that, the file is written, for at most as long, but until
+  // at least 64 MiB are written.
   double seconds = 2;
   int thread_count = 4;        // threads that read and write if io_uring is refused
   RingSystem* ring = nullptr;  // null: threads read and write

@@ -73,10 +73,11 @@ class FileWriter {
   // Appends a copy of the data, so its memory may change after the call. Also throws errors of earlier writes in the
   // background.
   void append(const void* data, int64_t bytes);
-  // Works like append(), for data whose memory must not change before the end of finish() or of the destructor. Such
+  // Works like append(), for data whose memory must not change before the end of finish() or of the destructor. The
   // data is written directly, without a copy, if it begins at a multiple of 4096 in memory and in the file. It is also
-  // written directly if the data of the previous call was, and ends in memory where this data begins. Other data is
-  // copied, and so is the end of directly written data if it does not end at a multiple of 4096.
+  // written directly if it begins in memory where the data of the previous call ends, and that data was written
+  // directly. Other data is copied. If directly written data does not end at a multiple of 4096, its end is copied,
+  // too.
   void append_stable(const void* data, int64_t bytes);
   // Writes the remaining data, makes the file durable (its name needs Directory::sync()) and closes it. After an error
   // of this function, append() or append_stable() the file is unusable, because the system might have dropped pages

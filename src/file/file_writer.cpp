@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kRunBytes = int64_t{16} << 20;  // bytes of one direct write; larger ones are not faster
 
-// The file that is written. It knows no position.
+// The file that is written. Each write is told its position in the file.
 class WrittenFile {
  public:
   // Creates the file and reserves `expected_bytes` for it. Throws IoError if there is less space.

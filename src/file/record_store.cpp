@@ -133,8 +133,9 @@ DirectBuffer RecordStore::get(Id id) {
   return memory;
 }
 
-// Frees the slot's memory only after a read into it has ended. Frees the space of the record only after the write to it
-// has ended, because that write might otherwise reach the file after the write of another record to the same space.
+// Frees a slot's memory only after the read into that memory has ended. Frees the record's space in the file only after
+// the writes to that space have ended. Otherwise such a write might reach the file after the write of another record to
+// the same space.
 void RecordStore::drop(Id id) noexcept {
   if (!process_.is_own()) return;  // the record belongs to the parent
   const std::lock_guard lock(mutex_);
@@ -178,8 +179,8 @@ void RecordStore::wait_for_writes(Id id) {
 }
 
 // Starts to read a record into the slot's memory, after the writes of the record have ended. Cuts the record into at
-// most queue_depth requests, so that all of them can start now, because nobody would start the others while the caller
-// computes.
+// most queue_depth requests, so that all of them can start now. A further request would have to wait, and nobody would
+// start it while the caller computes.
 void RecordStore::begin_read(Slot& slot, Id id) {
   const Record& record = records_.at(id);
   wait_for_writes(id);
@@ -205,8 +206,8 @@ RecordStore::Slot& RecordStore::slot_for(Id id) {
 }
 
 // Starts to read the newest record before `id` into a slot other than `used`. Replaces what that slot has. Does nothing
-// if there is no such record, if a slot has it already, or if a read into the other slot is running. If there is no
-// memory, only empties the other slot.
+// if there is no such record, if a slot has it already, or if reads into all other slots are running. If there is no
+// memory, only empties the slot.
 void RecordStore::read_ahead_of(Id id, const Slot* used) {
   auto next = records_.lower_bound(id);
   if (next == records_.begin()) return;

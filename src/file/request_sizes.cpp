@@ -27,8 +27,9 @@ constexpr int64_t kMostBytes = 64 << 10;     // the most bytes of the file kKnow
 constexpr size_t kMostKnown = 200;
 constexpr int64_t kProbeBytes = int64_t{128} << 20;
 constexpr double kProbeSeconds = 1;  // DiskProbeOptions::seconds
-// All sizes are measured twice. The fastest sizes replace the usual ones only if their slower rate is at least this
-// factor times the faster rate of the usual ones. Usual sizes that are not among the measured ones are always replaced.
+// All sizes are measured twice. The fastest sizes replace the usual ones only if the slower of their two rates is at
+// least this factor times the faster rate of the usual ones. Usual sizes that are not among the measured ones are
+// always replaced.
 constexpr double kGain = 1.1;
 constexpr std::chrono::milliseconds kPoll{20};
 

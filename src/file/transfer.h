@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Writes all bytes to a descriptor without O_DIRECT. Continues after short writes and interruptions. Throws IoError for
-// other failures.
+// Writes all bytes to a descriptor that does not have O_DIRECT. Continues after short writes and interruptions. Throws
+// IoError for other failures.
 void write_all(Io& io, int fd, std::string_view path, const void* data, int64_t bytes, int64_t offset);
 
 // Works like write_all(), for a descriptor that has O_DIRECT if `direct` is true. If the file system does not accept a
