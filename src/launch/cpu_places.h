@@ -17,8 +17,8 @@ struct CpuPlaces {
 
 // Chooses the CPUs and the number of threads of each rank of this host. If the user gives cores, divides them into
 // equal parts, one for each rank; cores that are left over stay unused. Otherwise, if `bind_numa` is true, binds the
-// ranks as numa_places() does. In all other cases no rank is bound. If there are several ranks then, each has as many
-// threads as its equal share of the CPUs.
+// ranks if numa_places() can. If no rank is bound and there are several ranks, each rank has as many threads as its
+// equal share of the CPUs. A single rank that is not bound decides its number of threads itself.
 CpuPlaces cpu_places(const LaunchOptions& options);
 
 // Binds each rank to the usable CPUs of one NUMA node of the host that /sys and /proc below `root` describe. The kernel

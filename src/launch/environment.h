@@ -18,9 +18,9 @@ struct Start {
 };
 
 // Returns "NAME=value" strings for one rank. They are the launcher's own environment, the variables that torchrun would
-// set for this rank, and zeroshard's own. Also chooses OMP_NUM_THREADS and the network interface of Gloo and, on a
-// single host, of NCCL, if the user has not. Leaves out two variables of another launcher that may have started this
-// one, because they do not hold for these ranks.
+// set for this rank, and zeroshard's own. Also sets OMP_NUM_THREADS and the network interface of Gloo, and on a single
+// host that of NCCL. Does not set a variable of these three that the user has set, or whose value is unknown. Leaves
+// out two variables of another launcher that may have started this one, because they do not hold for these ranks.
 std::vector<std::string> environment_of(const LaunchOptions& options, int local_rank, const Start& start);
 
 // Returns the value of OMP_NUM_THREADS that the launcher sets for each rank. Returns 0 if the launcher does not set

@@ -25,11 +25,14 @@ struct HangLimits {
   int64_t now_ns = 0;
 };
 
-// If the job hangs, returns the index of the living rank for which the others most likely wait. A training rank is one
-// that lives, has reported a step and has not finished. The job hangs if there are training ranks, and none of them has
-// made progress for the time-out. The job also hangs if some training rank that waits for nobody has made no progress
-// for the time-out, while any living rank has waited for as long. Living ranks that do not train do not make the job
-// hang, but others might wait for them, so the function can return such a rank.
+// If the job hangs, returns the index of the living rank for which the others most likely wait. Otherwise returns
+// nothing. A training rank is one that lives, has reported a step and has not finished. The job hangs in two cases:
+// - There are training ranks, and none of them has made progress for the time-out.
+// - Some training rank that waits for nobody has made no progress for the time-out, and some living rank has waited for
+//   others for as long.
+//
+// A living rank that does not train may make no progress for any time. But others might wait for such a rank, so the
+// function can return it.
 std::optional<size_t> find_hang(const std::vector<WatchedRank>& ranks, const HangLimits& limits);
 
 // Returns the index of a rank that ended with 0 at least `limits.timeout_s` ago, and the index of a living rank that

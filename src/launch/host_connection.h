@@ -48,8 +48,8 @@ class HostConnection {
   bool has_begun() const { return has_begun_; }    // whether zeroshard has begun to run on the host
   bool is_over() const { return exited_; }         // whether the child process has ended
   bool was_killed() const { return was_killed_; }  // by kill()
-  // Returns the exit code of zeroshard on the host. Returns nothing until zeroshard has told the code. It never does if
-  // the connection is lost before that or is never made.
+  // Returns the exit code of zeroshard on the host. Returns nothing until zeroshard has told the code, which never
+  // happens if the connection is lost before that or is never made.
   std::optional<int> code() const { return code_; }
   // Returns the last line that the child process wrote to stderr, or "" if there is none.
   std::string last_words() const;

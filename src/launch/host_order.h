@@ -6,9 +6,10 @@
 
 namespace zeroshard {
 
-// An order to run a job. The `zeroshard run` that starts a job sends one to each `zeroshard run` that it has started on
-// a host, over ssh or on its own host. The order travels over standard input, so no shell interprets any part of it.
-// Control lines ("beat" or "signal NUMBER") follow the order until the end of the connection.
+// An order to run a job. The `zeroshard run` that starts a job starts another `zeroshard run` on each host of the job,
+// over ssh or, on its own host, directly. The first one sends an order to each of the others. The order travels over
+// standard input, so no shell interprets any part of it. Control lines ("beat" or "signal NUMBER") follow the order
+// until the end of the connection.
 struct HostOrder {
   std::string version;                   // zeroshard's version, which must be the same on both sides
   std::string nonce;                     // random text that is part of the marks of host_relay_lines.h

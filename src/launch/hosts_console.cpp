@@ -73,9 +73,9 @@ void HostsConsole::notice(std::string_view text) {
   console(STDERR_FILENO).write(concat(kLauncher, text, "\n"));
 }
 
-// Returns the longest report of the failure that host `first` has reported, because the host on which a rank failed
-// knows more than the others. If that host has no report, returns the first report that there is, or a longer one of
-// that failure.
+// Returns the longest report of the failure that host `first` has reported. Reports of one failure differ in length,
+// because the host on which a rank failed knows more than the others. If host `first` has no report, uses the failure
+// that another host has reported.
 std::string HostsConsole::report(size_t first) const {
   std::string best = reports_[first];
   for (const std::string& other : reports_)

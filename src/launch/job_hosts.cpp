@@ -92,8 +92,8 @@ class JobOfHosts {
     return has_any;
   }
 
-  // Notes the failure of a host, if it is the first. After a signal, a host that has told no exit code has not failed,
-  // because stop() kills the connections to hosts on which zeroshard has not begun.
+  // Notes the failure of a host, if it is the first. After a signal, a host that has told no exit code does not count
+  // as failed, because stop() kills the connections to hosts on which zeroshard has not begun.
   void note_failure(size_t number) {
     if (stop_signal_ != 0 && !hosts_[number].code()) return;
     note_first({number, loss_of(hosts_[number]), hosts_[number].code()});

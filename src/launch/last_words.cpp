@@ -66,10 +66,11 @@ void drop_repeated_tracebacks(Lines& lines) {
   }
 }
 
-// Returns the first line of the error that ended the rank, or the end of `lines` if there is no error. In Python, the
-// last traceback is followed by the exception and its notes, and the notes can look like errors, too. So the exception
-// counts, unless an error of C++ or of zeroshard itself comes after it. Without a traceback, the last line that looks
-// like the beginning of an error counts.
+// Returns the first line of the error that ended the rank, or the end of `lines` if there is no error. Without a
+// traceback, it is the last line that looks like the beginning of an error. With a traceback, it is the line after the
+// frames of the last traceback, which names the exception. Later lines do not count then, because the notes of the
+// exception can look like errors, too. But if an error of C++ or of zeroshard itself comes after the exception, it is
+// the first line of that error.
 Lines::iterator beginning_of_error(Lines& lines) {
   const auto named = std::find_if(lines.rbegin(), lines.rend(), begins_error);
   const auto traceback = std::find(lines.rbegin(), lines.rend(), kTraceback);

@@ -123,8 +123,9 @@ int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreap
 }
 
 struct Ports {
-  // If there are several hosts, their launchers meet at the fixed port or, if that is 0, at kDefaultPort. Node 0's
-  // launcher chooses a free port for rank 0's store.
+  // On a single host, reserves the fixed port for rank 0's store, or a free port if the fixed port is 0. The launchers
+  // of several hosts meet at the fixed port, or at kDefaultPort if the fixed port is 0, and node 0's launcher reserves
+  // a free port for rank 0's store.
   explicit Ports(const LaunchOptions& options) : fixed(options.master_port) {
     if (options.node_rank == 0) reservation.emplace(options.nnodes == 1 ? fixed : 0);
     if (options.nnodes == 1) return;

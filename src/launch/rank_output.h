@@ -22,10 +22,14 @@ enum class OutputMode {
   kPrefixed,  // through a pipe, with the rank's number before each line
 };
 
-// Chooses the mode of stream 1 or 2 of a rank. A stream has no prefixes if the job has a single rank, or if the stream
-// is stdout and options.prefix_stdout is false. On a single host, local rank 0 has none at a terminal, so that its
-// progress bars work. A stream without prefixes is direct if options.log_dir is empty and the stream is stdout or, on a
-// single host, a terminal. Otherwise it is raw.
+// Chooses the mode of stream 1 or 2 of a rank. The mode is kPrefixed, except in three cases:
+// - The job has a single rank.
+// - The stream is stdout, and options.prefix_stdout is false.
+// - The rank is local rank 0 of a job on a single host, and the launcher's own stream is a terminal. So the progress
+//   bars of this rank work.
+//
+// In these cases the mode is kDirect if options.log_dir is empty and the stream is stdout or, on a single host, a
+// terminal. Otherwise it is kRaw.
 OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream);
 
 // One stream of a rank, from which the supervisor reads.

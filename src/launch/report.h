@@ -26,8 +26,9 @@ struct LaterFailure {
 };
 
 // Returns a report. It begins with the first failure and, if there is one, the last step that the failed rank reported.
-// If the rank was asked to stop, the report ends there. Otherwise it has the lines that the rank wrote to stderr before
-// its error, then the error itself, and then the later failures. A message that two ranks have in common is shown once.
+// If the rank was asked to stop, the report ends there. Otherwise, if SIGKILL ended the rank, the report says who may
+// have sent it. Then come the lines that the rank wrote to stderr before its error, the error itself, and the later
+// failures. A message that two ranks have in common is shown once.
 std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
                            const std::vector<LaterFailure>& later, const LastWords& words);
 

@@ -17,9 +17,10 @@ std::string describe(const HostsAttempt& attempt, const JobEnd& end) {
                                        : " are gone");
 }
 
-// Returns the hosts that the next start should do without: the lost ones. If no host is lost, returns the last host
-// after a second failure in a row, and after a start on fewer hosts that failed at once, wherever the failed rank was.
-// (On one host, the last rank is left out in the same way.) Otherwise returns none.
+// Returns the hosts that the next start should do without. These are the lost hosts, if there are any. Otherwise
+// returns the last host, wherever the failed rank was, in two cases: after a second failure in a row on the same hosts,
+// and after a start on fewer hosts that failed at once. (On one host, the last rank is left out in the same way.)
+// Returns none in all other cases.
 std::vector<size_t> unwanted(const HostsAttempt& attempt, const JobEnd& end) {
   if (!end.lost.empty()) return end.lost;
   // A start with fewer hosts than before may have a number of ranks among which the batch or the rows cannot be divided

@@ -29,9 +29,11 @@ struct Target {
 };
 std::atomic<const Target*> target{nullptr};
 
-// Set in a thread while the handler runs there. Without this variable, the handlers might call each other in a cycle,
-// in a process that a rank has forked and that is a rank itself. The model "initial-exec" makes the variable exist from
-// the start of a thread, because a signal handler must not allocate.
+// Set in a thread while the handler runs there. If the handler is called again meanwhile, it does nothing. Otherwise
+// calls could form a cycle in a process that a rank has forked and that is a rank itself. There, the handler calls the
+// previous handler. That handler may call the one that it replaced, which is this handler, inherited from the parent.
+// The model "initial-exec" makes the variable exist from the start of a thread, because a signal handler must not
+// allocate.
 [[gnu::tls_model("initial-exec")]] thread_local volatile sig_atomic_t inside = 0;
 
 void append(std::array<char, 160>& line, size_t& size, std::string_view text) {

@@ -103,11 +103,14 @@ void Supervisor::handle_signal(int signal, bool forwarded) {
   }
 }
 
-// Ends the job after a signal. If the job is ending already, the same signal again or SIGINT kills the ranks, but only
-// if this host's launcher has forwarded the signal (`forwarded`). Slurm and systemd send signals to all processes of a
-// job, so this process can get one signal twice, with any delay between. If the launcher of another host has reported
-// the signal, `other_host` names that host. This host may then get the same signal itself, which does not count as a
-// second one.
+// Ends the job after a signal. `forwarded` says whether this host's launcher has forwarded the signal. If the launcher
+// of another host has reported the signal, `other_host` names that host.
+//
+// If the job is ending already, SIGINT kills the ranks, and so does a signal that has come before. It must be
+// forwarded, and must come later than kTwiceS after the ranks were told to end. A signal that is not forwarded does not
+// kill them, because Slurm and systemd send signals to all processes of a job, so this process can get one signal
+// twice, with any delay between. If the job ends because of a signal on another host, the next signal that this host
+// gets itself does not kill them either, because it may be the same.
 void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_host) {
   const double now = group_.elapsed_s();
   const bool known = signal == SIGINT || signal == stop_signal_ || signal == cause_.signal;
