@@ -20,10 +20,11 @@ bool is_this_host(const std::string& host);
 // Returns the name of the network interface by which this host reaches `host`. Sends nothing to `host`, but may ask a
 // name server.
 //
-// If this host would send to `host` from a loopback address, `host` is a name of this host itself. (Debian, for
-// example, resolves a host's own name to 127.0.1.1.) The function then returns the interface of the default route,
-// because other hosts reach this host by that interface. Without a default route it returns the only interface that
-// links to other hosts. If no interface links to other hosts, it returns the loopback interface.
+// This host might send to `host` from a loopback address, or from an address that no interface has. Then `host` is
+// taken as a name of this host itself. (Debian, for example, resolves a host's own name to 127.0.1.1.) The function
+// then returns the interface of the default route, because other hosts reach this host by that interface. Without a
+// default route it returns the only interface that links to other hosts. If no interface links to other hosts, it
+// returns the loopback interface.
 //
 // Throws CommError if `host` cannot be resolved, if no route leads to it, or if no single interface can be chosen.
 // Except in the first case, the message says that GLOO_SOCKET_IFNAME can name the interface.

@@ -17,7 +17,8 @@ bool ends_as_process_name(std::string_view text);
 
 // Returns whether `name`, from process_name(), names a process of this host that no longer exists (see
 // process_exists()). Returns false for processes of another host, boot or namespace, because this process cannot see
-// them. Returns false, too, if a later process has the same number, except if the later process is this one.
+// them. If a later process has the same number now, returns false, too, unless the later process is this one, which
+// knows its own name.
 bool has_ended(std::string_view name);
 // Returns whether `name`, from process_name(), has this host's name as HOST.
 bool is_of_this_host(std::string_view name);
