@@ -52,8 +52,8 @@ class GradHook {
 void call_at_end_of_backward(std::function<void()> callback);
 
 // Makes each backward pass of `loss` first replace the gradient of `loss` by scale(gradient). From then until the end
-// of the pass, is_of_scaled_loss() returns true on the thread that has called `scale`, also in other backward passes
-// that run inside this one. Does nothing for a loss that requires no gradient.
+// of this pass, is_of_scaled_loss() returns true on the thread that has called `scale`. It also returns true there in
+// backward passes that run inside this pass. Does nothing for a loss that requires no gradient.
 void mark_scaled_loss(const at::Tensor& loss, std::function<at::Tensor(const at::Tensor& grad)> scale);
 bool is_of_scaled_loss();
 
@@ -71,8 +71,9 @@ class BackwardHooks {
   // of addition, because a backward pass goes through the modules in this order.
   void add(const at::Tensor& output, Callback callback);
 
-  // Returns the number of entries. A tensor that was hooked has one, also after it is freed. Before an entry is added
-  // to max(kFewEntries, 2 * the number that the last removal left), the entries of freed tensors are removed.
+  // Returns the number of entries. Each tensor that was hooked has one. The entries of freed tensors stay until the
+  // next removal. add() removes them before it adds an entry, if there are at least max(kFewEntries, 2 * n) entries. n
+  // is the number of entries that the previous removal left.
   size_t size() const { return entries_.size(); }
 
  private:
@@ -96,8 +97,8 @@ class BackwardHooks {
   size_t sweep_at_ = kFewEntries;
 };
 
-// While an object lives, operations of its thread are on plain tensors, even inside a function that torch.func
-// transforms.
+// While an object lives, torch.func does not transform the operations of the current thread, even inside a function
+// that is being transformed.
 class WithoutTransforms {
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKeySet{c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
                                                                 c10::DispatchKey::FuncTorchDynamicLayerBackMode}};

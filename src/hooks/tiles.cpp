@@ -32,8 +32,7 @@ using Tensors = TiledCall::Tensors;
 using Join = TiledCall::Join;
 using torch::autograd::Node;
 
-// The autocast state of the thread that makes the object, as it is at that time, for the CPU and for one more type of
-// device.
+// The autocast state that the current thread has when the object is made, for the CPU and for one more type of device.
 class Autocast {
  public:
   explicit Autocast(at::DeviceType device) : states_{read(at::kCPU), read(device)} {}
@@ -148,7 +147,7 @@ class WithoutSavedTensorHooks {
 };
 
 // While an object lives, the tensors have no hooks of their own (Tensor.register_hook), because such hooks expect the
-// sum of the gradients of all tiles.
+// sum over all tiles and not the gradient of one tile.
 class WithoutTensorHooks {
  public:
   explicit WithoutTensorHooks(const Tensors& tensors) : tensors_(tensors) {
@@ -198,8 +197,8 @@ std::vector<Tile> tiles_of(int64_t length, int64_t tiles) {
   return result;
 }
 
-// The gradients of the inputs, followed by those of the parameters, from the tiles so far. For an input that is cut,
-// the gradients of the tiles are joined. For all others, they are summed.
+// The gradients that the tiles so far have: first those of the inputs, then those of the parameters. For an input that
+// is cut, the gradients of the tiles are joined. For other inputs and for parameters, they are summed.
 class Gradients {
  public:
   // Makes room for at least `size` gradients. Must be called when there are more parameters than before.
@@ -243,7 +242,7 @@ class Gradients {
 
  private:
   Tensors sums_;
-  std::map<size_t, at::ScalarType> narrow_;  // for each sum in fp32 of narrower gradients: their dtype
+  std::map<size_t, at::ScalarType> narrow_;  // dtype of the 16-bit gradients, by the index of their fp32 sum
 };
 
 // The data that the backward pass needs in addition to the inputs.

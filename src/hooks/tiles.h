@@ -30,7 +30,7 @@ struct TiledCall {
 };
 
 // Calls the function for one tile after another, and returns the joined results. If there is at most one tile, calls
-// the function once for the whole inputs, and the Note does not apply.
+// the function once for the whole inputs, and Note [Tiles] does not apply.
 //
 // Note [Tiles]
 // In grad mode, the loop over the tiles is one node of the graph. The inputs of the node are those of the function, and
@@ -41,8 +41,9 @@ struct TiledCall {
 // The parameters of the node are the leaves among `params` that require a gradient, and the leaves in the graph of the
 // first tile. The backward pass computes each tile again, with the random numbers and the autocast state of the forward
 // pass. It throws StateError if a later tile uses another parameter, or if a parameter was changed in place after the
-// forward pass. If the forward pass computes the gradients (at_once), no tile is computed again, and the leaves in the
-// graphs of all tiles are parameters of the node. Then a second backward pass throws StateError.
+// forward pass. If the forward pass computes the gradients (at_once), the backward pass computes no tile again, the
+// leaves in the graphs of all tiles are parameters of the node, and a second backward pass throws StateError. A
+// backward pass with create_graph=True always throws StateError.
 at::Tensor compute_tiled(TiledCall call, const TiledCall::Tensors& inputs, const TiledCall::Tensors& params);
 
 }  // namespace zeroshard
