@@ -62,7 +62,7 @@ at::Tensor least_magnitudes(bool is_signed) {
 }
 
 // The values of all codes, and the magnitudes of least_magnitudes(); see Note [The dynamic map] in codes_impl.h. These
-// two tables stay on the host, because the host does not wait when it copies so few bytes to a device.
+// two tables stay on the host, because starting to copy so few bytes to a device does not make the host wait.
 struct Map {
   at::Tensor values, least;
 };
@@ -78,7 +78,8 @@ at::Tensor rows(const at::Tensor& flat) {
   return (rest > 0 ? at::constant_pad_nd(flat, {0, rest}) : flat).view({-1, kScaledNumel});
 }
 
-// Calls body(begin, end) for ranges of whole blocks. The ranges are spread over the threads.
+// Calls body(begin, end) for ranges of elements, which are spread over the threads. Each range consists of whole
+// blocks, but the last block of all can be incomplete.
 template <typename Body>
 void for_block_ranges(int64_t numel, const Body& body) {
   constexpr int64_t kGrainBlocks = 256;

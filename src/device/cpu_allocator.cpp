@@ -145,8 +145,9 @@ void use_compact_cpu_allocator() {
   std::call_once(once, [] {
     if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator() || !malloc_is_glibcs()) return;
     if (c10::utils::check_env("THP_MEM_ALLOC_ENABLE") == true) return;
-    // A forked child of a process with many threads, such as a data loader, frees memory that it has inherited. So no
-    // other thread may hold the lock of the cache during the fork.
+    // A forked child of a process with many threads, such as a data loader, frees memory that it has inherited. If
+    // another thread held the lock of the cache during the fork, the lock would stay locked in the child. So the
+    // forking thread takes the lock.
     ::pthread_atfork([] { block_cache().lock(); }, [] { block_cache().unlock(); }, [] { block_cache().unlock(); });
     auto* const allocator = new CompactAllocator;  // never destroyed, because torch uses it until the process ends
     std::atomic_thread_fence(std::memory_order_release);

@@ -5,10 +5,10 @@ namespace zeroshard {
 // Replaces torch's allocator of CPU tensors by one that reuses the memory of freed tensors better.
 //
 // Tensors below 1 MiB are allocated by malloc() and aligned by hand, because posix_memalign() of glibc (2.36 and
-// others) adds the alignment to the size. The gap that a freed tensor leaves would then be too small for the next
-// tensor of its size, and a training process would grow to several times the size of its tensors (BZ #14581). Larger
-// tensors use mappings that are kept for later tensors (BlockCache). In a heap, they would lie between small blocks
-// that are not freed, and would leave gaps there.
+// others) needs a gap of the size plus the alignment. The gap that a freed tensor leaves would be too small for the
+// next tensor of the same size, and a training process would grow to several times the size of its tensors (BZ #14581).
+// Larger tensors use mappings that are kept for later tensors (BlockCache). In the heap of malloc(), large tensors
+// would lie between small blocks that are not freed, and would leave gaps there.
 //
 // All later tensors of the process use the allocator. c10 has no lock around the choice of the allocator. A thread that
 // makes a tensor during this call uses either the old or the new allocator, and later frees the memory with the same

@@ -6,8 +6,8 @@
 #include "device/pack_item.h"
 #include "kernels/table.h"
 
-// The functions by which kernels.cu and kernels_cuda.cpp call each other. They are two files, because nvcc compiles
-// kernels.cu without torch. DeviceKernels describes the functions of kernels.cu.
+// The functions by which kernels.cu and kernels_cuda.cpp call each other. The files are separate, because nvcc compiles
+// kernels.cu without torch's headers. DeviceKernels describes the functions of kernels.cu.
 namespace zeroshard::cuda {
 
 const kernels::KernelTable& table();

@@ -26,8 +26,9 @@ struct DeviceKernels {
   // optim/written.h does. `dtype` is the dtype of the parameters.
   void (*take_written)(float* master, const void* param, DType dtype, int64_t numel) = nullptr;
   // Adds a checksum of `bytes` bytes to `sum`, which is on the device. The number of bytes and the address must be
-  // even. The checksum is the sum of one mixture for each 8-byte word, made from the word and its index. The last word
-  // is padded with zeros. The probability that two different contents have the same checksum is about 2^-64.
+  // even. The last 8-byte word is padded with zeros. Each word is mixed with its index into a 64-bit number. The
+  // checksum is the sum of these numbers modulo 2^64. The probability that two different contents have the same
+  // checksum is about 2^-64.
   void (*add_checksum)(const void* data, int64_t bytes, int64_t* sum) = nullptr;
   // decode() and encode() convert the moments of `numel` elements from and to 8-bit codes, in blocks of kScaledNumel.
   // The last block can be incomplete. Both functions use the same codes and scales as an update on the CPU.

@@ -6,9 +6,9 @@
 namespace zeroshard {
 
 // Adds doubles without rounding, so that the sum does not depend on their order, or on how they are split among ranks.
-// The value is a fixed-point number of 64-bit limbs. Each limb holds 32 bits, and together they span every finite
-// double. Limbs are added as integers, so an all-reduce of limbs() adds the sums of all ranks exactly. Source: the long
-// accumulator of U. Kulisch, "Computer Arithmetic and Validity" (2nd ed., 2013), chapter 8.
+// The value is a fixed-point number of 64-bit limbs. Each limb holds 32 bits of the number, and the limbs together can
+// hold every finite double. Limbs are added as integers, so an all-reduce of limbs() adds the sums of all ranks
+// exactly. Source: the long accumulator of U. Kulisch, "Computer Arithmetic and Validity" (2nd ed., 2013), chapter 8.
 class ExactSum {
  public:
   // 2^-1074 .. 2^1023 take 66 limbs of 32 bits. Two more limbs take carries. The last limb is not part of the number.

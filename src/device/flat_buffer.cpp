@@ -21,8 +21,8 @@ namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
 
-// Allocates zeroed memory of `device`. On the CPU, asks the system for 2 MiB pages if the memory is that large. Gathers
-// and optimizer passes go through whole buffers, and take 10 % longer with small pages.
+// Allocates zeroed memory of `device`. On the CPU, asks the system for pages of 2 MiB if `bytes` is at least 2 MiB,
+// because gathers and optimizer passes go through whole buffers and take 10 % longer with small pages.
 at::Tensor allocate_memory(int64_t bytes, at::Device device, Category category) {
   if (!device.is_cpu() || bytes < kHugePage)
     return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));

@@ -23,7 +23,8 @@ class FlatBuffer {
   // Allocates memory by Comm::allocate(), so that peers can read it directly if the transport allows that. Collective.
   FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
   // Allocates host memory for copies to and from `device`. The ledger counts it on the host's tier. If `pin` is true,
-  // the device can copy directly (pinned_memory()). No copy may be running when the memory is freed.
+  // the memory is pinned if possible (pinned_memory()), so that the device can copy directly. No copy may be running
+  // when the memory is freed.
   static FlatBuffer on_host(int64_t bytes, at::Device device, bool pin, Ledger& ledger, Category category);
   FlatBuffer(FlatBuffer&& other) noexcept;
   FlatBuffer& operator=(FlatBuffer&& other) noexcept;

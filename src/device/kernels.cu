@@ -45,7 +45,7 @@ struct CudaVector : FourLanes {
   }
 };
 
-// The tensors of one launch. This struct is a parameter of the launch, and all parameters together may have 4 KiB.
+// The tensors of one launch. This struct is one of the parameters of the launch, which may have 4 KiB in all.
 struct PackItems {
   static constexpr int kMost = 64;
   const void* src[kMost];
@@ -104,8 +104,8 @@ void pack_all_to(std::span<const PackItem> items, DType dst_dtype, float scale) 
 // A warp holds an ExactSum together. Lane l has the limbs l, l + 32 and l + 64.
 constexpr int kLimbsPerLane = (kNumLimbs + kLanes - 1) / kLanes;
 
-// Adds a double as ExactSum::add() does. All lanes must pass the same `value`, which must not be negative. `own` has
-// the limbs of the lane.
+// Adds a double as ExactSum::add() does. All lanes of a warp must pass the same `value`, which must not be negative.
+// `own` has the limbs of this lane.
 __device__ void add_to_limbs(double value, int lane, unsigned long long* own) {
   const unsigned long long bits = static_cast<unsigned long long>(__double_as_longlong(value));
   const auto exponent = static_cast<int>((bits >> 52) & 0x7ff);
@@ -134,8 +134,8 @@ __device__ void add_by_halves(double* sums) {
 }
 
 // Adds the sum of the squares of each block of kBlockNumel elements exactly to `limbs`. A warp sums one such block at a
-// time. Lane l sums the squares of the elements l + 32 k over k by halves (add_by_halves()), and then the sums of the
-// lanes are added by halves.
+// time. Lane l takes the elements l, l + 32, l + 64, ... of the block, and adds their squares by halves
+// (add_by_halves()). Then the sums of the lanes are added by halves.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) run_squares(const T* data, int64_t numel, unsigned long long* limbs) {
   constexpr int kEach = int{kBlockNumel} / kLanes;

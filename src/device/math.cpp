@@ -24,10 +24,10 @@ namespace zeroshard::math {
 namespace {
 
 constexpr int64_t kGrain = 1 << 16;  // the fewest elements for which a second thread pays
-// The elements that are summed at a time on devices without kernels. The number limits the temporary memory.
+// Number of elements that are summed at a time on devices without kernels. It limits the temporary memory.
 constexpr int64_t kAtenPiece = 1 << 23;
-// The elements that are summed and then squared before the next ones are read. Their number is so small that they stay
-// in the L2 cache.
+// Number of elements that are summed, and then squared, before the next ones are read. So few elements stay in the L2
+// cache.
 constexpr int64_t kCached = 1 << 15;
 
 int64_t num_pieces(int64_t numel) {

@@ -34,9 +34,9 @@ void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, floa
                   bool accumulate, ExactSum* squares = nullptr);
 
 // Adds the squares of `flat` to `sum`. On the CPU, kernels::sum_of_squares() sums each piece of 2^15 elements with a
-// precision of at least 70 bits, and the pieces are added exactly. So the sum, rounded to a double, does not depend on
-// how elements are cut into tensors, except once in millions of times. On a device, sum_of_squares() of
-// device/device_squares.h computes the sum.
+// precision of at least 70 bits, and the pieces are added exactly. A double has only 53 bits. So it happens only once
+// in millions of times that the sum, rounded to a double, depends on how elements are cut into tensors. On a device,
+// sum_of_squares() of device/device_squares.h computes the sum.
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 
 // decode() and encode() convert moments from and to 8-bit codes, in blocks of kScaledNumel elements. The last block can

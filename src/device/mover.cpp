@@ -68,7 +68,7 @@ void Mover::lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways way
 }
 
 // Prepares the piece that begins at element `at`, and starts to copy it to the host if ways.reads. Returns an empty
-// piece at the end of `far`. The previous piece is still in use meanwhile.
+// piece if `at` is the end of `far`. The previous piece is still in use meanwhile.
 Mover::Piece Mover::begin_piece(const at::Tensor& far, const at::Tensor& near, Ways ways, int64_t at) {
   Piece piece{{at, std::min(at + piece_numel_, far.numel())}, near};
   if (piece.range.size() == 0) return piece;

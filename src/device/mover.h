@@ -21,7 +21,7 @@ class Mover {
   // The buffers of a Mover. All have the same size. Either all are on the host, or all are on the device.
   struct Slots {
     int64_t bytes = 0;        // size of each buffer
-    int count = 0;            // lend_on_host() of several pieces needs at least two
+    int count = 0;            // lend_on_host() of several pieces without `near` needs at least 2
     int64_t piece_numel = 0;  // the most elements of a piece of lend_on_host()
     bool on_host = true;
     bool pin = true;  // whether buffers on the host are pinned
@@ -71,9 +71,10 @@ class Mover {
     bool reads = false, writes = false;
   };
   // Lends `far`, 1-D memory of the device, to the host. Calls `use` for one piece after another, with host memory that
-  // is valid only during the call. This memory is a part of `near`, which must be as large as `far`. If `near` is
-  // undefined, it is a part of a slot. While one piece is in use, the next one is copied. The function does not wait
-  // for copies back. If `use` throws, copies continue, and the caller must call wait().
+  // is valid only during the call of `use`. If `near` is defined, this memory is a part of `near`, which must be as
+  // large as `far`. If not, it is a part of a slot. While one piece is in use, the next one is copied. The caller must
+  // let the copies wait for earlier work on `far` (follow()). The function does not wait for copies back. If `use`
+  // throws, copies continue, and the caller must call wait().
   using UseOnHost = std::function<void(Range piece, const at::Tensor& near)>;
   void lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways ways, const UseOnHost& use);
   // Lends `far`, a piece of host memory that fits a slot, to the device's current stream. Calls `use` with memory of a

@@ -8,8 +8,8 @@
 namespace zeroshard {
 
 // A range of host time that torch.profiler shows with a name. NVIDIA's tools show it through
-// torch.autograd.profiler.emit_nvtx(). The name consists of what the engine does and the unit. Without a profiler, a
-// range costs some nanoseconds.
+// torch.autograd.profiler.emit_nvtx(). The name consists of what the engine does (`action`) and, if given, the unit.
+// Without a profiler, a range costs some nanoseconds.
 class NamedRange {
  public:
   explicit NamedRange(std::string_view action, std::string_view unit = {}) {

@@ -48,9 +48,9 @@ class SlotRing {
   // happens if users have more units unsharded at a time than the ring has slots. The ledger's peak shows these slots.
   Slot* acquire(int64_t bytes);
   void release(Slot* slot);
-  // Returns the memory of a slot, for tensors that can outlive the ring. The slot gets new memory, unless acquire()
-  // made the slot because all others were in use. The caller must release such a slot next. If there is no new memory,
-  // throws and leaves the slot unchanged.
+  // Returns the memory of a slot, for tensors that can outlive the ring. A slot that stays in the ring gets new memory
+  // instead. If there is none, throws, and the slot keeps its memory. A slot that acquire() made because all others
+  // were in use gets no new memory, and the caller must release it next.
   at::Tensor take_memory(Slot* slot);
 
  private:

@@ -20,6 +20,7 @@ c10::Storage make_swapped_storage(int64_t bytes, at::Device device, const std::s
 void put_memory(const c10::Storage& storage, void* data);
 // Detaches the memory. After that, reading a view of the storage throws an error with the storage's message.
 void take_memory(const c10::Storage& storage);
+// Sets the message of a storage that has no memory.
 void set_message(const c10::Storage& storage, const std::string& message);
 
 // Ends an engine's use of the storage, while views keep the storage. The memory of the storage becomes `data`, a part
