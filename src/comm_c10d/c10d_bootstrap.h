@@ -9,8 +9,8 @@
 namespace zeroshard {
 
 // A Bootstrap that uses only the all-gather of a process group. A call throws CommError if a rank dies or is stopped
-// for too long meanwhile, or if options.timeout_ms is over. The error names a dead or stopped rank if options.processes
-// has the process of that rank.
+// for too long meanwhile, or if ranks do not answer within options.timeout_ms. The error names a dead or stopped rank
+// if options.processes has the process of that rank.
 class C10dBootstrap final : public Bootstrap {
  public:
   // `group` must have a backend for CPU tensors, because messages are in host memory.
@@ -26,7 +26,7 @@ class C10dBootstrap final : public Bootstrap {
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   int64_t timeout_ms_;
-  int number_;  // the number by which messages name this rank
+  int number_;  // the number by which error messages name this rank
   PeerWatch watch_;
 };
 

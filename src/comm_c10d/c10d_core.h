@@ -41,7 +41,7 @@ class C10dCore {
   at::Device device() const { return device_; }
   int rank() const { return group_ ? group_->getRank() : 0; }
   int world_size() const { return group_ ? group_->getSize() : 1; }
-  // Returns the number by which messages name `rank`.
+  // Returns the number by which error messages name `rank`.
   int number_of(int rank) const { return options_.numbers.of(rank); }
   // Returns whether this process is a forked child of the rank. A child must not destroy the process group and the
   // watch, because their destructors end the parent's connections and join threads that the child does not have.
@@ -53,8 +53,8 @@ class C10dCore {
   // becomes WatchedComm::why_host.
   void watch(std::function<std::string()> why_host);
   void unwatch() { watching_.reset(); }
-  // Never destroys the watch. A forked child calls this function, because it has no copy of the thread that the watch's
-  // destructor waits for.
+  // Drops the watch without destroying it. A forked child calls this function instead of unwatch(), because the child
+  // has no copy of the thread that the watch's destructor waits for.
   void abandon_watch() { static_cast<void>(watching_.release()); }
 
   // See Comm::still_writes.
@@ -67,14 +67,14 @@ class C10dCore {
   // Also tells the Divergence and the watch about `op`. Throws CommError if the communicator has failed, or if `start`
   // throws.
   c10::intrusive_ptr<c10d::Work> issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
-  // On the CPU, returns when `work` is done. On a device, makes the current stream wait for `work`. Needs a Work whose
-  // isCompleted() is right, which is not so with some wrappers of backends.
+  // On a device, makes the current stream wait for `work`. On the CPU, returns when `work` is done. This relies on
+  // work.isCompleted(), which is wrong in some wrappers of backends.
   void complete(c10d::Work& work, const Op& op);
   // Blocks the host until `work` is done, also on a device.
   void complete_on_host(c10d::Work& work, const Op& op);
   void complete_all();
   // Returns when the work that is queued on the device's current stream is done. Calls `check` again and again until
-  // then, and throws what `check` throws. Messages name the wait by `op`.
+  // then, and throws what `check` throws. Error messages name the wait by `op`.
   void await_stream(const Op& op, const std::function<void()>& check);
   // Must be called when every rank knows that ranks have called different collectives on a device. Throws CommError,
   // which names the first difference if the Divergence finds it.
@@ -95,7 +95,8 @@ class C10dCore {
   void abort(std::string_view reason) noexcept;
   // Aborts the running collectives of the process group. With NCCL, the collectives of peers then fail immediately.
   // Gloo cannot tell peers, so they notice the abort when this process ends. Only the first call has an effect. On a
-  // device, the call waits for at most half a second, unless this process cannot start a thread.
+  // device, the call waits for the abort for at most half a second. If this process cannot start a thread for the
+  // abort, the call waits until the abort is done.
   void end() noexcept;
 
  private:
@@ -103,9 +104,9 @@ class C10dCore {
   // Lets the program interrupt the wait in `op`. If the program does so, aborts the communicator and throws the
   // program's exception.
   void heed_interrupt(const Op& op);
-  // Throws CommError with `message`, which is usually a backend's own and rarely explains the failure. So the function
-  // first looks whether ranks have called different collectives, and whether a peer has died or was stopped. It puts
-  // what it finds before `message`. `waits` says whether this rank's thread has waited in `op`.
+  // Throws CommError with `message`. The message is usually a text of the backend, which rarely explains the failure.
+  // So the function first looks whether ranks have called different collectives, and whether a peer has died or was
+  // stopped. It puts what it finds before `message`. `waits` says whether this rank's thread has waited in `op`.
   [[noreturn]] void fail_explained(const Op& op, const std::string& message, bool waits);
 
   struct Compared {

@@ -65,8 +65,9 @@ class C10dWork final : public Work, private C10dCore::Pending {
 };
 
 // An exchange whose pieces are ready when `work` is done. `work` is an all-to-all into scratch, or an exchange of
-// Tiers. With one rank, whose only piece is the input, `work` is a DoneWork. When `work` is done, no rank reads this
-// rank's input any more, so release() and drain() need not wait for anything else.
+// Tiers. If there is only one rank, whose input is the only piece, or if there are no elements, `work` is a DoneWork.
+// When `work` is done, no rank reads this rank's input any more, so release() and drain() need not wait for anything
+// else.
 class C10dExchange final : public Exchange {
  public:
   C10dExchange(std::unique_ptr<Work> work, std::vector<const void*> pieces, DType dtype)

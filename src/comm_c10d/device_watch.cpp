@@ -66,7 +66,8 @@ class DeviceWatch::Subject {
   uint64_t done_ = 0;  // all collectives up to this number are complete
   // The number of the oldest collective that was not complete at the last look. 0: all were complete.
   uint64_t stuck_ = 0;
-  // How long collective stuck_ has made no progress, and how long it must be before calls are compared next.
+  // stuck_ms_ is the time for which collective stuck_ has made no progress. When it reaches next_comparison_ms_, this
+  // rank compares its calls with those of other ranks.
   int64_t stuck_ms_ = 0, next_comparison_ms_ = 0;
   bool told_ = false;
 };

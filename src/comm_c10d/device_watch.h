@@ -23,7 +23,7 @@ namespace zeroshard {
 
 // A device communicator that a DeviceWatch observes.
 struct WatchedComm {
-  int rank = 0;  // this rank's number in messages
+  int rank = 0;  // this rank's number in error messages
   int64_t timeout_ms = 0;
   PeerWatch peers;
   std::shared_ptr<SharedFailure> failure;
@@ -42,10 +42,10 @@ struct WatchedComm {
 // Note [What a thread that watches may do]
 // The thread calls no collective. It asks Works whether they are complete and the host communicator whether it is
 // broken, looks at processes, and reads and writes keys of the store. A rank whose device waits is not blocked itself,
-// so it can still call the collective that another rank waits for. Therefore two ranks differ only if both have made a
-// call of the same number. A rank that has not made it yet may do so until the time-out. While the rank's own thread
-// waits for the device in a call of the engine, that call looks for failures, and the watching thread only exchanges
-// news with other ranks through the store.
+// so it can still call the collective that another rank waits for. Therefore the thread reports a difference between
+// two ranks only if both have made a call with the same number. A rank that has not made the call yet may still make it
+// until the time-out. While the rank's own thread waits for the device in a call of the engine, that call looks for
+// failures, and the watching thread only exchanges news with other ranks through the store.
 class DeviceWatch {
  public:
   DeviceWatch() = default;

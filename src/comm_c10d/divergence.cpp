@@ -56,9 +56,10 @@ std::string Divergence::table(const Communicator& communicator) const {
 }
 
 // Compares this rank's calls with the table `theirs` of `peer`, and notes in known_ the number of the last call of
-// `peer` that it reads there. Each rank knows only its latest calls. If a call that both ranks know has different
-// hashes, returns a text that names this call as both ranks made it. If there are several, takes the first. Otherwise
-// returns nothing. The ranks might differ already in an earlier call, because a hash covers all calls up to its own.
+// `peer` that it reads there. Each rank keeps only its latest calls. Looks for the first call that both ranks still
+// have, and whose hashes differ. If there is one, returns a text that says how each of the two ranks made this call. If
+// not, returns nothing. The ranks might differ already in a call that they no longer have, because a hash covers all
+// calls up to its own.
 std::optional<std::string> Divergence::compare(size_t number, int peer, const std::string& theirs) {
   const std::scoped_lock lock(mutex_);
   const Communicator& communicator = communicators_[number];
@@ -101,12 +102,16 @@ std::optional<Divergence::Place> Divergence::parse_place(int rank, const std::st
 // Finds two ranks that wait in different communicators, each for a call that the other has not made. Returns a text
 // that names both, or nothing.
 //
-// Such ranks exist whenever ranks wait forever in two communicators A and B. Let b be the rank with the fewest calls in
-// A among those that wait in B. Then every rank that waits in A waits for a call that b has not made. This also holds
-// with A and B exchanged. A published place may be out of date, but the two places of such a pair are not. When the
-// second of the two ranks published its place, it had not made the call for which the first waits, so the first was
-// still waiting. (This would not hold for a collective that some ranks complete without the others, such as a broadcast
-// at its receivers. The engine never calls such collectives on ranks that take different paths.)
+// Such ranks exist whenever all ranks wait forever, some in communicator A and the others in communicator B. Let b be
+// the rank with the fewest calls in A. All ranks have made the last call of b in A, so b cannot wait in A and waits in
+// B. A rank that waits in A waits for a call that b has not made, because otherwise all ranks would have made the call.
+// Let a be the rank with the fewest calls in B. For the same reasons, a waits in A, and a rank that waits in B waits
+// for a call that a has not made. So a and b are such ranks.
+//
+// A published place may be out of date, but the two places of such a pair are not. When the second of the two ranks
+// published its place, it had not made the call for which the first waits, so the first was still waiting. (This would
+// not hold for a collective that some ranks complete without the others, such as a broadcast at its receivers. The
+// engine never calls such collectives on ranks that take different paths.)
 std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& own, const Talk& talk) const {
   std::vector<Place> places;
   if (own) places.push_back(*own);

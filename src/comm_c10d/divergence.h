@@ -27,14 +27,14 @@ namespace zeroshard {
 // call look(), hear(), tell_failure() and behind() at the same time.
 class Divergence {
  public:
-  // If `store` is null, no difference is ever found. Error messages name ranks by `numbers`.
+  // If `store` is null, no difference is ever found. Error messages name ranks by their numbers in `numbers`.
   Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers = {});
 
-  // Returns the number that makes the keys of this Divergence differ from those of earlier ones over the same store. At
-  // first it is the number of Divergences that this rank has created over the store. If one rank alone failed to
-  // connect and tries again, its number is higher than the numbers of the other ranks. Therefore all ranks must pass
-  // the highest number of all ranks to agree() before the first look(). The store has no entries with this highest
-  // number yet.
+  // Returns the generation. It is a part of the keys of this Divergence, so that they differ from the keys of earlier
+  // Divergences over the same store. At first, it is the count of Divergences that this rank has created over the
+  // store. If one rank alone failed to connect and tries again, its count is higher than those of the other ranks.
+  // Therefore all ranks must pass the highest generation of any rank to agree() before the first look(). The store has
+  // no keys of this generation yet.
   int64_t generation() const { return generation_; }
   void agree(int64_t largest) { generation_ = largest; }
 
@@ -51,8 +51,8 @@ class Divergence {
   // such call of both. If two ranks wait in different communicators, each for a call that the other has not made,
   // returns a text that names both calls. Otherwise, or if the store cannot be reached, returns nothing. If the store
   // does not answer within a fifth of a second, returns nothing, and the next look() waits for the same answer. A rank
-  // that finds a difference waits until all ranks have found one, but at most three seconds, because the rank that
-  // serves the store might end when look() returns.
+  // that finds a difference returns only when all ranks have found one, but after three seconds at the latest. Without
+  // this wait, the rank that serves the store might end before the other ranks have read the store.
   std::optional<std::string> look(size_t communicator, const Op* waiting, bool asks = true);
 
   // The news that hear() has read from the store.
@@ -62,14 +62,14 @@ class Divergence {
     bool asked = false;
     std::string failure;  // why the communicators of a rank failed; "": no such news
   };
-  // Returns empty news if the store does not answer within a fifth of a second. After an error of the store, always
-  // returns empty news.
+  // Reads the news from the store. Returns empty news if the store does not answer within a fifth of a second. After an
+  // error of the store, always returns empty news.
   News hear();
   // Tells the other ranks why this rank's communicators failed, if the store can be reached and no rank has told a
   // reason before.
   void tell_failure(const std::string& why);
   // Returns the other ranks that are not known to have made call number `seq` in `communicator`. Each comes with the
-  // number of its last known call, or 0.
+  // number of its last known call, or with 0 if none is known.
   std::vector<std::pair<int, uint64_t>> behind(size_t communicator, uint64_t seq) const;
 
  private:
@@ -104,7 +104,7 @@ class Divergence {
     std::vector<std::pair<int, std::string>> tables, places;  // rank, text
     size_t communicator = 0;                                  // the communicator of `tables`
     News news;
-    int64_t asked = 0;    // how often a rank has asked the others to publish so far
+    int64_t asked = 0;    // how often ranks have asked the others to publish so far
     bool broken = false;  // whether the conversation ended with an error of the store
 
    private:
@@ -128,8 +128,8 @@ class Divergence {
   int64_t generation_ = 0;    // see generation()
   mutable std::mutex mutex_;  // protects communicators_ and known_
   std::vector<Communicator> communicators_;
-  // The number of the last call that each other rank has published, as far as this rank has read it, by communicator
-  // and rank.
+  // For a communicator and another rank, the number of the last call of the other rank that this rank has read in the
+  // store.
   std::map<std::pair<size_t, int>, uint64_t> known_;
   std::mutex looking_;              // held during look() and hear(); protects the members below
   std::shared_ptr<Talk> exchange_;  // the running conversation of look()

@@ -80,8 +80,9 @@ int listen_on_loopback(uint16_t port) {
 }
 
 // Returns whether nobody listens on 127.0.0.1:port. Returns false if that cannot be found out. A socket that gets its
-// own port while it connects could get `port`, and would then connect to itself. So the socket is bound to a port
-// first. SO_REUSEADDR lets other processes listen on that port meanwhile.
+// own port while it connects could get `port`, and would then connect to itself. So the socket is bound to a free port
+// first. If that is `port` itself, nobody listens there. SO_REUSEADDR lets other processes listen on the socket's port
+// meanwhile.
 bool refuses_connections(uint16_t port) {
   const int fd = bind_to_loopback(0);
   if (fd < 0) return false;

@@ -19,8 +19,9 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
 // Returns whether MASTER_ADDR is a loopback address or unset.
 bool meets_on_loopback();
 // Returns whether this rank knows exactly one interface by which a Gloo group can reach other hosts. If
-// GLOO_SOCKET_IFNAME is set, this is true if it has only one name, even of an interface that does not exist. If it is
-// unset, the interface is the one that leads to MASTER_ADDR, unless that is a loopback address.
+// GLOO_SOCKET_IFNAME is set, this is true if the variable has only one name, even if no interface has that name. If
+// GLOO_SOCKET_IFNAME is unset, this is true if an interface leads to MASTER_ADDR, and MASTER_ADDR is not a loopback
+// address.
 bool reaches_other_hosts() noexcept;
 
 // Returns when a process listens on 127.0.0.1:port, but after `timeout` at the latest. Returns immediately if it cannot
@@ -34,9 +35,9 @@ void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout
 c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                        int world_size, int64_t timeout_ms = 1'800'000);
 
-// Does the same as make_gloo_group(), under the prefix `name`, on a thread of its own and with its own connection to
-// the store, because Gloo cannot be interrupted while it connects ranks. If the caller drops the future, the thread
-// goes on alone.
+// Does the same as make_gloo_group(), but on a new thread, because Gloo cannot be interrupted while it connects ranks.
+// The thread has its own connection to the store, and its keys have the prefix `name`. If the caller drops the future,
+// the thread goes on alone.
 std::future<c10::intrusive_ptr<c10d::ProcessGroup>> connect_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                                        const std::string& name, int rank,
                                                                        int world_size, int64_t timeout_ms);

@@ -21,8 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 constexpr std::chrono::milliseconds kNap(5), kLookEvery(100), kReadEvery(500);
-// The number of missing cards that a rank requests at a time. More would burden the store in worlds of thousands of
-// ranks.
+// The most missing cards that a rank requests at a time. More would burden the store in worlds of thousands of ranks.
 constexpr size_t kAskedAtOnce = 64;
 constexpr std::string_view kLeft = "left ";
 
@@ -32,13 +31,14 @@ std::string card_key(size_t rank) {
 
 // Note [Names of groups beside]
 // Each rank has a card, which is an entry in the store. A rank counts its own tries, and writes the number of its try
-// on its card. Ranks that failed alone have other numbers than the other ranks, so the name of a try is derived from
-// all cards. If a peer starts again while this rank connects, the peer's card changes, and this rank connects with the
-// new name. A rank might first find the card of a peer's earlier try. Such a card does not count if it says that the
-// peer has left, or if it is from a process of this host that is dead. The rank then waits for the peer's next card.
+// on its card. The number alone cannot name the new group, because a rank that has failed alone has another number than
+// the other ranks. Therefore the name contains a hash of all cards. If a peer starts again while this rank connects,
+// the peer's card changes, and this rank connects with the new name. A rank might first find the card of a peer's
+// earlier try. Such a card does not count if it says that the peer has left, or if it is from a process of this host
+// that is dead. The rank then waits for the peer's next card.
 class Cards {
  public:
-  // Writes the card of this rank. Error messages name ranks by `numbers`.
+  // Writes the card of this rank. Error messages name ranks by their numbers in `numbers`.
   Cards(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNumbers numbers)
       : store_(std::move(store)),
         rank_(size_t(rank)),
@@ -52,9 +52,9 @@ class Cards {
                 concat(number, ' ', own.pid, ' ', own.start_time, ' ', host.empty() ? std::string("?") : host));
   }
 
-  // Reads the cards of up to kAskedAtOnce ranks that have not arrived yet, or all cards if `again` is true. Returns
-  // whether a card is new. A rank has arrived when a card of it was read that counts. Throws CommError if a rank that
-  // had arrived has left, or if a card has an unknown format.
+  // A rank has arrived when this function has read a card of the rank that counts (see the Note above). Reads the cards
+  // of up to kAskedAtOnce ranks that have not arrived yet, or all cards if `again` is true. Returns whether it has read
+  // a new card that counts. Throws CommError if a rank that had arrived has left, or if a card has an unknown format.
   bool read(bool again) {
     bool is_new = false;
     size_t asked = 0;
@@ -170,7 +170,7 @@ class Beside {
     }
   }
 
-  // Reads the cards, and watches the processes that they name. Returns what Cards::read() does.
+  // Reads the cards, and watches the processes that they name. Returns what Cards::read() returns.
   bool read_cards(bool again) {
     if (!cards_.read(again)) return false;
     watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener, options_.numbers);

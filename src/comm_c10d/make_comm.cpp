@@ -100,9 +100,9 @@ std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options)
                                     make_single_comm());
 }
 
-// Returns a shared-memory communicator if options.transport allows it, all ranks are on one host, and they can share
-// memory. Otherwise returns null, but throws CommError for kShm if the ranks of one host cannot share memory. For
-// kAuto, it logs a warning in that case.
+// Returns null if options.transport is kProcessGroup, or if ranks are on several hosts. Otherwise returns a
+// shared-memory communicator. If the ranks cannot share memory, throws CommError for kShm, but for kAuto logs a warning
+// and returns null.
 std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
                               const CommOptions& options) {
   using Transport = CommOptions::Transport;
@@ -117,7 +117,8 @@ std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCa
 }
 
 // Returns a communicator of two levels if options.transport is kAuto, ranks_per_host() is more than 1, every rank can
-// reach other hosts, `group` has a store, and the ranks of each host can share memory. Otherwise returns null.
+// reach other hosts, `group` has a store, and the ranks of each host can share memory. Otherwise returns null. Throws
+// CommError if Gloo cannot connect the hosts.
 std::unique_ptr<Comm> try_tiers(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
                                 const c10::intrusive_ptr<c10d::ProcessGroup>& group, const PeerWatch& watch,
                                 const CommOptions& options, const std::shared_ptr<Divergence>& divergence) {

@@ -6,9 +6,9 @@
 
 namespace zeroshard {
 
-// A C10dComm over several hosts. Gathers, broadcasts and exchanges use Tiers, so that their bytes cross the network
-// once for each host. But an exchange uses the process group if sums_on_hosts() is false. All other collectives are
-// small or rare, and use the process group, too.
+// A C10dComm over several hosts. Gathers and broadcasts use Tiers, and so do exchanges if sums_on_hosts() is true. Thus
+// their bytes cross the network once for each host. allocate() uses Tiers, too, so that the ranks of a host can read
+// the memory. All other collectives are small or rare, and use the process group.
 class TieredComm final : public C10dComm {
  public:
   TieredComm(std::unique_ptr<Tiers> tiers, c10::intrusive_ptr<c10d::ProcessGroup> group, PeerWatch watch,

@@ -46,9 +46,10 @@ class Tiers {
   WorkPtr all_gather(Span full, ConstSpan shard, std::string_view tag);
   // `data` must be a tensor of bytes.
   WorkPtr broadcast(const at::Tensor& data, int root, std::string_view tag);
-  // Sums the pieces of each host's ranks, and exchanges the sums. A slice has full.numel / world_size elements. `sums`
-  // has room for two fp32 slices for each host. When the Work is done, shard_sums() points at one fp32 slice for each
-  // host, which is the host's sum for this rank's slice of `full`.
+  // `full` consists of one slice of full.numel / world_size elements for each rank. On each host, sums every slice over
+  // the ranks of the host in fp32, and sends the sum to the rank of the slice. `sums` must have room for two fp32
+  // slices for each host. When the Work is done, shard_sums() points at the sums that this rank has received, which are
+  // one fp32 slice from each host.
   WorkPtr exchange(ConstSpan full, float* sums, std::string_view tag);
   float* shard_sums(const ConstSpan& full, float* sums) const { return sums + full.numel / ranks_per_host(); }
   // Allocates memory that the ranks of this host can read directly. `*result` has the memory when the Work is done.
