@@ -11,11 +11,12 @@
 //
 // Note [The dynamic map]
 // The map has 7 decades, and the values 0 and 1. Decade i (0 to 6) has n = 2^i values of each sign, or 2n values if all
-// are positive. These values lie at equal distances in 10^(i-6) * [0.1, 1]. Codes number the values in ascending order.
-// Let x = 2 * |code - 127| + 1 for signed codes, or code + 1.5 for unsigned codes, and let m in [1, 2) be the mantissa
-// of x. The exponent of x is 0 for the value 0, i + 1 for decade i, and 8 for the value 1. The value in decade i is
-// 10^(i-6) * (0.9 m - 0.8). So decoding and encoding each need only a lookup and one fma. Tables have 8 entries,
-// because a vector of AVX2 has 8 lanes. One entry serves both values outside of the decades, 0 and 1.
+// are positive. Their magnitudes are the midpoints of n (or 2n) equal parts of the interval 10^(i-6) * [0.1, 1]. Codes
+// number the values in ascending order. Let x = 2 * |code - 127| + 1 for signed codes, or code + 1.5 for unsigned
+// codes, and let m in [1, 2) be the mantissa of x. The exponent of x is 0 for the value 0, i + 1 for decade i, and 8
+// for the value 1. The magnitude of a value in decade i is 10^(i-6) * (0.9 m - 0.8). So decoding and encoding each need
+// only a lookup and one fma. Tables have 8 entries, because a vector of AVX2 has 8 lanes. One entry serves both values
+// outside of the decades, 0 and 1.
 namespace zeroshard::kernels {
 namespace {
 
@@ -31,7 +32,8 @@ struct DecodeTable {
   alignas(64) float slope[kEntries] = {}, offset[kEntries] = {};
 };
 struct EncodeTable {
-  // A magnitude above `above[k]` has at least entry k + 1. For k = 7 that is entry 0, which also serves the value 1.
+  // `above[k]` is the border between the magnitudes of entry k and those of entry k + 1. For k = 7 the upper entry is
+  // entry 0, which serves the values 0 and 1.
   alignas(64) float above[kEntries] = {};
   // Each entry has a line (`slope` and `offset`) and an upper bound (`most`). The line maps a magnitude to a number,
   // which is then limited to `most` and truncated. The result is the distance of the magnitude's code from the code of
@@ -75,10 +77,10 @@ constexpr EncodeTable make_encode_table(bool is_signed) {
   return table;
 }
 
-// Magnitudes below kLeast get the code of the value 0. Magnitudes from kLeast to 2 lie in 8 groups of 3.2 octaves each.
-// Group k contains above[k] and no other of these borders, so a magnitude in it has entry k or k + 1. The bits of a
-// float grow by 2^23 per octave, so a product of these bits with kGroupFactor counts groups. The last 3 bits of the
-// result of group_of() are the number of the group.
+// Magnitudes below kLeast get the code of the value 0. Magnitudes from kLeast to 2 lie in 8 groups of 3.2 octaves
+// (factors of 2) each. Group k contains the border above[k] and no other border, so a magnitude in group k has entry k
+// or k + 1. The bits of a float grow by 2^23 per octave, so a product of these bits with kGroupFactor counts groups.
+// The last 3 bits of the result of group_of() are the number of the group.
 constexpr float kLeast = 0x1p-24f;
 constexpr uint32_t kGroupFactor = 160;
 ZS_KERNEL constexpr uint32_t group_of(uint32_t bits) {

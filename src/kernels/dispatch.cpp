@@ -13,9 +13,8 @@ namespace zeroshard::kernels {
 namespace {
 
 #ifdef __x86_64__
-// Asks the processor itself, because not every compiler's __builtin_cpu_supports knows f16c. Whether the operating
-// system supports the registers is not asked here, because has_avx2() also asks for avx2, which uses the same
-// registers.
+// Asks the processor itself, because not every compiler's __builtin_cpu_supports knows f16c. Does not ask whether the
+// operating system supports the registers, because has_avx2() also asks for avx2, which uses the same registers.
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

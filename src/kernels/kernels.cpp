@@ -115,12 +115,13 @@ AdagradConstants constants(const StepBuffers& buffers, const AdagradArgs& args) 
   };
 }
 
-// Encodes a block, and returns its scale, which is the largest magnitude, except in one case. Suppose that the values
-// come from signed codes with another scale, and that the element which had set that scale was negative. The signed map
-// has no value -1, so this element was decoded to a magnitude below that scale. With the largest magnitude as the new
-// scale, the codes would then decode to other values. This can only be found out by trying. So the function tries seven
-// floats near the scale that there would have been, and takes the first whose codes decode to the same values again. If
-// there is none, it takes the largest magnitude.
+// Encodes a block, and returns its scale. The scale is the largest magnitude of the values, except in one case. Suppose
+// that the values were decoded from signed codes with an earlier scale, and that the element which had set the earlier
+// scale was negative. The signed map has no value -1, so this element was decoded to a magnitude below the earlier
+// scale. With this magnitude as the new scale, the new codes would decode to other values. Only a trial shows whether
+// this is the case. If it is, the function computes what the earlier scale would have been, tries the seven floats
+// nearest to it, and takes the first with which the new codes decode to the same values again. If there is none, it
+// takes the largest magnitude.
 float encode_block(const KernelTable& table, const float* values, bool is_signed, uint8_t* codes) {
   float most = 0, lowest = 0;
   for (int64_t i = 0; i < kScaledNumel; ++i) {

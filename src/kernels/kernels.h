@@ -30,9 +30,10 @@ struct TwofoldSum {
 };
 // Returns the sum of squares. Squares are rounded to a grid on which their sums are exact, and the rounding errors are
 // summed separately (as in Rump, Ogita and Oishi, "Accurate floating-point summation", SIAM J. Sci. Comput. 31, 2008).
-// The result has 70 to 80 correct bits for a range of 2^15 elements, and at least 57 for any range. So the sums of the
-// parts of a range add up to the same double wherever the range is cut, except once in millions of times. The order of
-// additions does not depend on the instruction set. The result is not finite if an element is not finite.
+// The result has 70 to 80 correct bits for a range of 2^15 elements, and at least 57 for any range. A double has 53
+// bits, so the sums of the parts of a range add up to the same double wherever the range is cut, except once in
+// millions of times. The order of additions does not depend on the instruction set. The result is not finite if an
+// element is not finite.
 TwofoldSum sum_of_squares(const void* data, DType dtype, int64_t numel);
 
 // The random numbers for the stochastic rounding of moments to bf16. A number depends only on the key and the element's
@@ -53,12 +54,12 @@ struct StepBuffers {
   DType param_dtype = DType::kBFloat16;
   float grad_scale = 1;  // factor of the gradients: 1 / loss scale, times the clip factor
   int64_t numel = 0;
-  // fp32; bf16, to which moments are rounded stochastically; or kCodes. With kCodes, the range begins at a block of
-  // kScaledNumel elements, and all its elements belong to one parameter.
+  // The moments are in fp32, in bf16 (rounded stochastically) or in kCodes. With kCodes, the range begins at a block of
+  // kScaledNumel elements, and all elements of the range belong to one parameter.
   DType moment_dtype = DType::kFloat32;
   RandomBits random = {};      // for bf16
   float* scales[2] = {};       // for kCodes: for each moment, one scale per block
-  bool takes_written = false;  // for a device: first copy `param` to each master that does not round to it
+  bool takes_written = false;  // on a device: first replaces weights that do not round to `param` by `param`
 };
 
 // Adam, SGD and Adagrad use the formulas and the order of operations of torch.optim (2.13). All optimizers compute each

@@ -192,7 +192,7 @@ ZS_KERNEL inline typename V::F sum_of_fixed(const Each& pieces, Where where, int
   }
 }
 
-// Adds the pieces [first, first + count), where 0 < count <= kMost, a power of two.
+// Adds the pieces [first, first + count), where 0 < count <= kMost. kMost is a power of two.
 template <class V, typename Src, int kMost, class Each, class Where>
 ZS_KERNEL inline typename V::F sum_of_few(const Each& pieces, Where where, int first, int count) {
   if constexpr (kMost == 1) {
@@ -205,8 +205,8 @@ ZS_KERNEL inline typename V::F sum_of_few(const Each& pieces, Where where, int f
   }
 }
 
-// Adds any number of pieces, in groups of 8. The groups so far are counted in binary. If bit l of this count is 1,
-// sums[l] is the sum of 2^l groups.
+// Adds any number of pieces, in groups of 8. After `group` groups, sums[l] is the sum of 2^l groups if bit l of `group`
+// is 1. If the bit is 0, sums[l] is not used.
 template <class V, typename Src, class Each, class Where>
 ZS_KERNEL inline typename V::F sum_of_many(const Each& pieces, Where where, int count) {
   constexpr int kAtOnce = 8, kLevels = 28;
@@ -322,8 +322,8 @@ float sampled_max_abs(const void* data, int64_t numel) {
   return result;
 }
 
-// Returns the value at which a sum starts, which is 1.5 P for a power of two P. The sum stays below 2 P as long as the
-// added squares total less than 2^bits times the square of `max_abs`.
+// Returns the value at which a sum of squares starts. The value is 1.5 P, where P is a power of two. The sum stays
+// below 2 P as long as the sum of the added squares is less than 2^bits times the square of `max_abs`.
 inline double grid_base(float max_abs, uint64_t bits) {
   constexpr uint64_t kExponent = uint64_t{0x7ff} << 52, kHalf = uint64_t{1} << 51;
   const uint64_t square = std::bit_cast<uint64_t>(static_cast<double>(max_abs) * max_abs);
@@ -331,9 +331,9 @@ inline double grid_base(float max_abs, uint64_t bits) {
 }
 
 // Adds squares to kSquareLanes sums that start at `base`. Writes the sums without `base` to `lanes`, and the sums of
-// the rounding errors to `rests`. As long as sums keep the exponent of `base`, they are rounded to one grid, and
-// rounding errors are exact. Returns false if a sum has left the grid. Squares that are not finite either make a sum
-// leave the grid, or make the sum not finite.
+// the rounding errors to `rests`. As long as a sum keeps the exponent of `base`, it is rounded to multiples of one
+// power of two, and its rounding errors are exact. Returns false if a sum has got another exponent. If a square is not
+// finite, its sum is not finite either, and the function returns false.
 template <class V, typename T>
 bool add_squares_on_grid(const void* data, int64_t numel, double base, double (&lanes)[kSquareLanes],
                          double (&rests)[kSquareLanes]) {

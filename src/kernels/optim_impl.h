@@ -48,12 +48,14 @@ inline void update_all(const StepBuffers& buffers, void* first, void* second, co
 }
 
 // Divides by a fixed divisor, using only multiplications and fma, because a processor multiplies many times faster than
-// it divides. The result has the same bits as that of a division. The product with the reciprocal has an error of at
-// most 1.5 units of the last place. A correction by the remainder, which fma rounds only once, leaves an error of less
-// than one unit. The remainder of this better quotient is exact, so a second correction gives the rounded quotient. The
-// magnitudes of the reciprocal and the dividend must not lie below 2^-100, because the remainder would lose bits there.
-// A dividend of 0 is allowed. If the corrected quotient is infinite or NaN, the first product is the result. Source: P.
-// Markstein, "IA-64 and Elementary Functions" (2000), chapter 8.
+// it divides. The result has the same bits as that of a division. The magnitudes of the reciprocal and the dividend
+// must not lie below 2^-100, because the remainder would lose bits there. A dividend of 0 is allowed.
+//
+// The first quotient is the product of the dividend and the reciprocal. It has an error of at most 1.5 units of the
+// last place. A correction by its remainder, which fma rounds only once, leaves an error of less than one unit. The
+// remainder of this second quotient is exact, so another correction gives the correctly rounded quotient. If that is
+// infinite or NaN, the first quotient is the result. Source: P. Markstein, "IA-64 and Elementary Functions" (2000),
+// chapter 8.
 template <class V>
 class Divisor {
  public:
@@ -141,8 +143,8 @@ struct Moments<V, Bf16> {
   uint32_t high_;
 };
 
-// Moments in 8-bit codes. CodedBlocks has decoded the block of the vector to fp32. `from` and `to` are addresses of
-// such a block.
+// Moments in 8-bit codes. CodedBlocks has decoded the block that contains the vector to fp32. `from` and `to` are
+// addresses of decoded blocks.
 template <class V>
 struct Moments<V, Code8> {
   explicit Moments(const StepBuffers& /*buffers*/) {}

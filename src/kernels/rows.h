@@ -24,8 +24,8 @@ void rms_norm_backward(const RmsNorm& norm, const float* dy, const float* x, con
 
 // The arguments of rotate(), which rotates `heads` rows of `features` (even) floats. The rows of x begin `x_stride`
 // floats apart, and those of y `y_stride` floats apart. Each pair (i, i + features/2) is rotated by an angle (Su et al.
-// 2021): y = x * cos + (-second half of x, first half of x) * sin. cos and sin: [features]. If cos and sin each have
-// two equal halves, a rotation with -sin is the inverse, and computes the gradient.
+// 2021): y = x * cos + (-second half of x, first half of x) * sin. `cos` and `sin` have `features` elements each. If
+// each of them has two equal halves, a rotation with -sin is the inverse, and computes the gradient.
 struct Rotation {
   int64_t features;
   const float *cos, *sin;

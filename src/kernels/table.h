@@ -74,8 +74,8 @@ const KernelTable* scalar_table();
 
 // Returns the tables that this processor supports, best first. The last one is scalar.
 std::vector<const KernelTable*> available_tables();
-// Returns the table named `wanted`. If `wanted` is null or empty, returns the best one. If the name is unknown, logs a
-// warning and returns the best one.
+// Returns the table named `wanted`. If `wanted` is null or empty, returns the best one. If this processor has no table
+// of that name, logs a warning and returns the best one.
 const KernelTable& choose_table(const char* wanted);
 // Returns the table that the functions of kernels.h use.
 const KernelTable& active_table();
