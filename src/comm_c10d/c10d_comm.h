@@ -21,7 +21,7 @@ class Divergence;
 //
 // Ranks that call different collectives on the CPU find the difference in the next all_reduce of at most 64 KiB, or
 // after a rank has waited for a second. On a device, ranks find the difference when they compare history(), and the
-// DeviceWatch looks for it, too. Before that, the backend might fail with its own message.
+// DeviceWatch looks for it, too. The backend might fail with its own message before ranks find the difference.
 //
 // With NCCL, abort() makes the collectives of peers fail immediately. Gloo does not tell peers, so they notice the
 // abort when this process ends. On a device, the peers also hear of the abort through host(), if that is shared memory,

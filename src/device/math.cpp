@@ -112,8 +112,8 @@ void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type
   }
 }
 
-// Takes the whole `out` and not a slice. For a small gradient on a device, making a slice takes the host as long as the
-// launch.
+// Takes the whole `out` and not a slice, because making a slice for a small gradient on a device takes the host as long
+// as the launch.
 void pack(const Packed& packed, const at::Tensor& out, float scale, bool add) {
   const bool on_host = out.is_cpu();
   const int64_t numel = packed.in.numel();
