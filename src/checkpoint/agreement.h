@@ -14,8 +14,8 @@ std::string broadcast_text(Comm& comm, const std::string& text, int root, std::s
 
 // Runs `step` on this rank, and waits until every rank has run its own `step`. If `step` throws on some rank, every
 // rank throws the message of the lowest failing rank. With more than one rank, the message begins with the number of
-// that rank. ValueError and StateError keep their type. Other errors become IoError. If `step` throws a CommError, its
-// rank instead rethrows it without waiting for the others. Messages of more than 2000 bytes are cut.
+// that rank. ValueError and StateError keep their type. Other errors become IoError. If `step` throws a CommError on a
+// rank, this rank rethrows it without waiting for the others. Messages of more than 2000 bytes are cut.
 void together(Comm& comm, std::string_view tag, const std::function<void()>& step);
 
 // Throws ValueError on every rank if `mine` of some rank differs from `mine` of rank 0. The message is like "rank 1:
@@ -24,7 +24,7 @@ void check_same(Comm& comm, std::string_view verb, const std::string& mine, std:
 
 // Runs `all`, in which the ranks wait for one another by collectives. If `all` throws an exception that is not an
 // Error, such as std::bad_alloc, the exception has occurred on this rank only. The function then aborts `comm`, because
-// other ranks would wait for this one, and rethrows the exception.
+// other ranks would wait for this one, and rethrows the exception. It rethrows an Error without aborting `comm`.
 void or_abort(Comm& comm, const auto& all) {  // `all` is not a std::function, because creating one can need memory
   try {
     all();

@@ -23,12 +23,12 @@ namespace zeroshard {
 // the thread uses `comm`.
 //
 // Note [Copies of a device]
-// If the saver has DeviceCopies, start() queues the copies of slices that are not in host memory on the device. It
-// copies slices in host memory itself, and returns. The device first copies slices whose later writers do not wait for
-// a copy (SliceData::writers_wait() is false). Later work of the current stream waits for these copies. The device
-// makes the other copies while it does later work of the stream. The saver's thread waits for each copy before it
-// writes the copied data to a file. Before a save ends, even after an error, the thread waits for all copies. Thus no
-// copy reads the state or writes to the staging memory after the save.
+// If the saver has DeviceCopies, start() first queues copies on the device for the slices that are not in host memory.
+// Then it copies the slices in host memory itself, and returns. The device first copies slices whose later writers do
+// not wait for a copy (SliceData::writers_wait() is false). Later work of the current stream waits for these copies.
+// The device makes the other copies while it does later work of the stream. The saver's thread waits for each copy
+// before it writes the copied data to a file. Before a save ends, even after an error, the thread waits for all copies.
+// Thus no copy reads the state or writes to the staging memory after the save.
 class AsyncSaver {
  public:
   // A function that copies bytes of slices in host memory. For other slices, the saver calls SliceData::read() or
@@ -44,15 +44,16 @@ class AsyncSaver {
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  // Waits for the previous save, and allocates the memory that start() with the same arguments needs. prepare() is a
-  // call of its own, because the allocation can fail on one rank alone. The ranks can then agree not to call start().
-  // Throws like wait(). If there is no memory, throws OutOfMemory (limit of the ledger), ValueError, or with
-  // DeviceCopies StateError.
+  // Waits for the previous save, and allocates the memory that start() with the same arguments needs. The allocation
+  // can fail on one rank alone. prepare() is a call of its own, so that the ranks can then agree not to call start().
+  // Throws like wait(). Throws OutOfMemory if the ledger's limit does not allow the memory. If the system has no
+  // memory, throws StateError with DeviceCopies, and ValueError without them.
   void prepare(const SaveRequest& request, int64_t staging_bytes = 0);
   // Calls prepare(). Copies the slices that are not held into staging memory, while the thread already writes what is
   // copied. The staging memory has `staging_bytes`, or more if the slices need more. Without DeviceCopies, start()
-  // returns when the copy is complete or has failed. With DeviceCopies, it returns when the copies on the device are
-  // queued, and later work of the current stream may then change the state. A failed copy fails the save on every rank.
+  // returns when the copy is complete or has failed. With DeviceCopies, it returns when it has copied the slices in
+  // host memory, and has queued the other copies on the device. Later work of the current stream may then change the
+  // state. A failed copy fails the save on every rank.
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
   // Waits until no save is running. Throws the error of the last save, unless an earlier call has thrown it. Also
   // throws like await_end().

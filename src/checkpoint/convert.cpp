@@ -25,8 +25,8 @@ bool is_float(std::string_view dtype) {
   return dtype == "F64" || packed_dtype(dtype);
 }
 
-// Returns whether `from` can stand for `to` because it says only how wide its elements are. Before version 0.2,
-// checkpoints named the dtypes of weights in this way, except those for which is_float() is true.
+// Returns whether a checkpoint before version 0.2 may have named `from` in place of the dtype `to`. Such checkpoints
+// named an integer dtype of the same width in place of every dtype for which is_float() is false.
 bool is_by_width(std::string_view from, std::string_view to) {
   const bool named_so = from == "U8" || from == "I16" || from == "I32" || from == "I64";
   return named_so && !is_float(to) && dtype_bytes(from) == dtype_bytes(to);

@@ -331,8 +331,8 @@ std::vector<std::string> verify_named(const Named& named) {
 }
 
 // Returns how two tensors with the same name, kind and shape differ in dtype, in bits or in `updates`. Returns nothing
-// if they are equal. If convert() supports both dtypes, differing dtypes are no difference, and the values are compared
-// as F64.
+// if they are equal. If both dtypes are among F64, F32, F16 and BF16, it is no difference that they differ, and the
+// values are compared as F64.
 std::optional<std::string> difference(const TensorRecord& a, CheckpointReader& first, const TensorRecord& b,
                                       CheckpointReader& second) {
   if (a.dtype != b.dtype && !(is_converted(a.dtype) && is_converted(b.dtype)))

@@ -15,11 +15,11 @@
 namespace zeroshard {
 namespace {
 
-// Returns whether the damaged checkpoint `tag` counts as older than the newest whole one. Two facts can show this: the
-// commit number at the beginning of the damaged manifest, which can be wrong, and the hint (the file "latest"). A
-// checkpoint that the hint names is never older, and none is older if there is no whole one. If the hint names the
-// newest whole checkpoint, `tag` is older unless its number is larger than that checkpoint's. Otherwise `tag` is older
-// only if it has a number, and the number is smaller.
+// Returns whether the damaged checkpoint `tag` counts as older than the newest whole one. Returns false if there is no
+// whole one, or if the hint (the file "latest") names `tag`. Otherwise compares the commit number at the beginning of
+// the damaged manifest, which can be missing or wrong, with the number of the newest whole checkpoint. If the hint
+// names this whole checkpoint, returns true unless the damaged one has a larger number. If the hint does not name it,
+// returns true only if the damaged one has a number, and a smaller one.
 bool is_older(const Directory& root, const StoreListing& listing, const std::string& tag) {
   const FoundCheckpoint* const whole = listing.newest();
   if (whole == nullptr || listing.latest == tag) return false;
@@ -216,7 +216,8 @@ class Load {
   // load and the load is not strict. If the checkpoint that was tried last was deleted or replaced while this job read
   // it, the function lists the checkpoints again, because another job might have saved newer ones. It also lists them
   // again when every checkpoint of the list has been tried. Throws IoError if all checkpoints are damaged. A strict
-  // load also throws IoError if there is nothing to load, or when it finds the first damaged checkpoint.
+  // load also throws IoError if there is nothing to load, if the checkpoint that it tried is damaged, or if another
+  // damaged one might be the newest.
   std::string choose_newest() {
     if (!failed_.empty() && is_as_it_was(*root_, failed_.back().tag, failed_.back().sequence)) {
       if (request_.strict) throw_damaged();
@@ -295,9 +296,9 @@ class Load {
     }
   }
 
-  // Checks that all ranks see the same manifest, because ranks would load different runs if a file system is not
-  // shared, or shows an old version to some ranks. If another job has replaced the checkpoint since it was opened,
-  // returns the reason to try again. Otherwise throws IoError if the manifests differ.
+  // Returns nothing if all ranks have read the same manifest. If the manifests differ because another job has replaced
+  // the checkpoint since rank 0 chose it, returns the reason to try again. Otherwise a file system is not shared, or
+  // shows an old version to some ranks. The function then throws IoError, because ranks would load different runs.
   std::optional<std::string> check_manifest(const std::string& tag) {
     const std::string mine = std::to_string(reader_->manifest().text_hash);
     const std::string first = broadcast_text(comm_, mine, 0, "load");

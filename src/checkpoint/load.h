@@ -28,10 +28,10 @@ struct LoadRequest {
   std::function<void(const std::string& tag)> overwriting = {};
   std::string options = {};  // options of the caller as text, which must be equal on all ranks
   // Fills the slices that are not in host memory. It may be null if there are no such slices. If a checkpoint turns out
-  // to be damaged, the load does not call finish() for it. Uploads of the damaged checkpoint can then still be made,
-  // but before those of the checkpoint that is tried next.
+  // to be damaged, the load does not call finish() for it. The uploader can then make the remaining uploads of the
+  // damaged checkpoint later, but only before those of the checkpoint that is tried next.
   Uploader* uploader = nullptr;
-  bool may_be_first = false;  // true: the run can be new, so a missing checkpoint is not logged
+  bool may_be_first = false;  // true: the run can be new, so rank 0 does not log that a directory has no checkpoint
 };
 
 struct LoadedCheckpoint {
@@ -39,13 +39,13 @@ struct LoadedCheckpoint {
   Manifest manifest;
 };
 
-// Loads the newest checkpoint that was saved with `latest` true and is whole on every rank, or the one with the
-// requested tag, into the memory that `wanted` returns. The checkpoint can come from any number of ranks. Reads only
-// the pieces that this rank needs, and checks each piece before it is used. Converts values to the wanted dtype like
-// convert(). Collective: all ranks load the same checkpoint, or all throw. `comm` must move host memory. If there is no
-// checkpoint and the request has neither a tag nor `strict`, returns nothing, and rank 0 logs why, unless
-// `may_be_first` forbids it. Throws IoError or ValueError on every rank if the requested checkpoint is missing or
-// damaged, if all checkpoints are damaged, or if the ranks ask for different things or see different files. Throws
+// Loads the checkpoint with the requested tag into the memory that `wanted` returns. If no tag is requested, loads the
+// newest checkpoint that was saved with `latest` true and is whole on every rank. The checkpoint can come from any
+// number of ranks. Reads only the pieces that this rank needs, and checks each piece before it is used. Converts values
+// to the wanted dtype like convert(). Collective: all ranks load the same checkpoint, or all throw. `comm` must move
+// host memory. If there is no checkpoint and the request has neither a tag nor `strict`, returns nothing, and rank 0
+// logs why (but see `may_be_first`). Throws IoError or ValueError on every rank if the requested checkpoint is missing
+// or damaged, if all checkpoints are damaged, or if the ranks ask for different things or see different files. Throws
 // StateError on every rank if one rank has too little memory. If an error comes after reading has begun, the wanted
 // memory is partly filled.
 std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request, Comm& comm, Io& io);

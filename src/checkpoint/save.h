@@ -43,8 +43,8 @@ struct SaveRequest {
   std::vector<StateSlice> slices;
   // If set, rank 0 keeps the directory locked against other processes after this save. If null, rank 0 unlocks it.
   DirectoryLocks* locks = nullptr;
-  // Must be set if data is still being copied while the slices are written. Returns when all data before the address
-  // `end` has arrived. An exception fails the save.
+  // Must be set if data is still being copied while the slices are written. A call returns when all data at addresses
+  // below `end` has been copied. An exception fails the save.
   std::function<void(const void* end)> wait_for_data;
 };
 

@@ -61,9 +61,9 @@ bool is_checkpoint(const Directory& directory) {
   return starts_like_manifest(read_small_file(directory, manifest, kMaxManifestBytes));
 }
 
-// Throws IoError if the manifest does not belong to the files next to it, which shows in the header of the first file.
-// Called if the manifest's tag differs from the name of the directory, because then either the checkpoint was renamed,
-// or its manifest was replaced.
+// Throws IoError if the header of the first file does not have the checksum in the manifest. The manifest then belongs
+// to other files than those next to it. Called if the manifest's tag differs from the name of the directory, because
+// then either the checkpoint was renamed, or its manifest was replaced.
 void check_fits(const Manifest& manifest, const Directory& directory) {
   if (manifest.files.empty()) return;
   const FileRecord& file = manifest.files.front();
@@ -86,7 +86,7 @@ bool is_same(const Directory& root, const std::string& name, const FileStatus& b
 // Adds the checkpoint `name` to the whole or to the damaged checkpoints of the listing. Adds nothing if `name` is no
 // directory, is no checkpoint, or disappears during the call. A directory without a manifest is no checkpoint, unless
 // the hint names the directory (`named`) and it has rank 0's file. It is then a damaged checkpoint. If a run replaces
-// the directory during the call, looks at the new one.
+// the directory during the call, looks at the new directory.
 void add_to(StoreListing& listing, const Directory& root, const std::string& name, bool named) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -256,8 +256,8 @@ bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequenc
 int64_t next_sequence(const Directory& root) {
   int64_t highest = 0;
   for (const std::string& name : root.list()) {
-    // Tries twice, because a checkpoint that is unreadable only for a moment would not count, and would later look
-    // newer than this commit.
+    // Tries twice, because a checkpoint that is unreadable only for a moment would otherwise not count, and this commit
+    // might get no larger number than that checkpoint has.
     for (int tries = 0; is_tag(name) && tries < 2; ++tries) {
       try {
         highest = std::max(highest, peek_sequence(root, name));

@@ -54,10 +54,10 @@ Manifest read_manifest(const Directory& root, const std::string& tag);
 // Returns whether a directory has a manifest or the file of rank 0, so that it looks like one checkpoint, damaged or
 // not. Other directories can be the root of several checkpoints.
 bool holds_checkpoint(const Directory& directory);
-// Lists every checkpoint of `root`, with damaged ones in `bad`. A checkpoint counts as damaged if its manifest is,
-// because only manifests are read. Leaves out files, links, directories without a manifest, and names that are no tags.
-// But if the hint names a directory without a manifest that has the file of rank 0, the directory is listed in `bad`.
-// If the hint names anything else that is left out, `latest_problem` says so.
+// Lists every checkpoint of `root`, with damaged ones in `bad`. A checkpoint counts as damaged if its manifest is
+// damaged, because only manifests are read. Leaves out files, links, directories without a manifest, and names that are
+// no tags. But if the hint names a directory that has the file of rank 0 and no manifest, the directory is listed in
+// `bad`. If the hint names anything else that is left out, `latest_problem` says so.
 StoreListing list_store(const Directory& root);
 // Returns whether the checkpoint does not exist any more. A run can delete old checkpoints while other processes look
 // at them.
@@ -68,7 +68,7 @@ int64_t peek_sequence(const Directory& root, const std::string& tag);
 // Returns the same number as peek_sequence(), or -1 if the manifest cannot be read.
 int64_t sequence_of(const Directory& root, const std::string& tag);
 // Returns whether a checkpoint whose sequence_of() was `sequence` still exists and has not been replaced since. If so,
-// a part of it that could not be read is damaged.
+// and if a part of the checkpoint could not be read, this part is damaged.
 bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequence);
 // Returns the number of the next commit, which is one more than the largest commit number of all checkpoints. A
 // checkpoint that cannot be read does not count, because it cannot be loaded either.
@@ -84,8 +84,8 @@ bool commit(Directory& root, const std::string& temporary, const std::string& ta
 void write_latest(Directory& root, const std::string& tag);
 // Deletes undamaged checkpoints that were saved with `latest` true, except the `keep` newest ones and `except`. If
 // `keep` is 0, or if `except` is damaged or missing, deletes nothing. Checkpoints of later steps than `except` are
-// neither counted nor deleted, because a run that went back to an earlier step has not reached these steps again. When
-// the run has passed these steps, those checkpoints count as older than all others.
+// neither counted nor deleted. They exist if the run went back to an earlier step, and has not reached their steps
+// again. When the run has passed their steps, they count as older than all others.
 void retain(Directory& root, int keep, const std::string& except);
 // Deletes checkpoints like retain(), but before a save of `step` with the tag `except`. This is needed because a killed
 // process might not have deleted its older checkpoints. Checkpoints of later steps than the newest commit are neither
