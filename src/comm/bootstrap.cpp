@@ -16,9 +16,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxMessage = 1000;
 
-// The messages of a rank to its peers. There are two buffers, used in turn. A rank writes round k + 2 only after it has
-// read round k + 1 of every rank, and every rank writes round k + 1 only after it has read round k. Thus nobody still
-// reads round k when round k + 2 overwrites it.
+// The messages of a rank to its peers. There are two buffers, one for even and one for odd rounds. A rank writes round
+// k + 2 only after it has read round k + 1 of every rank, and every rank writes round k + 1 only after it has read
+// round k. Thus nobody still reads round k when round k + 2 overwrites it.
 struct Mailbox {
   std::atomic<uint64_t> rounds{0};  // number of rounds that this rank has written
   uint32_t sizes[2] = {0, 0};

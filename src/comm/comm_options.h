@@ -22,11 +22,11 @@ struct CommOptions {
   std::shared_ptr<WaitListener> wait_listener;  // null: no listener
   std::shared_ptr<WaitGraph> wait_graph;        // shared by communicators of the same ranks; null: no search for cycles
   // Shared by all communicators of a thread, so that they fail together. Communicators over shared memory that share a
-  // wait_graph fail together even if this is null.
+  // wait_graph fail together even if `failure` is null.
   std::shared_ptr<SharedFailure> failure;
   std::shared_ptr<DeviceWatch> device_watch;  // shared by the device communicators of a thread; null: makes its own
   std::vector<ProcessId> processes;           // processes of the ranks, watched while the ranks connect; empty: unknown
-  RankNumbers numbers;                        // how messages number the ranks
+  RankNumbers numbers;                        // the numbers by which error messages name the ranks
 };
 
 }  // namespace zeroshard

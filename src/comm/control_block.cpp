@@ -100,7 +100,7 @@ void ControlBlock::tell_waiters(int rank) noexcept {
   RankControl& own = this->rank(rank);
   // The waiter first publishes its Awaited, then reads `events`, then checks the awaited state. This rank changes
   // `events` before it reads the Awaited. All these accesses are sequentially consistent. So if this rank does not see
-  // the waiter's Awaited, the waiter sees what `rank` has done.
+  // the waiter's Awaited, the waiter sees what this rank has done.
   own.events.fetch_add(1);
   if (own.waiters.load() == 0) return;
   for (int peer = 0; peer < world_size_; ++peer) {

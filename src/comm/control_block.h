@@ -92,9 +92,9 @@ class ControlBlock {
   int world_size() const { return world_size_; }
   RankControl& rank(int rank) { return reinterpret_cast<RankControl*>(header_ + 1)[rank]; }
 
-  // Sets the abort reason and wakes every rank, unless a reason is already set. If another rank is just setting its
-  // reason, waits for that, for at most a second. Afterwards aborted() returns the same text on every rank. If a rank
-  // is killed while it sets the reason, aborted() never returns a reason.
+  // Sets the abort reason and wakes every rank, unless a reason is already set. If another rank is setting its reason
+  // at this moment, waits until the reason is set, but at most a second. Afterwards aborted() returns the same text on
+  // every rank. If a rank is killed while it sets the reason, aborted() never returns a reason.
   void abort(int rank, std::string_view reason) noexcept;
   // Returns the abort reason and the rank that gave it, or nothing if there is none yet.
   std::optional<std::string> aborted() const;

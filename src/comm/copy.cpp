@@ -14,8 +14,8 @@ namespace {
 
 #ifdef ZS_STREAMING_STORES
 // The size from which on copies use streaming stores, which bypass the caches. On a Sapphire Rapids host, with memfd
-// memory, memcpy is faster up to 1 MiB, and as fast at 8 MiB. At 64 MiB it reaches half to two thirds of the streaming
-// loop's rate, because memcpy first reads the lines that it overwrites.
+// memory, memcpy is faster than the streaming loop up to 1 MiB, and as fast as it at 8 MiB. At 64 MiB memcpy reaches
+// half to two thirds of the streaming loop's rate, because memcpy first reads the lines that it overwrites.
 constexpr int64_t kStreamingBytes = int64_t{4} << 20;
 constexpr int64_t kLine = 64, kPage = 4096;
 // The loop writes four lines of each of eight pages in turn, so that it has more rows of memory open and more page

@@ -7,9 +7,9 @@
 
 namespace zeroshard {
 
-// A Comm for ranks that can read each other's memory. If inputs lie in memory from allocate(), a gather is one copy per
-// byte, and a reduction reads the pieces in place. Other inputs are copied first. An output must not overlap an input
-// that peers have not read yet, except that the shard of a gather may be this rank's slice of the output.
+// A Comm for ranks that can read each other's memory. If inputs lie in memory from allocate(), a gather copies each
+// byte once, and a reduction reads the pieces in place. Other inputs are copied first. An output must not overlap an
+// input that peers have not read yet, except that the shard of a gather may be this rank's slice of the output.
 class DirectComm : public Comm {
  public:
   DirectComm(std::shared_ptr<DirectCore> core, std::string transport);

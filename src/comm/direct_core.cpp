@@ -146,7 +146,8 @@ bool DirectCore::spin(const RankControl& peer, const Awaited& awaited) const {
 void DirectCore::await(const Op& mine, const Awaited& awaited) {
   if (spin(control_.rank(awaited.peer), awaited)) return;
   // The wait needs `awaited.peer` alone, but the whole collective needs all ranks. If ranks share cores, it is best to
-  // sleep until the last rank has arrived, because each rank that wakes earlier fills the caches.
+  // sleep until the last rank has arrived, because a rank that wakes earlier takes a core and its caches from a rank
+  // that still works.
   while (!spins_) {
     const int last = find_last(awaited);
     if (last == awaited.peer) break;
@@ -156,8 +157,8 @@ void DirectCore::await(const Op& mine, const Awaited& awaited) {
   sleep_until(mine, awaited);
 }
 
-// Among the ranks that have not made the progress of `awaited`, returns the rank that has posted the fewest
-// collectives. Returns `awaited.peer` if no rank has posted fewer.
+// Among the other ranks that have not made the progress of `awaited`, returns the rank that has posted the fewest
+// collectives. If several have posted equally few, prefers `awaited.peer`.
 int DirectCore::find_last(const Awaited& awaited) {
   int last = awaited.peer;
   uint64_t least = control_.rank(last).posted.load(std::memory_order_relaxed);

@@ -31,9 +31,9 @@ class DirectCore {
 
   // Announces this rank's next collective, and sets its number and the input's address in `op`. From now on peers can
   // read `input`, which has `input_bytes` bytes, or a copy of it (see DirectMemory::publish()). If kRing collectives
-  // are outstanding, first completes reads of earlier ones, and waits for peers. If there is no room for a copy, waits
-  // until peers no longer need older copies. Fails if this rank itself still has to finish a collective before there is
-  // room.
+  // are outstanding, first completes this rank's reads of the oldest ones, and waits until peers have finished the
+  // oldest one. If there is no room for a copy, waits until peers no longer need older copies. Fails if the copy never
+  // has room, or if this rank itself must first finish a collective to make room.
   void post(Op& op, const void* input, int64_t input_bytes);
   // Waits until `peer` has posted the collective `mine`, and returns the Op that the peer posted. If this Op is another
   // collective, fails on all ranks.

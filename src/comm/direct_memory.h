@@ -26,7 +26,8 @@ class DirectMemory {
   // first if it does not lie in a segment. If there is no room for the copy, returns nothing. The caller must then try
   // again when all ranks have finished collective oldest_staged().
   virtual std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) = 0;
-  // Returns the number of the oldest collective whose input takes room for copies, or 0 if no room can become free.
+  // Returns the number of the oldest collective whose input was copied and still takes room. Returns 0 if there is no
+  // copy, so that no room can become free.
   virtual uint64_t oldest_staged() const { return 0; }
   virtual const void* read(int peer, const PeerAddress& address) = 0;
 

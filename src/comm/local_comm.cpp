@@ -78,8 +78,8 @@ class LocalMemory final : public DirectMemory {
     retired_.push_back({std::move(it->second.buffer), 0});
     segments_.erase(it);
   }
-  // Must be called after a synchronisation. No peer then reads a segment any more that was freed before, or the copied
-  // input of an earlier collective, unless the collective is an exchange which the peer has not released.
+  // Must be called after a synchronisation. No peer then reads a segment that was freed before. No peer reads the
+  // copied input of an earlier collective either, unless the collective is an exchange that the peer has not released.
   void sweep() noexcept override {
     const std::scoped_lock lock(mutex_);
     std::erase_if(retired_, [&](const Retired& retired) {

@@ -31,8 +31,8 @@ ProcessState state_of(const ProcessId& process);
 class PeerWatch {
  public:
   // `processes[r]` is the process of rank r. A rank without a pid, or with the caller's own pid, is not watched. If
-  // `listener` is not null, check_all() first asks it for a failure on another host. `numbers` says how messages number
-  // the ranks.
+  // `listener` is not null, check_all() first asks it for a failure on another host. Error messages name rank r by the
+  // number `numbers.of(r)`.
   PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms,
             std::shared_ptr<WaitListener> listener = nullptr, RankNumbers numbers = {});
 
@@ -42,8 +42,9 @@ class PeerWatch {
   std::optional<std::string> check(int rank);
 
   // If the listener knows of a failure on another host, returns this failure. If not, calls check() for each rank.
-  // Returns "" if check() reports no rank. If it reports any, returns what is wrong with all ranks, also with those
-  // that have been stopped for less than the stall timeout, because one rank's failure often ends or stops others.
+  // Returns "" if check() reports no rank. If it reports a rank, returns a text about every watched rank that is dead
+  // or stopped, even if it has been stopped for less than the stall timeout, because one rank's failure often ends or
+  // stops others.
   std::string check_all();
 
   // Returns "rank 1 (pid 123)", or "rank 1" if the process of the rank is unknown.

@@ -30,9 +30,10 @@ std::optional<std::string> WaitGraph::find_cycle(int rank) const {
     rank = wait->awaited.peer;
   }
   chain.erase(chain.begin(), place(rank));  // drops ranks that wait for a rank of the cycle without being part of it
-  // A rank leaves a wait only when the wait is over, and never returns to the same wait. This thread now sees
-  // everything that the ranks did before they began the waits in `chain`. If all of them still wait and no wait is
-  // over, no rank can leave its wait before another rank of the cycle does. So none ever will.
+  // The loop looks at each wait again. A wait is over when the awaited peer has made the awaited progress. A rank
+  // leaves a wait only when the wait is over, and never returns to the same wait. This thread now sees everything that
+  // the ranks did before they began the waits in `chain`. So if all ranks are still in these waits, and no wait is
+  // over, each rank of the cycle waits for the next one, and none can ever continue.
   std::string text = "ranks disagree: ";
   for (const Wait& wait : chain) {
     ControlBlock& block = wait.communicator->control();

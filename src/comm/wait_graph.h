@@ -12,8 +12,8 @@ namespace zeroshard {
 
 // Detects cycles of ranks that wait for one another over several communicators. If ranks call collectives in different
 // orders, each of them can end up waiting in a different communicator, forever, and no communicator alone can see that.
-// All communicators of a graph must have the same ranks with the same numbers. Each rank uses them from one thread, so
-// a rank that waits in one communicator does nothing in the others. Not thread-safe.
+// All communicators of a graph must have the same ranks with the same numbers. Each rank uses all these communicators
+// from one thread, so a rank that waits in one communicator does nothing in the others. Not thread-safe.
 class WaitGraph {
  public:
   // Error messages name ranks by `numbers`.
