@@ -73,8 +73,8 @@ void Document::walk(const std::string& path, const Json& value, bool flat) {
 
 namespace {
 
-// Converts 0 and 1 as values of "enabled" to false and true, at any depth of a block. Some blocks are single keys of
-// the table, whose contents have no keys of their own, so nothing else converts these values.
+// Converts 0 and 1 as values of "enabled" to false and true, at any depth of a block. The table has some blocks as one
+// key, and does not have the keys inside them, so nothing else converts these values.
 Json with_switches(Json block) {
   for (auto& [name, item] : block.items()) {
     if (item.is_structured()) item = with_switches(std::move(item));

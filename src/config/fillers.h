@@ -3,8 +3,9 @@
 
 namespace zeroshard {
 
-// Returns which program replaces the "auto" of the key `path` before zeroshard sees the file, and by which setting of
-// that program: "transformers' Trainer fills it in: learning_rate". Returns "" if no program replaces it.
+// Some programs replace the "auto" of some keys before zeroshard sees the file. Returns a text that names the program
+// for the key `path`, and the setting whose value it takes, like "transformers' Trainer fills it in: learning_rate".
+// Returns "" if no program replaces it.
 std::string filler_of(const std::string& path);
 
 }  // namespace zeroshard

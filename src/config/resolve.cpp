@@ -343,9 +343,9 @@ class Resolver {
 
   // Takes the size of the groups of ranks (zeroshard.mesh.shard) from DeepSpeed's key `path`. A size below `least`
   // means that the key asks for no groups, so the function does nothing. `share_states` says whether the key makes the
-  // groups share the optimizer states. `source` is the key that has given the size before. If no key has given one, the
-  // function sets `source` to `path`. Throws ConfigError if another key contradicts this one, or if `share_states` is
-  // true and the stage is not 3.
+  // groups share the optimizer states. `source` names the key that has given the size. If no key has given a size yet,
+  // the function sets `source` to `path`. Throws ConfigError if another key contradicts this one, or if `share_states`
+  // is true and the stage is not 3.
   void take_size_of_groups(const char* path, int least, bool share_states, std::string& source) {
     const char* outer = "zeroshard.mesh.outer";
     const int size = std::stoi(value_of(path).value);
