@@ -18,7 +18,7 @@ namespace zeroshard {
 inline constexpr int kMasterWeights = -1;
 
 // The optimizer states of neighbouring elements, as 1-D tensors. Master weights are fp32. Moments have the dtype that
-// their placement says. An array of parameters or gradients has no states. Its values are then the only tensor in
+// their placement says. An array of parameters or gradients has no states, so its values are the only tensor in
 // `moments`.
 struct StateTensors {
   at::Tensor master;                // undefined if the parameters are fp32 and serve as their own master weights
@@ -55,7 +55,8 @@ class Array {
     int64_t border = std::numeric_limits<int64_t>::max();
     std::unique_ptr<Storage> rest = nullptr;
     // Set if another thread may read the array, such as the thread of a save. A loan with kModify or kOverwrite waits
-    // until that thread has finished reading. During the wait it calls this function from time to time.
+    // until that thread has finished reading. During the wait, the waiting thread calls this function from time to
+    // time.
     std::optional<WriteHold::WhileWaiting> while_a_save_reads = std::nullopt;
   };
   explicit Array(std::unique_ptr<Storage> storage) : Array(std::move(storage), Options()) {}
@@ -105,9 +106,9 @@ class Array {
   // host or in files.
   void read(Range range, void* to);
   // Starts to copy `range` to `to`, which is memory of `device`, on `stream`. The values must be as read() needs them,
-  // and the array must have no `rest`. If the values are in files, the host waits until they are read, and a later
-  // writer waits for the copy. If they are in memory, the caller must make writers wait, for example by read_until().
-  // If `device` is the CPU, does the same as read().
+  // and the array must have no `rest`. If `device` is the CPU, does the same as read(). Otherwise, if the values are in
+  // memory, the caller must make later writers wait for the copy, for example by read_until(). If the values are in
+  // files, the function returns after they were read from the files, and later writers wait for the copy by themselves.
   void begin_read(Range range, void* to, at::Device device, const SideStream& stream);
   // Returns a copy in host memory. See read().
   at::Tensor copy_of(Range range);

@@ -39,9 +39,9 @@ class Storage {
 
   virtual ~Storage() = default;
   // Calls `use` for consecutive parts that make up `range`, with all columns or only with `column`. The storage chooses
-  // the number of parts. If access is not kRead, it keeps the values that `use` has written. If `use` throws, the
-  // exception passes through. In the part for which `use` threw, what it has written with kModify can be kept or lost.
-  // With kOverwrite, all values of this part are undefined.
+  // the number of parts. If access is not kRead, the storage keeps the values that `use` has written. If `use` throws,
+  // lend() throws the same exception. In the part for which `use` threw, values that `use` has written with kModify can
+  // be kept or lost. With kOverwrite, all values of this part are undefined.
   virtual void lend(Range range, std::optional<int> column, Access access, const Use& use) = 0;
   virtual std::unique_ptr<ArrayReader> reader(int column) = 0;
   virtual int64_t numel() const = 0;
@@ -54,11 +54,11 @@ class Storage {
   virtual std::optional<ChunkStore::Announced> place_in_files(Range) const { return std::nullopt; }
   // Returns the columns if they are in memory for the whole run. Otherwise returns null.
   virtual const std::vector<at::Tensor>* in_memory() const { return nullptr; }
-  // Says that a device copies from the memory of the most recent loan until `event`. Either a borrower that wants to
-  // write waits for the event, or the function itself waits, as it does here.
+  // Says that a device copies from the memory of the most recent loan until `event`. Either a later borrower that wants
+  // to write waits for the event, or the function itself waits. The default waits itself.
   virtual void read_until(c10::Event event) { event.synchronize(); }
-  // Says that copies on `stream` read the current loan. Only `use` may call it. If the storage reuses the memory of the
-  // loan, it first waits for these copies.
+  // Says that copies on `stream` read the current loan. Only `use` may call it. Before the storage reuses the memory of
+  // the loan, it waits for these copies.
   virtual void read_on(const SideStream& stream) = 0;
 };
 
@@ -97,8 +97,9 @@ class FileStorage final : public Storage {
     size_t group = 0;
     int64_t numel = 0;
     std::vector<Column> columns = {};
-    // If true, there is one column, of any dtype. Its elements lie one after another in the files, whose positions
-    // still count fp32 values: two bf16 elements, for example, lie in one value.
+    // If false, positions in the files count elements. If true, there is one column, of any dtype, whose elements lie
+    // one after another in the files. Positions then count fp32 values, so two bf16 elements, for example, share one
+    // position.
     bool packed = false;
   };
 
@@ -118,8 +119,9 @@ class FileStorage final : public Storage {
 
  private:
   int64_t element_bytes() const { return element_size(options_.columns.front().dtype); }
-  // Returns which fp32 values of the files hold the elements `range`. Returns `range` itself unless the column is
-  // packed. In a packed column, the first and the last value can also hold bytes of other elements or of the padding.
+  // Returns the positions in the files that hold the elements `range`. If the column is not packed, these are `range`
+  // itself. In a packed column, the fp32 value at the first and at the last position can also hold bytes of other
+  // elements or of the padding.
   Range values_of(Range range) const;
   bool is_whole(Range range, Range values) const;
 
