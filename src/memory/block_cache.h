@@ -10,7 +10,7 @@ namespace zeroshard {
 // Allocates memory directly from the system, and keeps freed blocks for later blocks of about their size.
 //
 // The cache is for large tensors that are allocated and freed in every training step. In a heap, small blocks that stay
-// would lie between these tensors. After a tensor is freed, the gap between small blocks would often fit no other
+// would lie between these tensors. A freed tensor would leave a gap between small blocks that often fits no other
 // tensor. Used and kept memory together never exceed the largest amount that was in use at one time in this step or the
 // one before. If a process ends no step for kStepSeconds, the next take() or give_back() ends the step, so that a
 // process which trains no more also frees kept blocks. Thread-safe.

@@ -12,8 +12,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kBytes = size_t{64} << 20;
 
-// Copies two halves of `memory` onto each other in turn until `end`, but at least once. Returns the bytes that were
-// copied.
+// Copies the second half of `memory` over the first, then the first over the second, and so on until `end`, but at
+// least once each. Returns the bytes that were copied.
 double bytes_copied(std::vector<char>& memory, Clock::time_point end) {
   double bytes = 0;
   do {

@@ -74,7 +74,7 @@ class Ledger {
   std::vector<TierLimit> limits_;
 };
 
-// Keeps bytes reserved in a ledger for its lifetime, or until release(). The ledger must outlive it.
+// Reserves bytes in a ledger until release() or the destructor removes them. The ledger must outlive the reservation.
 class Reservation {
  public:
   Reservation() = default;
@@ -107,7 +107,7 @@ class Reservation {
   int64_t bytes_ = 0;
 };
 
-// While it lives, a ledger counts `bytes` of device memory that somebody else owns.
+// Counts `bytes` of device memory in a ledger as long as the object lives. The object does not own the memory.
 class Temporary {
  public:
   Temporary(Ledger& ledger, int64_t bytes) : ledger_(ledger), bytes_(bytes) {
