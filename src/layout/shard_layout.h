@@ -50,9 +50,9 @@ class ShardLayout {
   Range padding_behind(size_t index) const {
     return {param(index).end, index + 1 < params_.size() ? params_[index + 1].begin : padded_numel()};
   }
-  // shard() and part() number the ranks of all groups of ranks that share the states, one group after another: `rank`
-  // is below world_size() * parts(). Ranks with the same index in their groups have the same shard, and different parts
-  // of it.
+  // For shard() and part(), the ranks of all groups that share the states are numbered one group after another. So
+  // `rank` is below world_size() * parts(). Ranks with the same index in their groups have the same shard, and
+  // different parts of it.
   Range shard(int rank) const {
     const int64_t begin = rank % world_size_ * shard_numel();
     return {begin, begin + shard_numel()};
