@@ -7,8 +7,8 @@ namespace zeroshard {
 
 // Records the order in which a pass needs its units, and predicts later passes from that order. A pass is the forward
 // and backward of one micro-batch, or one evaluation. If a pass deviates from the prediction, nothing is predicted for
-// the rest of the pass, so its units are gathered on demand. The end of every pass replaces the recorded order by the
-// order of that pass. A deviation that all ranks share never causes an error or a hang.
+// the rest of the pass, so the remaining units are gathered on demand. The end of every pass replaces the recorded
+// order by the order of that pass. A deviation that all ranks share never causes an error or a hang.
 class ExecutionOrder {
  public:
   void begin_pass();

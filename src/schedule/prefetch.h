@@ -13,8 +13,8 @@ inline constexpr size_t kLookAhead = 16;
 // Starts gathers of units before they are used, while the pass needs `current`. Visits the first kLookAhead units of
 // `upcoming`, nearest first. Skips `current` and units that are whole, for which `is_there(unit)` must return true.
 // Stops at a unit if this call has already started `depths[unit]` gathers or more. `begin(unit)` must start the gather
-// unless it already runs, and return false if there is no memory for it. If it returns false, no later unit is gathered
-// either. Gathers that already run count as started.
+// unless it already runs, and return false if there is no memory for it. If `begin(unit)` returns false, no later unit
+// is gathered either. Gathers that already run count as started.
 template <typename IsThere, typename Begin>
 void gather_ahead(std::span<const size_t> upcoming, size_t current, std::span<const int> depths,
                   const IsThere& is_there, const Begin& begin) {
