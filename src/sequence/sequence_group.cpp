@@ -50,7 +50,7 @@ at::Tensor pieces_of(const at::Tensor& tensor, int64_t split, int64_t ranks) {
 }
 
 // Does SequenceGroup::exchange() for tensors of one dtype by one all-to-all: sends each rank its piece of dimension
-// `split`, and joins the pieces that arrive along dimension `join`.
+// `split`, and joins the received pieces along dimension `join`.
 std::vector<at::Tensor> exchange_alike(Comm& comm, const std::vector<at::Tensor>& tensors, int64_t split,
                                        int64_t join) {
   const int64_t ranks = comm.world_size();
@@ -97,7 +97,8 @@ std::vector<at::Tensor> exchange_all(Comm& comm, const std::vector<at::Tensor>& 
 }
 
 // Returns the gradient of each head. A head was sent as `copies` copies, which are neighbours in dimension 1. The
-// head's gradient is the sum of their gradients, in their order. Sums of 16-bit gradients are formed in fp32.
+// head's gradient is the sum of the copies' gradients, added in the order of the copies. Sums of 16-bit gradients are
+// formed in fp32.
 at::Tensor sum_of_copies(const at::Tensor& grads, int64_t copies) {
   if (copies == 1) return grads;
   const at::Tensor each = grads.unflatten(1, {grads.size(1) / copies, copies});
