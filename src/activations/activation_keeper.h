@@ -7,8 +7,9 @@
 
 namespace zeroshard {
 
-// Stores tensors that Engine::keep() gets, outside of the memory in which the model computes. That memory can be a
-// device's or, with files, the CPU's. Any thread may use an ActivationKeeper.
+// Stores tensors that Engine::keep() gets, outside of the memory in which the model computes. If the model computes on
+// a device, the tensors go to host memory or to files. If it computes on the CPU, they go to files. Any thread may use
+// an ActivationKeeper.
 class ActivationKeeper {
  public:
   // A kept tensor stays valid after its keeper is destroyed, as long as somebody holds it.
@@ -20,13 +21,14 @@ class ActivationKeeper {
   virtual void begin_backward() = 0;
 };
 
-inline constexpr int64_t kLeastKeptBytes = 4096;  // a smaller tensor would take as many bytes of a file
+inline constexpr int64_t kLeastKeptBytes = 4096;  // a smaller tensor would take 4096 bytes of a file, too
 inline constexpr uintptr_t kKeptAlignment = 64;
 
 // Returns whether `tensor` is on `device` and can be kept elsewhere. To be kept, a tensor must be dense, its bytes must
 // be its whole value (no conj or neg bit, no quantizer), it must be large enough to be worth the copy, and its memory
-// must be aligned like torch's own. The alignment matters, because the tensor that comes back has aligned memory, and
-// kernels may sum in another order if the alignment differs.
+// must be aligned to 64 bytes like torch's own. The alignment matters, because the tensor that comes back has aligned
+// memory, and kernels may sum in another order if the alignment differs. An inference tensor cannot be kept, because it
+// has no version counter.
 inline bool can_leave(const at::Tensor& tensor, c10::Device device) {
   return tensor.defined() && tensor.device() == device && tensor.layout() == at::kStrided && tensor.has_storage() &&
          !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() && !tensor.is_inference() &&

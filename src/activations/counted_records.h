@@ -8,8 +8,8 @@
 namespace zeroshard {
 
 // Owns a RecordStore, and counts the memory of the store's write buffers in the ledger. Kept tensors share the store,
-// so the store can outlive this object. `io` must outlive the store, and `ledger` this object. After this object's end
-// the store does not call `on_failure` any more.
+// so the store can outlive this object. `io` must outlive the store, and `ledger` must outlive this object. After this
+// object was destroyed, the store does not call `on_failure` any more.
 class CountedRecords {
  public:
   CountedRecords(RecordStore::Options options, Io& io, Ledger& ledger, Tier tier, RecordStore::OnFailure on_failure)

@@ -29,10 +29,11 @@ struct Block {
 
 }  // namespace
 
-// Makes the copies between device and host, and keeps their order. One stream, the mover's, makes all copies. Before
-// each copy, this stream waits for the work of the current stream. When a tensor comes back, the current stream waits
-// for the tensor's copy. Two copies on one stream cannot overlap, so a block's next copy may be queued before its last
-// one has ended. Only before the host itself reads, fills or frees a block, the host waits for the block's last copy.
+// Keeps one record for each kept tensor: its bytes, which are in a block of host memory or in the files, and its
+// layout. One stream, the mover's, makes all copies between device and host. Before each copy, this stream waits for
+// the work of the current stream. When a tensor comes back, the current stream waits for the tensor's copy. Two copies
+// on one stream cannot overlap, so a block's next copy may be queued before its previous copy has ended. The host waits
+// for a block's last copy only before the host itself reads, fills or frees the block.
 class HostActivations::Copies {
  public:
   using Id = uint64_t;
@@ -106,10 +107,11 @@ class HostActivations::Copies {
           "(zeroshard.offload.activations). Use the engine only in the process that made it");
   }
 
-  // Returns the index of a free block that is long enough. Prefers a shortest one and, among equals, the one that has
-  // been free for the longest time. If there is none, files exist, and all kHostBlocks blocks are in use, moves the
-  // oldest record to the files, which frees the record's block. If still no free block is long enough, replaces the
-  // longest free block by a new one, or adds a new one if no block is free.
+  // Returns the index in free_ of the shortest block that is long enough. Among blocks of equal length, it is the one
+  // that has been free for the longest time. If no free block is long enough, makes one. To do so, if files exist and
+  // all kHostBlocks blocks are in use, first moves the oldest record to the files, which frees the record's block. If
+  // no free block is long enough even then, replaces the longest free block by a new one, or adds a new block if none
+  // is free.
   size_t free_block(int64_t bytes) {
     if (const std::optional<size_t> found = find_free(bytes)) return *found;
     if (files_ && free_.empty() && num_blocks_ >= kHostBlocks) {
@@ -136,8 +138,8 @@ class HostActivations::Copies {
 
   static bool is_shorter(const Block& a, const Block& b) { return a.bytes < b.bytes; }
 
-  // Moves the oldest record that has a block to the files, and frees the block. There must be such a record. The caller
-  // makes sure of that, because it calls this function only if blocks exist and none is free.
+  // Moves to the files the oldest of the records that are in blocks, and frees its block. Some record must be in a
+  // block. This is so, because the caller calls this function only if blocks exist and none of them is free.
   void move_oldest_to_files() {
     const auto oldest =
         std::find_if(records_.begin(), records_.end(), [](const auto& each) { return each.second.block.has_value(); });
@@ -160,7 +162,8 @@ class HostActivations::Copies {
   }
 
   // Reads a record from the files into a block, and returns the block. The block stays in free_ while the caller's copy
-  // from it to the device runs. This is safe, because the next copy to the block follows on the same stream.
+  // from it to the device runs. This is safe, because later copies to the block follow on the same stream, and the host
+  // waits for the copy before it fills or frees the block.
   Block& read(const Record& record) {
     const DirectBuffer memory = files_->get(record.in_file);
     const auto free = free_.begin() + std::ptrdiff_t(free_block(record.lay.bytes));
@@ -171,10 +174,11 @@ class HostActivations::Copies {
     return block;
   }
 
-  // Starts to copy the newest record that is older than `id` back to the device, after dropping a copy of another
-  // record that was begun before. Does nothing if no record is older. If the new copy fails, for example because there
-  // is no memory on the device, this function ignores the error, because the copy is tried again when the record is
-  // requested. But it throws an IoError, because the files cannot be used any more.
+  // Starts to copy back to the device the newest record that is older than `id`. Does nothing if no record is older, or
+  // if this copy was already begun. Otherwise first drops the copy of another record that was begun ahead. If the new
+  // copy fails, for example because there is no memory on the device, this function ignores the error, because the copy
+  // is tried again when the record is requested. But it passes on an IoError, because the files cannot be used any
+  // more.
   void begin_next(Id id) {
     const auto next = records_.lower_bound(id);
     if (next == records_.begin()) return;

@@ -13,7 +13,7 @@ inline constexpr int kHostBlocks = 3;  // the most blocks of host memory, if ten
 
 // Keeps device tensors in pinned host memory. A separate stream copies them while the device computes. It copies a
 // tensor to the host as soon as keep() gets the tensor. It copies the tensor back while the backward pass still uses
-// the tensor that was brought back before. If several torch modules give keep() the same tensor, the tensor is kept
+// the tensor that was brought back before it. If several torch modules give keep() the same tensor, the tensor is kept
 // once.
 //
 // Each kept tensor is in a block of host memory. Blocks are reused from step to step. The number of blocks is the

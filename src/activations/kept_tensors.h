@@ -34,7 +34,8 @@ struct Lay {
 template <typename Kept>
 class KeptTensors {
  public:
-  // Returns the kept copy of `tensor`, or else the result of `make`.
+  // Returns the kept copy of `tensor`. If there is none, calls `make`, and remembers and returns the copy that it
+  // makes.
   template <typename Make>
   std::shared_ptr<Kept> of(const at::Tensor& tensor, const Make& make) {
     const std::lock_guard lock(mutex_);
@@ -53,8 +54,9 @@ class KeptTensors {
     std::weak_ptr<Kept> kept;
   };
 
-  // Returns null if the tensor has no kept copy. Compares the storage as well as the address, because the address of a
-  // freed tensor can be used again, and the version, because a tensor that was changed in place has another value.
+  // Returns null if the tensor has no kept copy. Compares the storage, the address, the version and the layout. The
+  // address alone would not do, because the address of a freed tensor can be used again. The version is compared,
+  // because a tensor that was changed in place has another value.
   std::shared_ptr<Kept> find(const at::Tensor& tensor) {
     std::erase_if(known_, [](const Known& known) { return known.storage.expired() || known.kept.expired(); });
     for (const Known& known : known_) {
