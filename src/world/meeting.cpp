@@ -15,8 +15,8 @@ namespace {
 
 using Clock = Meeting::State::Clock;
 constexpr std::chrono::milliseconds kLookEvery(300), kFarewell(3000);
-// The number of cards (see own_card()) for which a waiting rank asks the board at a time. More would burden the store
-// behind the board in worlds of thousands of ranks.
+// The largest number of cards (see own_card()) that a waiting rank looks for at a time. If thousands of ranks wait,
+// looking for more would burden the store behind the board.
 constexpr int kCardsPerLook = 64;
 constexpr size_t kNamedRanks = 16;
 constexpr const char* kUnknownHost = "?";
@@ -26,8 +26,9 @@ int64_t ms_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
 }
 
-// Returns how often torchrun has restarted the ranks, as a part of the notes' keys. torchrun keeps one store over
-// restarts, so the notes of earlier attempts must have other keys.
+// Returns how often torchrun has restarted the ranks ("0" without torchrun). This is a part of the notes' keys.
+// torchrun keeps the store when it restarts the ranks, and notes of an earlier attempt must not be taken for those of
+// this one.
 std::string attempt() {
   const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return count != nullptr ? count : "0";
@@ -51,9 +52,9 @@ std::string own_card(const std::string& purpose) {
   return concat(host.empty() ? kUnknownHost : host, "\n", own.pid, "\n", own.start_time, "\n", purpose);
 }
 
-// Reads the card of `rank` at `key` and returns the rank's host. Sets the rank's purpose. Sets the rank's process only
-// if it runs on this host, because processes of other hosts cannot be watched. Throws CommError if another version of
-// zeroshard wrote the card.
+// Reads the card of `rank` at `key` and returns the rank's host. Records the rank's purpose in `state`. Also records
+// the rank's process, but only if the process runs on this host, because processes of other hosts cannot be watched.
+// Throws CommError if another version of zeroshard wrote the card.
 std::string read_process(Meeting::State& state, size_t rank, const std::string& key) {
   std::istringstream card(state.board.read(key));
   std::string host;
@@ -70,8 +71,9 @@ void read_card(Meeting::State& state, size_t rank) {
   state.hosts[rank] = read_process(state, rank, key(state, concat("card/", rank)));
 }
 
-// Reads the card of `rank` from the previous meeting, because a rank that came to that meeting may die before it comes
-// to this one. Does nothing and returns false if the rank's process is known already or if there is no such card.
+// Reads the card that `rank` wrote for the previous meeting, so that its process can be watched in case it dies before
+// it comes to this meeting. Returns true if the card was read. Does nothing and returns false if the rank's process is
+// known already, or if there is no such card.
 bool read_previous_card(Meeting::State& state, size_t rank) {
   const std::string previous = concat(state.previous, "card/", rank);
   if (state.previous.empty() || state.processes[rank].pid != 0 || !state.board.has(previous)) return false;
@@ -79,10 +81,10 @@ bool read_previous_card(Meeting::State& state, size_t rank) {
   return true;
 }
 
-// Looks for the cards that ranks have written for this meeting. Asks for at most kCardsPerLook ranks, and only for
-// ranks whose card was not read yet. If a rank has no card in this meeting, reads the one that it wrote for the
-// previous meeting. Watches the processes of this host that the cards name. Begins with rank 0, which serves the store
-// that all others need.
+// Looks for the cards of ranks whose card for this meeting was not read yet. Looks for at most kCardsPerLook of them,
+// in order of the ranks. So rank 0 comes first, which serves the store that all others need. If a rank has not written
+// a card for this meeting, reads the one that it wrote for the previous meeting, if there is one. From then on, watches
+// the processes of this host that the cards name.
 void look_for_cards(Meeting::State& state) {
   const size_t count = state.hosts.size();
   int asked = 0;
@@ -100,7 +102,8 @@ void look_for_cards(Meeting::State& state) {
   if (found) state.watch = PeerWatch(state.processes, state.timeout_ms);
 }
 
-// Writes that this meeting is over, with the rank and the reason, and that some meeting has failed (see retried()).
+// Writes a note that some meeting has failed (see retried()). Then writes a note that this meeting is over, with the
+// number of this rank and the reason.
 void mark_over(const Meeting::State& state, std::string_view reason) {
   state.board.write(concat(state.meetings, "retried"), "");
   state.board.write(key(state, kOver), concat(state.rank, "\n", reason));
@@ -118,8 +121,8 @@ std::string note_of_over(const Meeting::State& state) {
   return concat("rank ", who, " left before all ranks were connected (", reason, ")");
 }
 
-// Returns what note_of_over() returns, and adds what to do. If this is not "", also records in `state` that the meeting
-// is over.
+// Returns "" if note_of_over() returns "". Otherwise returns that text, followed by advice. In this case also records
+// in `state` that the meeting is over, and whether it failed because ranks came for different purposes.
 std::string why_over(Meeting::State& state) {
   const std::string note = note_of_over(state);
   if (note.empty()) return {};
@@ -139,8 +142,9 @@ void mark_left(const Meeting::State& state) {
 }
 
 // Waits until all ranks that came to this meeting, or to the previous one, have written that they know that this
-// meeting is over. Only rank 0 calls this function, because the store can end with rank 0. Does not wait for a rank
-// that has died, nor for a rank in rank 0's own process. Waits at most kFarewell in all.
+// meeting is over. Only rank 0 calls this function, because the store can end with rank 0, and then the others could no
+// longer read why the meeting is over. Does not wait for a rank that has died, nor for a rank in rank 0's own process.
+// Waits at most kFarewell in all.
 void await_others(Meeting::State& state) {
   const Clock::time_point end = Clock::now() + kFarewell;
   const int32_t own = this_process().pid;
@@ -172,8 +176,8 @@ bool store_runs(const Meeting::State& state) {
   return state_of(state.processes[0]) != ProcessState::kStopped;
 }
 
-// Throws CommError with `text`, which says that a rank has died. If another rank has written why the meeting is over,
-// throws CommError with that reason instead, because it is more useful.
+// Throws CommError with `text`, which says that a rank has died. If the store still answers, and another rank has
+// written why the meeting is over, throws CommError with that reason instead, because it is more useful.
 [[noreturn]] void throw_death(Meeting::State& state, const std::string& text) {
   try {
     if (store_runs(state)) check_over(state);
@@ -184,8 +188,8 @@ bool store_runs(const Meeting::State& state) {
   throw CommError(with_earlier(state, text));
 }
 
-// Throws CommError if ranks are missing, and then also writes the notes that make all other ranks throw. So all ranks
-// throw when the first of them has waited long enough. Returns if the last rank has arrived after all.
+// If ranks are missing, writes the notes that make all other ranks throw, and throws CommError. So all ranks throw when
+// the first of them has waited long enough. Returns if the last rank has arrived after all.
 void throw_missing(Meeting::State& state) {
   std::vector<int> came, missing;
   for (int rank = 0; rank < state.world_size; ++rank)

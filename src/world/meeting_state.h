@@ -12,7 +12,8 @@
 
 namespace zeroshard {
 
-// While an object lives, the observer knows that this rank waits for all ranks to arrive.
+// Tells the observer that this rank waits until all ranks are connected. The wait begins with the constructor and ends
+// with the destructor.
 class ObservedMeeting {
  public:
   ObservedMeeting(std::shared_ptr<RankObserver> observer, int world_size) : observer_(std::move(observer)) {
@@ -45,7 +46,7 @@ struct Meeting::State {
   bool retried = false;  // valid if complete
   bool out_of_step = false;
   bool connected = false;    // all ranks are connected
-  bool over = false;         // a rank, possibly this one, has written that the meeting is over
+  bool over = false;         // this rank knows that some rank, possibly itself, has ended the meeting
   bool left = false;         // leave() was called before the ranks were connected
   std::string earlier = {};  // if this rank arrived too late for a meeting: why the latest such meeting ended
   std::optional<ObservedMeeting> sign;

@@ -32,7 +32,7 @@ namespace {
 
 constexpr int64_t kCheckpointTimeoutMs = 3'600'000;
 
-// Tells the observer about this rank's waits.
+// Tells the observer about this rank's waits, and learns from it how the job has failed on another host.
 class ObservedWaits final : public WaitListener {
  public:
   explicit ObservedWaits(std::shared_ptr<RankObserver> observer) : observer_(std::move(observer)) {}
@@ -117,9 +117,10 @@ struct KeptStore {
   c10::intrusive_ptr<c10d::Store> store;
 };
 
-// The store of a World that could not be made, kept by rank 0, which usually serves it. When all ranks try again, they
-// look for a store at the same address, so rank 0 uses this store again. The object is never destroyed, because in a
-// forked child the store's destructor would wait for threads of the parent.
+// Returns the store that rank 0 has kept because a World could not be made; null if there is none. Rank 0 usually
+// serves this store. When all ranks try again, they look for a store at the same address, so rank 0 uses this store
+// again. The object is never destroyed, because in a forked child the store's destructor would wait for threads of the
+// parent.
 KeptStore& kept_store() {
   static auto& kept = *new KeptStore();
   return kept;
@@ -135,18 +136,18 @@ std::string store_address() {
 }
 
 // Returns the prefix of the keys that this process uses in the store. The prefix has the number of restarts by
-// torchrun, because torchrun keeps one store over restarts.
+// torchrun. torchrun keeps the store when it restarts the ranks, and keys of an earlier attempt must not be found
+// again.
 std::string attempt_prefix() {
   const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return concat("zeroshard/", count ? count : "0", "/");
 }
 
 // Note [One queue for all streams of a device]
-// With CUDA_DEVICE_MAX_CONNECTIONS=1 the device does all work in the order in which the host queued it. If ranks queue
+// With CUDA_DEVICE_MAX_CONNECTIONS=1 the device does all work in the order in which the host queued it. If ranks queued
 // gathers and reductions in different orders, devices would wait for each other in different communicators, forever. So
 // gathers and reductions use one communicator, which detects and reports a difference in their order. The variable is
-// read when the world is made. If one rank sets it, it counts for all ranks. Groups that shard among themselves do not
-// support it.
+// read when the world is made. If one rank sets it, it counts for all ranks. A world with several replicas refuses it.
 bool has_one_queue(Comm& gather, c10::Device device) {
   if (device.is_cpu() || gather.world_size() == 1) return false;
   const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -229,8 +230,8 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   use_compact_cpu_allocator();
   CommOptions options = comm_options(config, observer_);
   if (meeting != nullptr) options.processes = meeting->state().processes;
-  // These objects are shared by communicators whose collectives the same thread calls. The communicator of checkpoints
-  // does not get them, because a background thread uses it, too.
+  // The following objects are shared by communicators whose collectives the same thread calls. The communicator of
+  // checkpoints does not get these objects, because a background thread uses it, too.
   options.wait_graph = std::make_shared<WaitGraph>();
   options.failure = std::make_shared<SharedFailure>();
   if (!device_.is_cpu()) options.device_watch = std::make_shared<DeviceWatch>();
@@ -266,7 +267,7 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
 namespace {
 
 // Returns a text for the log that says what each replica holds, and how exact the numbers are that replicas send each
-// other.
+// other. The text also tells if gradients are not summed as in one replica.
 std::string describe_replicas(const Config& config) {
   const int size = config.shard_ranks();
   std::string text =
@@ -322,7 +323,7 @@ void World::connect_replicas(const Config& config, const Groups& groups, Meeting
         meeting != nullptr ? while_all_live(*meeting, "process groups of replicas", connect) : connect();
     // The communicator fails together with all others, because they share SharedFailure. It cannot use the wait graph
     // of all ranks, because it numbers its ranks from 0. The two communicators within a replica (stride 1) use `graph`
-    // instead.
+    // instead, and the one across replicas uses none.
     CommOptions own = options;
     own.wait_graph = stride == 1 ? graph : nullptr;
     own.processes.clear();
