@@ -5,8 +5,8 @@
 #include "zeroshard/nn.h"
 
 // Saves and loads a ModuleEngine. In addition to the state of the Engine, a checkpoint has the buffers, the iteration
-// of the learning rate schedule, the counts, the state of the random generators and the caller's text. They have the
-// names that Python's engine uses.
+// of the learning rate schedule, the counts of Progress, the state of the random generator and the caller's text. These
+// have the names that Python's engine uses.
 namespace zeroshard {
 namespace {
 

@@ -111,9 +111,9 @@ StepResult ModuleEngine::step() {
     ++iteration_;
     apply_schedule();
   }
-  // Reports an earlier checkpoint that could not be saved. The step is counted before, so the caller may continue after
-  // this error. A run that is about to stop does not get the error here, because it still has a last checkpoint to
-  // save.
+  // Reports an earlier checkpoint that could not be saved. The step is already counted, so the caller may continue
+  // after this error. A run that is about to stop does not get the error here, because it still has a last checkpoint
+  // to save.
   if (result.save_failed && !result.stop) report_failed_save();
   return result;
 }

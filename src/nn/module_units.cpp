@@ -69,11 +69,12 @@ class UnitFinder {
   }
 
  private:
-  // A module whose call makes the engine gather a unit's parameters, which include the module's own ones.
+  // A module at whose call the engine gathers the parameters of the place. These are the module's own parameters and,
+  // if `whole`, also those of the modules in it.
   struct Place {
     const Module* module;
     std::string name;
-    bool whole;  // true: the unit also has the parameters of modules in it, except those of blocks (see is_block())
+    bool whole;  // true: the place also has the modules in `module`, except those of unit_classes
   };
   struct Param {
     std::vector<std::string> names;
