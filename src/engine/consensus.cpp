@@ -15,8 +15,9 @@ std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp
 }
 
 void compare_histories(std::span<Comm* const> comms, std::string_view tag) {
-  // `words` has each history and its negation. The largest negation belongs to the lowest history. So all ranks have
-  // the same history exactly if the largest history is the negative of the largest negation.
+  // `words` has each history and its negation, and the all-reduce takes the maximum of each over the ranks. The largest
+  // negation is the negation of the lowest history. All ranks have the same history exactly if the highest and the
+  // lowest history are equal.
   std::vector<int64_t> words;
   std::vector<Comm*> compared;
   for (Comm* const comm : comms) {
@@ -101,7 +102,7 @@ std::string find_non_finite(Comm& comm, std::span<ShardedGroup* const> groups, c
     }
     return kNone;
   };
-  // first_here() returns a negated position, so that the maximum over ranks is the first parameter.
+  // first_here() returns a negated position, so that the maximum over ranks belongs to the first parameter.
   const int64_t agreed = all_reduce(comm, {first_here()}, ReduceOp::kMax, kTag)[0];
   if (agreed == kNone) return "";
   return groups[size_t(-agreed / kGroupStride)]->param(size_t(-agreed % kGroupStride)).name();

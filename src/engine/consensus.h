@@ -15,11 +15,12 @@ std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp
 
 // Throws CommError on every rank if ranks have called different collectives in one of `comms`. Must be called before
 // the host waits for the device, because mismatched collectives may never end, or may have mixed the ranks' data.
-// Compares only communicators that have a history(), which are those for a device. Does nothing if there is none.
-// Otherwise collective over host() of the first of them.
+// Compares only communicators that have a history(), which are those for a device. Does nothing if none of `comms` has
+// one. Otherwise collective over host() of the first that has one.
 void compare_histories(std::span<Comm* const> comms, std::string_view tag);
 
-// The signals of a step. Each rank passes its own; afterwards each signal says whether any rank has set it.
+// The signals of a step. Each rank passes its own signals to agree_on_step(). In the result, each signal says whether
+// any rank has set it.
 struct StepSignals {
   bool save_failed = false;  // a background save has failed
   bool stop = false;         // the run shall end at this step

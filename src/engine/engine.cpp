@@ -78,8 +78,8 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   }
   const WithoutTransforms plain_tensors;
   const Unit& own = impl_->executor->unit(unit);
-  // If an output is a view of the unit's parameters, resharding would free its memory. The unit then stays unsharded
-  // until the caller calls post_forward() again.
+  // If an output is a view of the unit's parameters, resharding the unit would free the memory of this output. The unit
+  // then stays unsharded until the caller calls post_forward() again.
   const bool is_own = own.placement() == Placement::kSharded &&
                       std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
   if (!is_own) impl_->executor->post_forward(unit, zeroshard::in_backward());
@@ -147,8 +147,8 @@ std::vector<OptimizerSlice> Engine::slices() {
   std::vector<OptimizerSlice> result;
   impl.update->await();
   for (const ShardedGroup* const group : impl.memory->groups->trained()) {
-    // The external optimizer may write to the master weights, so the remembered parameters no longer tell whether the
-    // master weights match.
+    // The external optimizer may write to the master weights and not to the parameters. Unchanged parameters would then
+    // no longer show that they match the master weights.
     if (!impl.options.external_optimizer.empty()) group->forget_parameters();
     for (const ParamSlice& slice : zeroshard::slices(*group)) {
       const ParamSpec& param = group->param(slice.index);

@@ -29,8 +29,9 @@ void share_buffers(Comm& comm, const std::vector<std::pair<std::string, at::Tens
 }
 
 // Memory that initialisation frees stays with glibc if it lies between blocks that are still used. Over all units, that
-// may be as much memory as the whole model has. Returning the memory to the system scans the whole heap. So it is done
-// only after this many freed bytes and after the last unit, and not after each of many small units.
+// may be as much memory as the whole model has. return_free_memory() returns such memory to the system, but scans the
+// whole heap. So it is called only after this many freed bytes and after the last unit, and not after each of many
+// small units.
 constexpr int64_t kReturnBytes = 4 << 20;
 
 void return_free_memory() {

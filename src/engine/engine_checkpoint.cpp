@@ -41,7 +41,7 @@ int64_t bytes_of(const CheckpointContents& contents) {
 }
 
 // Returns whether some states of the group are in files and the others on a device. A thread that reads such states
-// during training would need a copy of the device's part. So a save of them does not run in the background.
+// during training would need a copy of those on the device. So a save of them does not run in the background.
 bool are_split_beside_device(const ShardedGroup& group, c10::Device device) {
   const GroupPlacement& place = group.place();
   return !device.is_cpu() && place.state_tier() == Tier::kFile &&
@@ -78,10 +78,11 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   });
   const bool async = wants_async && !at_once && saves.has_room_for_staging(staging);
   const bool staged = async || saves.must_stage();
-  // Users' writes to parameters must get into the master weights that are saved. If the master weights are in files, a
-  // save that is not staged takes the writes while it reads the master weights: see state_data(). A staged save reads
-  // them in the saver's thread, when users may already be writing again. So it takes the writes here, except for 32-bit
-  // parameters, because these are saved instead of their master weights.
+  // Users' writes to parameters must get into the master weights that are saved. Master weights in memory take the
+  // writes here. If master weights are in files, a save that is not staged takes the writes while it reads these master
+  // weights: see state_data(). A staged save reads them in the saver's thread, when users may already be writing again.
+  // So they take the writes here, too, except those of 32-bit parameters, because a staged save saves these parameters
+  // instead of their master weights.
   const auto of_master = staged ? UserWrites::OfMaster::kAllButSaved : UserWrites::OfMaster::kInMemory;
   SaveRequest request;
   // Runs everything that may fail on one rank alone, before the other ranks write or wait in the background.
@@ -165,8 +166,8 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
     for (const ShardedGroup* const group : impl.memory->groups->trained()) group->forget_parameters();
   });
   Uploads uploads(impl.plan.ledger, saves.device_copies());
-  std::set<StateKey> chosen;                    // states that the checkpoint tried last replaces
-  std::map<StateKey, std::string> overwritten;  // states that this call has overwritten, each with its last checkpoint
+  std::set<StateKey> chosen;                    // states that are read from the checkpoint that is tried
+  std::map<StateKey, std::string> overwritten;  // overwritten states, each with the checkpoint that was read last
   const auto begin_overwriting = [&](const std::string& tag) {
     for (const StateKey& state : chosen) saves.begin_overwriting(state, overwritten[state] = concat(root, "/", tag));
   };

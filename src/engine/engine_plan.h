@@ -11,11 +11,11 @@
 namespace zeroshard {
 
 // Completes the options by what the configuration and the model say. A device without an index becomes the current one;
-// the CPU stays as it is. Options with param groups are not changed otherwise. Options without param groups take the
-// optimizer that the configuration names, and get one param group with its settings. If the configuration names none,
-// they keep their optimizer, and the param group has default settings. If the configuration names Muon, there are two
-// param groups. The second one is for the hidden matrices, whose param_group in `units` is changed from 0 to 1. The
-// first one is for the other parameters.
+// the CPU stays as it is. If the options have param groups, nothing else is changed. Otherwise they take the optimizer
+// that the configuration names, and get one param group with the settings of this optimizer. If the configuration names
+// no optimizer, the options keep theirs, and the param group has default settings. If the configuration names Muon,
+// there are two param groups. The first one is for the parameters that are not hidden matrices. The second one is for
+// the hidden matrices, whose param_group in `units` is changed from 0 to 1.
 EngineOptions completed(EngineOptions options, std::vector<UnitDefinition>& units);
 
 // The plan of an engine's memory: what it will keep, and on which tier. `ledger` counts what it really keeps.

@@ -100,8 +100,8 @@ void Executor::finish_others(size_t index, std::optional<int64_t> output) {
     const auto [other, begun_with] = *next;
     if (contains(other, index) || (output && begun_with == output)) {
       // If neither unit encloses the other, both have returned the same tensor. If the forward of `index` ended first,
-      // `other` got this tensor as its input and returned it. So `other` has no gradients on this rank, but other ranks
-      // may have some, and wait for their reduction.
+      // `other` got this tensor as its input and returned it. So `other` has no gradients on this rank. Its end is
+      // reported now, because other ranks may have gradients of `other`, and wait for their reduction.
       const bool is_before = !contains(other, index) && !contains(index, other) &&
                              forwards_.time_of_end(index) < forwards_.time_of_end(other);
       if (is_before) callbacks_.on_unit_done(other);

@@ -18,41 +18,48 @@ namespace zeroshard {
 // of a unit has ended, and reports it. It knows nothing about gradients or autograd.
 //
 // Note [When a unit is resharded]
-// These rules are for kSharded units that nobody holds (see hold()). Other units are not resharded during a pass. When
-// no forward of a unit is running any more, the unit is resharded, unless the recorded order says that it is needed
-// next. (For example, the backward of the last unit follows the unit's own forward.) In backward, a unit is resharded
-// when the backward of another unit begins. There are two exceptions: the unit encloses the other one, or both
-// backwards begin with the same tensor (see pre_backward()). Autograd runs later-created nodes first, so by then no
-// node of the unit is left to run, not even one that reads frozen parameters. Resharding a unit when its last gradient
-// arrives would be too early, because nodes that read frozen parameters may still be left. A unit encloses another if
-// its modules contain the other's modules, or if the other was called in its forward. (Such a call happens if a tied
-// parameter belongs to the other unit.) Recomputation (activation checkpointing) calls forward hooks inside backward. A
-// recomputed unit stays unsharded until its own backward has ended. If a unit that it does not enclose is recomputed
-// before its backward begins, it is resharded then.
+// These rules are for kSharded units that nobody holds (see hold()). Other units are not resharded during a pass. A
+// unit encloses another unit if its modules contain the other's modules, or if the other was called in its forward.
+// (Such a call happens if a tied parameter belongs to the other unit.)
+//
+// In forward, a unit is resharded when none of its forwards is running any more, unless the recorded order says that it
+// is needed next. (For example, the backward of the last unit follows the unit's own forward.)
+//
+// In backward, a unit is resharded when the backward of another unit begins. Autograd runs later-created nodes first,
+// so when the other backward begins, no node of the unit is left to run, not even one that reads frozen parameters. (If
+// the unit were resharded when its last gradient arrives, such nodes could still be left.) There are two exceptions, in
+// which the unit stays unsharded: it encloses the other unit, or both backwards begin with the same tensor (see
+// pre_backward()).
+//
+// Recomputation (activation checkpointing) calls forward hooks inside backward. A recomputed unit stays unsharded until
+// its own backward has ended. There is one exception: if another unit is recomputed before that backward begins, the
+// first unit is resharded, unless it encloses the other one.
 //
 // Note [Ranks whose backward passes need other units]
-// A module may enter the loss on some ranks only, and a backward may fail on one rank. The other ranks continue, and
-// every gather needs all ranks. So a rank also takes part in gathers of units that it does not need itself. The
-// executor reports the end of a unit's backward by Callbacks::on_unit_done, so that the unit's gradients can be
-// reduced. A rank also reports the ends of units that only other ranks need, because every reduction needs all ranks,
-// too.
+// A module may enter the loss on some ranks only, and a backward may fail on one rank. The other ranks then continue.
+// Every gather needs all ranks, so a rank also takes part in gathers of units that it does not need itself.
 //
-// If the order of a pass was recorded before, each rank goes through the whole order. Before its backward gathers a
-// unit, a rank takes part in the gathers of all units that come before this one in the order. At the end of its
-// backward, it takes part in all remaining gathers.
+// When the backward of a unit has ended, the executor reports the unit: it calls Callbacks::on_unit_done, after which
+// the unit's gradients can be reduced. Every reduction needs all ranks, too, so a rank also reports units whose
+// backward only other ranks need.
 //
-// While an order is recorded, the ranks agree on the next unit before each gather of a backward, with one small
-// all-reduce per unit. A rank that needs another unit, or none, takes part in the gather of the agreed unit. Before the
-// next all-reduce, the rank also reports the end of that unit's backward, unless this backward is running on the rank.
-// Other ranks may wait for the unit's reduction before they take part in that all-reduce.
+// If a pass follows an order that was recorded before, each rank goes through the whole order. Before its backward
+// gathers a unit, a rank takes part in the gathers of all units that come before this one in the order. At the end of
+// its backward, it takes part in all remaining gathers.
+//
+// If there is no order to follow, the pass records one. The ranks then agree on the next unit before each gather of a
+// backward, with one small all-reduce per unit. A rank that needs another unit, or none, takes part in the gather of
+// the agreed unit. It also reports the agreed unit, unless the backward of this unit is running on the rank. It does so
+// before the next all-reduce, because other ranks may wait for the reduction of the agreed unit before they take part
+// in that all-reduce.
 //
 // Units that stay whole (kReplicated and kPersistent) need no gather in a backward. So no gather tells a rank which of
-// them other ranks need. Therefore each rank reports the ends of all units that stay whole and whose backward its pass
-// skips. When the backward of a unit begins, the pass has skipped all units whose forward ended later and whose
-// backward has not begun. At the end of the backward, the pass has skipped the remaining ones. Because of these
-// reports, the reduction of a unit that some rank needs is launched after the same number of ends at every ZeRO stage,
-// so sums are rounded alike. (While an order is recorded, the stages differ for a unit that no rank needs. Its end is
-// then reported only if it stays whole.)
+// them other ranks need. Therefore each rank also reports all units that stay whole and whose backward its pass skips.
+// When the backward of a unit begins, the pass has skipped all units whose forward ended later and whose backward has
+// not begun. When the whole backward ends, the pass has skipped all units whose backward has not begun. Because of
+// these reports, the reduction of a unit that some rank needs is launched after equally many reports at every ZeRO
+// stage, so sums are rounded alike. (The stages differ in one case: while a pass records an order, a unit that no rank
+// needs is reported only if it stays whole.)
 //
 // One case remains: some ranks, but not all, need a unit that no rank needed in the recorded pass. The gathers of the
 // ranks then differ, which is an error.
@@ -63,15 +70,16 @@ class Executor {
     // not need: see Note [Ranks whose backward passes need other units].
     std::function<void(size_t)> on_unit_done;
     // Called when a forward needs a unit, or a backward needs a kSharded one. `units` are the units that the pass will
-    // probably need after it, nearest first. There are none while no order is known. May be null.
+    // probably need after that unit, nearest first. There are none while no order is known. May be null.
     std::function<void(std::span<const size_t> units)> on_upcoming;
     // Returns the maximum of a number over the ranks with which this rank gathers. Collective. Null if no unit is
     // kSharded.
     std::function<int64_t(int64_t)> max_over_ranks;
   };
 
-  // `parents[u]` is the unit whose modules contain the modules of unit u, or -1. `prefetch_depth` returns, for a unit's
-  // layout, the most gathers that may run ahead of their use while the gather of that unit is one of them.
+  // `parents[u]` is the unit whose modules contain the modules of unit u, or -1. `prefetch_depth` returns a limit for a
+  // unit's layout. The unit is gathered ahead of its use only if fewer units than this limit are already being gathered
+  // ahead (see gather_ahead()).
   Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents,
            const std::function<int(const UnitLayout&)>& prefetch_depth, Callbacks callbacks);
 
@@ -83,19 +91,19 @@ class Executor {
   void begin_pass(bool training);
   void pre_forward(size_t unit, bool recomputing);
   void post_forward(size_t unit, bool recomputing);
-  // Begins the backward of a unit, because the gradient of one of its outputs is known. `output` is the number that
-  // BackwardHooks has given this output. A unit may return its input itself, or the result of an inner unit. Several
-  // units then begin their backward with the same tensor, and their backwards end together. Does nothing if the
-  // backward of the unit is already running.
+  // Begins the backward of a unit, because the gradient of one of its outputs is known. Does nothing if the backward of
+  // the unit is already running. `output` is the number that BackwardHooks has given this output. If a unit returns its
+  // input itself, or the result of an inner unit, several units have the same tensor as an output. Their backwards
+  // begin with the same `output`, and end together.
   void pre_backward(size_t unit, int64_t output);
   // Call it at the beginning of each backward. pre_backward() also begins the backward, but a rank whose loss depends
-  // on no unit never calls it.
+  // on no unit never calls pre_backward().
   void begin_backward();
   // Ends the backward of every unit, and reshards all kSharded units that nobody holds. Collective if some unit is
   // kSharded.
   void end_backward();
-  // Forgets the order of the current pass, or between passes that of the last one. Call it if that pass failed on some
-  // rank. Later passes are then predicted from the order of the pass before it.
+  // Forgets the order of the current pass or, between passes, the order of the last pass. Call it if this pass failed
+  // on some rank. Later passes are then predicted from the order of the pass before the failed one.
   void forget_pass() { order_->forget(); }
   // Returns whether a backward has begun and not ended.
   bool is_in_backward() const { return backward_begun_; }
@@ -117,8 +125,9 @@ class Executor {
   // stay whole or are held.
   void end_gathers_ahead();
   // Lets the optimizer write the shards. Calls `update(u)` for each unit in `order`, which contains every unit once and
-  // is the same on all ranks. While the next units are updated, ranks exchange the updated values of a unit if the unit
-  // needs it (see Unit::start_refresh()). Units that are held are unsharded with the new values afterwards. Collective.
+  // is the same on all ranks. After the update of a unit, the ranks exchange its new values if the unit needs that (see
+  // Unit::start_refresh()), while the next units are updated. Units that are held are unsharded with the new values
+  // afterwards. Collective.
   void refresh(std::span<const size_t> order, const std::function<void(size_t)>& update);
 
  private:

@@ -6,7 +6,7 @@
 namespace zeroshard {
 
 // Records the forwards of units: which ones are running, when the last one of each unit ended, and which ones wait for
-// their backward. Consecutive forwards of one unit wait as one forward.
+// their backward. If forwards of one unit end without a forward of another unit between them, they wait as one forward.
 class Forwards {
  public:
   explicit Forwards(size_t num_units) : ended_(num_units, 0) {}
@@ -21,13 +21,14 @@ class Forwards {
   bool is_running(size_t unit) const;
   // Returns the units whose forward is running, outermost first.
   const std::vector<size_t>& running() const { return running_; }
-  // Returns the number of the end of the unit's last forward, or 0 if it had none. The ends of all units are numbered
-  // together, from 1 on.
+  // Returns when the unit's last forward ended, or 0 if it had none. The time is counted in forwards of all units: 1
+  // for the forward that ended first, 2 for the next one, and so on.
   int64_t time_of_end(size_t unit) const { return ended_[unit]; }
 
   // Says that the backward of the unit's last waiting forward begins. Backwards come in reverse order of forwards, so
-  // waiting forwards that ended after this one will have no backward. Forgets this forward and those after it. Returns
-  // the units of those after it, last first. If no forward of the unit waits, returns an empty vector.
+  // waiting forwards that ended after this one will have no backward. Forgets this forward and the later ones, and
+  // returns the units of the later ones, last first. If no forward of the unit waits, forgets none and returns an empty
+  // vector.
   std::vector<size_t> take(size_t unit);
   // Returns the units of all forwards that wait for their backward, last first, and forgets these forwards.
   std::vector<size_t> take_all();

@@ -33,8 +33,8 @@ void GradientStandIns::show(const std::function<bool(Place)>& has_gradient) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     StandIn& stand_in = stand_ins_[i];
     if (!stand_in.grad.defined() || tensors_[i].grad().defined() || !has_gradient(stand_in.place)) continue;
-    // This stand-in cannot be used again. Either end() has abandoned it because somebody keeps it, or the user has set
-    // param.grad.data, so that it is an ordinary tensor now.
+    // A stand-in that is not swapped any more cannot be shown again. Either end() has abandoned it because somebody
+    // keeps it, or the user has set param.grad.data, so that it is an ordinary tensor now.
     if (!is_swapped(stand_in.grad)) stand_in.grad = stand_in_for(tensors_[i], stand_in.name);
     tensors_[i].mutable_grad() = stand_in.grad;
     stand_in.is_shown = true;
@@ -81,7 +81,7 @@ void GradientStandIns::end(size_t index) {
   if (!stand_in.grad.defined() || !is_swapped(stand_in.grad)) return;
   if (stand_in.grad.use_count() == 1 && stand_in.grad.storage().use_count() == 1) return;
   // Somebody keeps the stand-in or a view of it, and could assign it to param.grad when there is another gradient.
-  // shows() must then return false.
+  // After abandon(), shows() returns false for it.
   abandon(stand_in.grad.storage(), concat("the gradient of parameter '", stand_in.name,
                                           "' from before is gone: a step has used it, or it was dropped. Keep a copy "
                                           "by zeroshard.get_gradient(param) while it waits for the step"));

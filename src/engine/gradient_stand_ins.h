@@ -8,10 +8,10 @@
 
 namespace zeroshard {
 
-// Shows the user a tensor without memory, the stand-in, as param.grad while a gradient waits for the step. Reading the
-// stand-in throws an error that names the functions that read and change gradients. If the user sets param.grad to
-// None, taken_away() returns the parameter. A stand-in serves for one gradient after another, unless somebody has kept
-// it. Parameters without elements have no stand-in.
+// Sets param.grad to a stand-in, a tensor without memory, while a gradient waits for the step. The gradient itself is
+// spread over the ranks. Reading the stand-in throws an error that names the functions that read and change gradients.
+// If the user sets param.grad to None, taken_away() returns the parameter. The same stand-in is shown again for later
+// gradients, unless somebody has kept it. Parameters without elements have no stand-in.
 class GradientStandIns {
  public:
   // Identifies a parameter by the index of its unit and its index in the unit.
@@ -34,7 +34,7 @@ class GradientStandIns {
   // Returns the parameters for which the user has set param.grad to None since show(), and ends their stand-ins. The
   // caller drops their gradients.
   std::vector<Place> taken_away();
-  // Removes all stand-ins for the time of a backward pass, so that autograd does not add to them.
+  // Removes all stand-ins from param.grad before a backward pass, so that autograd does not add to them.
   void take_back();
   // Removes all stand-ins. Call it when a step has used the gradients, or when they were dropped. Reading a stand-in
   // that somebody has kept then throws an error that says that its gradient is gone.

@@ -28,9 +28,11 @@ class HeldValues {
   void begin(size_t unit, Purpose purpose);
   // Ends the innermost entry of the unit and returns its purpose; nothing if there is no entry.
   std::optional<Purpose> end(size_t unit);
-  // Like end(), but also restores the unit's earlier values if the entry still keeps them and the unit is unsharded.
+  // Like end(), but also restores the values that the unit had at the gather, if the entry still keeps them and the
+  // unit is unsharded.
   std::optional<Purpose> end_and_restore(size_t unit);
-  // Replaces the copies of the unit's entries by the current values. Call it when all ranks have accepted these.
+  // Replaces the copies that the unit's entries keep by copies of the current values. Call it when all ranks have
+  // accepted the current values.
   void accept(size_t unit);
   // Returns whether some unit is held to be modified.
   bool may_change() const;

@@ -15,9 +15,9 @@ namespace zeroshard {
 // must outlive the result.
 
 // Makes the units one after another, and on a device also their groups. Each unit takes its values from
-// UnitDefinition::values, or from the model's tensors. The memory of these tensors is then freed, and goes back to the
-// system if it is on the host. Adds the slots of the gather ring. Sets callbacks.max_over_ranks if some unit is
-// kSharded. Throws StateError if another engine has one of the parameters.
+// UnitDefinition::values if it is set, and else from the model's tensors. The memory of the model's tensors is then
+// freed, and goes back to the system if it is on the host. Adds the slots of the gather ring. Sets
+// callbacks.max_over_ranks if some unit is kSharded. Throws StateError if another engine has one of the parameters.
 std::unique_ptr<Executor> make_executor(const std::vector<UnitDefinition>& definitions, const EnginePlan& plan,
                                         const Ranks& ranks, Memory& memory, Executor::Callbacks callbacks);
 std::unique_ptr<Reducer> make_reducer(const EngineOptions& options, EnginePlan& plan, const Ranks& ranks,

@@ -16,10 +16,10 @@ namespace zeroshard {
 // Owns the groups of an engine, all swap files (also those of gradients), the store of kept activations, and the ring
 // of gathered units. The reducer owns the memory of gradients.
 struct Memory {
-  // Creates the files, and on the CPU the groups. On a device, make_executor() adds the groups unit by unit. It also
-  // adds the slots of the gather ring. `options`, `plan` and `ranks` must outlive the object. An update calls
-  // `while_a_save_reads` while it waits for a save that reads the states. If a read or write of a file fails later, the
-  // collectives of all ranks fail (Ranks::fail_all()). Collective.
+  // Creates the files, and on the CPU the groups. On a device, make_executor() adds the groups unit by unit. In both
+  // cases make_executor() adds the slots of the gather ring. `options`, `plan` and `ranks` must outlive the object. An
+  // update calls `while_a_save_reads` while it waits for a save that reads the states. If a read or write of a file
+  // fails later, the collectives of all ranks fail (Ranks::fail_all()). Collective.
   Memory(const std::vector<UnitDefinition>& units, const EngineOptions& options, EnginePlan& plan, const Ranks& ranks,
          std::function<void()> while_a_save_reads);
 

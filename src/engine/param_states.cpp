@@ -62,9 +62,9 @@ std::optional<at::Tensor> assemble(const Ranks& ranks, const TrainedParam& param
 }
 
 // Returns whether this rank itself had a gradient of the parameter since the last step. The values of a reduced shard
-// do not show it, because a parameter without any gradient has values there, too. If the bucket is not reduced, returns
-// true, because its gradients are then those of the last step, and local_grad() has already checked the consensus of
-// that step.
+// do not show it, because a parameter without any gradient has values there, too. If the bucket has no gradients of the
+// current step, returns true, because its gradients are then those of the last step, and local_grad() has already
+// checked that some rank had a gradient at that step.
 bool has_own_grad(const GradBucket& bucket, size_t index) {
   return !bucket.reduced().are_current() || bucket.has_grad(index);
 }

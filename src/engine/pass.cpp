@@ -93,7 +93,7 @@ void Pass::begin(bool sync) {
   last_grad_scale_.reset();
   errors_ = {};
   executor_.begin_backward();
-  // If earlier gradients are still open, their reductions may have begun, and the reducer keeps the order of these.
+  // If earlier gradients are still open, their reductions may have begun, so the reducer keeps the order that it has.
   if (progress_.has_open_gradients()) return;
   reducer_.begin_backward(executor_.needed(), sync, ranks_.gather);
   if (sync) reducer_.read_ahead();

@@ -22,14 +22,16 @@ namespace zeroshard {
 // what a pass does, and ends each pass in the same way on all ranks.
 //
 // Note [Backward passes that are none of the engine's]
-// torch.autograd.grad() of a loss for an input runs the hooks of units, and gives none of their parameters a gradient.
-// Such a pass must launch no reduction. Otherwise gradients that were already reduced for the step would be summed
-// again, and the reduction would wait for other ranks, which perhaps do not run such a pass. Only its first gradient
-// shows that a pass without begin() is a loss.backward() instead. So class Pass only remembers the ends of units'
-// backwards that come before the first gradient, and passes them to the reducer when this gradient arrives. If some
-// unit is kSharded, it passes each end to the reducer immediately, because other ranks may wait for the reduction. In
-// this case every rank must run such a pass, because the pass gathers parameters. Engine::prepare_step() then ends the
-// reductions of the pass.
+// torch.autograd.grad() of a loss for an input runs the hooks of units, but gives none of their parameters a gradient.
+// Such a pass must launch no reduction. A reduction would sum gradients again that were already reduced for the step,
+// and would wait for other ranks, which perhaps do not run such a pass. A loss.backward() without begin() runs the same
+// hooks, and only its first gradient tells it from such a pass. So if the backward of a unit ends in a pass without
+// begin() before the first gradient, class Pass does not tell the reducer yet. It remembers the unit, and tells the
+// reducer when the first gradient arrives.
+//
+// If some unit is kSharded, class Pass tells the reducer immediately instead, because other ranks may wait for the
+// reduction. In this case every rank must run the pass, because the pass gathers parameters. Engine::prepare_step()
+// then ends the reductions of the pass.
 class Pass {
  public:
   // All must outlive it.
@@ -50,8 +52,8 @@ class Pass {
   // Ends a pass that has not failed on this rank. Throws StateError if it has failed on another rank. Collective.
   void end() { throw_discarded(end("")); }
   // Ends a pass. `failure` says why it failed on this rank; empty if it did not. Returns "" if the pass failed on no
-  // rank. Otherwise discards all gradients since the last step, and returns on every rank the number and the failure of
-  // the lowest rank that failed. Of the failure, only the first 511 bytes are returned. Collective.
+  // rank. Otherwise discards all gradients since the last step, and returns on every rank the number of the lowest rank
+  // that failed, and the first 511 bytes of its `failure`. Collective.
   std::string end(const std::string& failure);
   // Like end(), but only ends the reductions, and not the executor's backward.
   void end_launched() { throw_discarded(end_reductions("")); }
@@ -66,9 +68,9 @@ class Pass {
   // Throws StateError if the gradient of `param` might not be reduced yet. This is so after a backward under no_sync,
   // within a backward pass, after a loss.backward() that failed, and if has_counted_other() is true.
   void check_reduced(const ParamSpec& param) const;
-  // Returns whether, in a pass without begin(), an end of a unit's backward was passed to the reducer before the first
-  // gradient. If so, returns true until the reductions are ended or discarded. See Note [Backward passes that are none
-  // of the engine's].
+  // Returns whether, in a pass without begin(), the reducer was told before the first gradient that the backward of a
+  // unit has ended. If so, returns true until the reductions are ended or discarded. See Note [Backward passes that are
+  // none of the engine's].
   bool has_counted_other() const { return other_.has_counted; }
   // The texts of the last CommError that a hook or the end of a pass threw, and of the last IoError that a hook threw.
   // Each is "" if there was no such error since the last begin().

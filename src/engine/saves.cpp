@@ -41,15 +41,15 @@ StateSlice to_slice(const TensorState& state) {
 // Lists slices of the parameters and optimizer states of the engine, each with access to its data.
 class Saves::States {
  public:
-  // kSaveHeld is a staged save, during which training may continue. If an array has a hold (Array::hold()), the data of
-  // its slices takes the hold when it is created. Code that wants to write to the array then waits until the save has
-  // read it. Data without a hold must be copied before training continues.
+  // kSaveHeld is a staged save, during which training may continue. If an array has a hold (Array::hold()), the slices
+  // of the array take the hold when they are made. Code that wants to write to the array then waits until the save has
+  // read the array. An array without a hold must be copied before training continues.
   enum class Purpose : uint8_t { kSave, kSaveHeld, kLoad };
   States(Saves& saves, Purpose purpose) : saves_(saves), purpose_(purpose) {}
 
   // Returns slices of the weights of trained parameters and, if `frozen`, of the others. If `optimizer`, also returns
   // slices of the optimizer's states. For a save, the slices have the elements that this rank saves. For a load, they
-  // have all elements that this rank updates, or of a frozen parameter all that it keeps.
+  // have all elements that this rank updates or, for a frozen parameter, all elements that it keeps.
   std::vector<StateSlice> slices(bool frozen, bool optimizer) const {
     std::vector<StateSlice> result;
     const auto add_all = [&](const ShardedGroup& group) {
@@ -113,9 +113,9 @@ class Saves::States {
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
     // The weights are the master weights if there are any, and otherwise the parameters. There is one exception: if a
-    // held save reads states in files, and users can write to the fp32 parameters (is_open), it takes the parameters.
-    // The master weights in files have not taken users' writes: see UserWrites::OfMaster. The save copies these
-    // parameters, because users do not wait for it.
+    // held save reads states in files, and users can write to the fp32 parameters (is_open), the weights are the
+    // parameters. The reason is that the master weights in files have not taken users' writes (see
+    // UserWrites::OfMaster). The save copies these parameters, because users do not wait for the save.
     const bool is_copied = is_held(group) && group.is_open() && group.flat().dtype == DType::kFloat32;
     if (group.has_master() && !is_copied)
       return add(group, {kWeight, DType::kFloat32, data_of(group, kMasterWeights), group.updated()}, to);
@@ -140,8 +140,8 @@ class Saves::States {
     return purpose_ == Purpose::kSaveHeld && group.is_trained() && group.states().hold() != nullptr;
   }
   std::shared_ptr<SliceData> data_of(const ShardedGroup& group, int state) const {
-    // If the master weights of some elements are the parameters themselves, not only the engine writes to them, and
-    // users do not wait for the save.
+    // If the master weights of some elements are the parameters themselves, users write to them, too, and users do not
+    // wait for the save.
     const bool are_parameters = state == kMasterWeights && !group.place().master_weights.has_rest;
     return is_held(group) ? held_data(group, state) : state_data(group, state, is_engines() && !are_parameters);
   }

@@ -49,8 +49,8 @@ class Saves {
   // Waits for a running save, then frees the memory of saves and gives up the locks of their directories.
   void retire();
 
-  // Returns whether every save goes through staging memory. If not, only saves in the background do, and the others
-  // write the state to files directly from where it is.
+  // Returns whether every save goes through staging memory. If not, only saves in the background go through it, and
+  // other saves write the state to files directly from where it is.
   bool must_stage() const { return !options_.device.is_cpu() && !memory_.has_files(); }
   bool has_room_for_staging(int64_t bytes);
   // Raises the planned host memory for copies of checkpoints to at least this many bytes.
@@ -64,7 +64,7 @@ class Saves {
   void tell_failed(const std::exception& error) const;
 
   // `held` says that the save is staged. In this case the saver's thread reads states in files itself, and updates wait
-  // before they overwrite states that it has not read yet.
+  // before they overwrite states that the thread has not read yet.
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
                            const CheckpointContents& contents, const SaveOptions& save, bool held);
   std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
@@ -79,8 +79,8 @@ class Saves {
   // and partly from the checkpoint.
   void begin_overwriting(const StateKey& state, const std::string& checkpoint) { half_loaded_[state] = checkpoint; }
   void end_overwriting(const StateKey& state) { half_loaded_.erase(state); }
-  // Throws StateError if a load failed half way, and no later load has replaced all states that it had begun to
-  // overwrite.
+  // Throws StateError if a load failed half way, and later loads have not yet replaced all states that the failed load
+  // had begun to overwrite.
   void check_not_half_loaded() const;
   NamedValues half_loaded() const;
 

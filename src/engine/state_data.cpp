@@ -77,8 +77,8 @@ class PartialBlocks {
   std::map<int64_t, Block> blocks_;  // key: first element of the block
 };
 
-// Encodes the blocks that `range` has whole, and adds its pieces of other blocks. `range` must lie within one
-// parameter.
+// Encodes the blocks that lie whole in `range`, and calls add() for the pieces of other blocks. `range` must lie within
+// one parameter.
 void PartialBlocks::write(Range range, const float* from) {
   int64_t end = range.end;  // end of the parameter
   for (size_t i = 0; i < group_.num_params(); ++i) {
@@ -178,8 +178,8 @@ class ArrayData final : public SliceData {
     if (values.element_size() == bytes_) return TensorData(values).write(0, int64_t(values.nbytes()), from);
     values.copy_(view_memory(const_cast<void*>(from), values.numel(), at::kFloat, at::kCPU));
   }
-  // Borrows elements. `offset` and `bytes` count bytes of saved elements. Calls use(bytes from `offset` to the part,
-  // part, values) for consecutive parts.
+  // Borrows elements. `offset` and `bytes` count bytes of saved elements. Calls use(at, part, values) for consecutive
+  // parts. `at` counts the bytes of saved elements from `offset` to the part.
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, Array::Access access, Use use) const {
     const Range range{offset / bytes_, (offset + bytes) / bytes_};

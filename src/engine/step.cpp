@@ -135,8 +135,8 @@ void Step::check(const std::vector<ParamGroupOptions>& groups) const {
 }
 
 // Once in config.check_replicas_every steps (never if that is 0), compares the parameters of kReplicated units among
-// ranks. Throws StateError on all ranks if they differ. Call it before the update. At stages 1 and 2, the refresh after
-// the update overwrites the elements that other ranks update, and so hides any difference there.
+// ranks. Throws StateError on all ranks if they differ. Call it before the update, because at stages 1 and 2 the
+// refresh after the update overwrites the elements that other ranks update, and so hides any difference there.
 void Step::compare_replicas() {
   const int every = options_.config.check_replicas_every;
   if (every == 0 || ++uncompared_steps_ < every) return;

@@ -27,9 +27,8 @@ class StepProgress {
   void begin_pass(bool sync);
   void add_gradient();
   void end_pass();
-  // Call it after end_pass() if the caller of the pass need not call end_micro_batch(). Counts the micro-batch of the
-  // last such pass, if it is not counted yet. The micro-batch of this pass is counted by the next end_own_pass(),
-  // end_micro_batch() or end_step().
+  // Call it after end_pass() if the caller of the pass may, but need not call end_micro_batch(). The micro-batch of
+  // this pass is not counted yet. The next call of end_own_pass(), end_micro_batch() or end_step() counts it.
   void end_own_pass();
   void end_micro_batch();
   void end_step(bool applied);

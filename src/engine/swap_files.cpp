@@ -24,8 +24,8 @@ struct Wanted {
   bool pin;            // whether a device copies from or to the buffers, so that they should be pinned
 };
 
-// Returns the queue depth with which this many chunks of fp32 can be requested at a time: their number of blocks, but
-// at most 1024.
+// Returns the queue depth with which all blocks of `chunks` chunks of fp32 can be requested at a time. This is the
+// number of these blocks, but at most 1024.
 int depth_for(int chunks, int64_t block_bytes) {
   constexpr int64_t kMost = 1024;
   return int(std::min(chunks * kChunkNumel * int64_t{sizeof(float)} / block_bytes, kMost));
@@ -39,8 +39,8 @@ int64_t bytes_of(std::span<const ChunkGroup> groups) {
 
 // Does nothing if the configuration sets the queue depth. Otherwise chooses the block size and the queue depth that
 // suit the disk of the first directory. Keeps those of `store` if the configuration sets the block size, if the files
-// are small, or if the disk cannot be measured. In the end makes the queue depth large enough for
-// wanted.chunks_at_once.
+// are small, or if the disk cannot be measured. In each of these cases, then raises the queue depth if it is too small
+// for wanted.chunks_at_once.
 void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::Options& store) {
   // For smaller files the disk is not measured, because that takes longer than reading and writing them.
   constexpr int64_t kLeastBytes = int64_t{256} << 20;

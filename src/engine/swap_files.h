@@ -29,8 +29,8 @@ void take_keys(const Config& config, const std::vector<std::string>& directories
   store.verify = config.offload.verify;
   store.ring = &kernel_ring();
 }
-// Logs a warning if a file is in memory (tmpfs). Otherwise rank 0 logs a warning if the file uses the page cache.
-// `what` names the contents of the file, and `path_key` the configuration key of its directory.
+// Logs a warning on any rank if the file is in memory (tmpfs). Otherwise rank 0 logs a warning if the file uses the
+// page cache. `what` names the contents of the file, and `path_key` the configuration key of its directory.
 void warn_of(const SwapFile& file, std::string_view what, std::string_view path_key, int rank);
 
 // The inputs for creating the swap files of this rank. All must outlive the files.

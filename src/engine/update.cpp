@@ -120,8 +120,8 @@ void Update::refresh(const UpdateGroup& update) {
   if (memory_.coded_refresh) memory_.gathers.side.join();  // this stream writes the decoded parameters
   memory_.gathers.after_current_stream();
   if (memory_.parameters_in_files) memory_.read_parameters_ahead(reducer_.order_of_forward(), executor_);
-  // After this point users may write to replicated parameters. On the CPU the other ranks read them directly for a
-  // gather, so these reads must have ended.
+  // After this point users may write to replicated parameters. On the CPU the other ranks read these parameters
+  // directly for a gather, so the ranks wait until these reads have ended.
   const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
   if (ranks_.device.is_cpu() && std::any_of(plan_.placements.begin(), plan_.placements.end(), is_replicated))
     ranks_.gather.barrier("updated parameters");

@@ -24,7 +24,7 @@ namespace zeroshard {
 // ranks get the new parameters. It then hands its own update to a thread. While this update is pending, the states are
 // newer than the parameters. Code that reads states waits for the thread. Code that saves, exports, loads or lets users
 // write to parameters first publishes the update. (An export between the micro-batches of a step does not.) Code that
-// reads parameters gets those with which the device computes.
+// reads parameters gets the values from before the update, with which the device computes.
 class Update {
  public:
   // All must outlive it. Collective, because it allocates.

@@ -11,8 +11,8 @@
 namespace zeroshard {
 
 // Copies loaded data to slices that are not in host memory, through two chunks of host memory that the ledger counts.
-// While the device copies from one chunk, the caller fills the other. The copies run after the present and before the
-// later work of the current stream.
+// While the device copies from one chunk, the caller fills the other. The copies run after the work that is already on
+// the current stream, and before its later work.
 class Uploads final : public Uploader {
  public:
   static constexpr int64_t kBytes = 2 * kPieceBytes;  // both chunks, allocated when there is something to upload
@@ -28,8 +28,8 @@ class Uploads final : public Uploader {
   int64_t max_bytes() const override { return chunk_bytes_; }
   std::byte* place(int64_t bytes) override;
   void send(std::shared_ptr<SliceData> to, int64_t offset, int64_t bytes) override;
-  // Starts the copies from the chunk that is being filled, so that all copies have begun. Without `copies`, all are
-  // complete when it returns.
+  // Starts the copies from the chunk that is being filled. After that, the copies of all uploads have begun. Without
+  // `copies`, all are complete when it returns.
   void finish() override;
 
  private:

@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// Finds what users do to param.grad between passes: they drop gradients (param.grad = None) and assign others.
-// Gradients of backward passes are taken out of param.grad, and stand-ins show which ones wait for the step.
+// Finds out whether users have dropped gradients (param.grad = None) or assigned others between passes. Gradients of
+// backward passes are taken out of param.grad, and stand-ins show which ones wait for the step.
 class UserGradients {
  public:
   // Both must outlive it.

@@ -118,8 +118,8 @@ void UserWrites::check() {
   watch_.accept_all();
 }
 
-// Drops in-place writes to parameters of kSharded units by gathering the values of the shards again. check_write() will
-// refuse these writes, and because they are dropped, it does so only once. Collective.
+// Drops in-place writes to parameters of kSharded units. To do so, gathers the values of the shards again.
+// check_write() will refuse these writes, but only once, because they are dropped here. Collective.
 void UserWrites::drop_writes_to_shards(const std::vector<int64_t>& written) {
   size_t next = 0;
   for (size_t u = 0; u < executor_.size(); ++u) {
@@ -158,10 +158,11 @@ std::string UserWrites::refused_memory(size_t unit, size_t param) const {
       shape_text(spec.shape), ", cannot be read, or differ between tensors that are tied");
 }
 
-// Points all parameters of the units at the memory of their units again if users have given them other memory
-// (param.data = ...). Before that, copies the values of such parameters to the memory of their units on rank `root`. If
-// the values of some parameter cannot be copied, copies none, so that they are lost, and returns the reason on all
-// ranks. Otherwise returns "". Call it before the written values are taken. Collective.
+// Takes back the parameters of the units to which users have given other memory (param.data = ...). Rank `root` copies
+// the values of such parameters to the memory of their units. Every rank then points such parameters at that memory
+// again. If the values of some parameter cannot be copied, `root` copies none, so all of them are lost, and the
+// function returns the reason on all ranks. Otherwise it returns "". Call it before the written values are taken.
+// Collective.
 std::string UserWrites::take_moved(const std::vector<size_t>& units, int root) {
   const bool is_root = ranks_.all.rank() == root;
   std::vector<std::pair<size_t, size_t>> params;

@@ -27,14 +27,14 @@ class UserWrites {
   void check_no_change_begun(const char* call) const;
 
   bool any_written() const { return watch_.any_written(); }
-  // Accepts writes to units that stay whole if all ranks have made the same writes. Copies those to kPersistent units
-  // to their shards. Throws StateError on all ranks if there are other writes. The master weights take accepted writes
-  // later (take_to_groups()). `written_somewhere` says whether a user has written on some rank. Collective if it is
-  // true.
+  // Accepts writes to units that stay whole if all ranks have made the same writes. Copies accepted writes to
+  // kPersistent units to the shards of these units. Throws StateError on all ranks if there are other writes. The
+  // master weights take accepted writes later (take_to_groups()). `written_somewhere` says whether a user has written
+  // on some rank. Collective if it is true.
   void take(bool written_somewhere);
   // Selects the master weights that take writes. kInMemory selects those of groups whose states are all in one piece of
   // memory. kAllButSaved also selects the others, except those of 32-bit parameters whose states are in files, because
-  // a background save reads these parameters instead.
+  // a background save reads these parameters instead of their master weights.
   enum class OfMaster : uint8_t { kNone, kInMemory, kAllButSaved, kAll };
   // Calls take() and take_to_groups(). For callers outside of a step. Collective.
   void take_all(OfMaster of_master = OfMaster::kAll);
@@ -46,8 +46,8 @@ class UserWrites {
   // Says that a load has written to all parameters. Accepts all writes, and ends all readings.
   void accept_loaded();
   void forget_readings() { watch_.forget_readings(); }
-  // Says that a step may have changed the values that users hold. They are then neither checked nor restored at the
-  // release.
+  // Says that a step may have changed the values that users hold. The release then neither checks nor restores these
+  // values.
   void end_step();
   // Forgets the values that a release would restore.
   void forget_held() { held_.forget(); }
@@ -60,14 +60,16 @@ class UserWrites {
 
   // The functions from here on are for a pending delayed update: see Note [Delayed updates].
 
-  // Remembers checksums of the current parameters to which users can write, so that wrote_late() can find later writes.
+  // Calls ShardedGroup::remember_parameters() for the parameters to which users can write, so that wrote_late() also
+  // finds later writes that version counters do not show.
   void remember_open_parameters();
   static void remember_open_parameters(ShardedGroup& group);
   // Makes wrote_late() return true until the next remember_open_parameters() of all groups. Engine::set_weights() calls
-  // it before it takes new checksums of a group to which users have written, because these would hide the writes.
+  // lose_sums() if users have written to a group, because it then takes new checksums of the group, which would hide
+  // the writes.
   void lose_sums() { has_lost_sums_ = true; }
-  // Returns whether the user has written to parameters that the pending update will overwrite. First copies writes to
-  // kPersistent units to their shards.
+  // Returns whether the user has written to parameters that the pending update will overwrite. To find out, copies what
+  // is written to kPersistent units to the shards of these units. Always returns true after lose_sums().
   bool wrote_late();
   // Throws StateError on all ranks if wrote_late() is true on some rank. The error is thrown once, and then the writes
   // are lost. Collective.

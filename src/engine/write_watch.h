@@ -15,7 +15,7 @@ class WriteWatch {
  public:
   // These numbers say how a parameter was written. kWritten means that it was written in place. kMoved means that it
   // was given other memory (Unit::is_moved()). kRefused means the same as kMoved, but Unit::prepare_take_back() cannot
-  // take the values from there. written() never returns kRefused.
+  // take the values from that memory. written() never returns kRefused.
   static constexpr int64_t kWritten = 1, kMoved = 2, kRefused = 3;
 
   // Accepts everything that was written so far. `executor` must outlive the object.
@@ -33,10 +33,10 @@ class WriteWatch {
   // as after a step of a torch optimizer. A user's write that was not accepted before stays detected.
   void tell_autograd(size_t unit, size_t param);
 
-  // begin_reading() and end_reading() bound a reading of an unsharded unit, during which its values must not change.
-  // Readings may be nested. end_reading() returns the names of the parameters whose values differ from those at the
-  // first begin_reading(), and calls Unit::point_back() for them. It returns none if the unit's readings were
-  // forgotten, or if the unit is no longer unsharded.
+  // begin_reading() begins a reading of an unsharded unit, and end_reading() ends it. During a reading the unit's
+  // values must not change. Readings may be nested. end_reading() returns the names of the parameters whose values
+  // differ from those at the first begin_reading(), and calls Unit::point_back() for them. It returns none if the
+  // unit's readings were forgotten, or if the unit is no longer unsharded.
   void begin_reading(size_t unit);
   std::vector<std::string> end_reading(size_t unit);
   // Ends a reading like end_reading(), but does not check the values.
