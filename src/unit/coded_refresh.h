@@ -17,21 +17,21 @@ namespace zeroshard {
 //
 // Note [Parameters in 8 bits]
 // A block of kScaledNumel elements travels as one fp32 scale and one whole number from -127 to 127 per element. The
-// scale is the largest magnitude in the block / 127, and a decoded element is its number times the scale. The number is
-// rounded to nearest. So a decoded element that is not rounded to 16 bits yet differs from the original by at most 1 /
-// 254 of the block's largest magnitude. (The error is larger in a block whose largest magnitude is below 1e-35.) If an
-// element is not finite, its whole block is decoded as NaN. All ranks, even the one that has updated the part, take the
-// decoded elements, so that parameters stay equal on all ranks. The master weights stay exact. The values of these
-// codes are equally spaced. The codes of optimizer states (Note [The dynamic map]) cover many magnitudes, so near a
-// block's largest element their values lie twice as far apart as these. Equal spacing therefore suits weights better.
+// scale is the block's largest magnitude / 127. The number is the element / the scale, rounded to nearest. A decoded
+// element is the number times the scale, rounded to 16 bits. Before this last rounding it differs from the original by
+// at most 1 / 254 of the block's largest magnitude. (The error is larger in a block whose largest magnitude is below
+// 1e-35.) If an element is not finite, its whole block is decoded as NaN. All ranks, even the one that has updated the
+// part, take the decoded elements, so that parameters stay equal on all ranks. The master weights stay exact. The codes
+// of optimizer states (Note [The dynamic map]) are not used for parameters. They cover many magnitudes, so near a
+// block's largest element their values are almost twice as far apart: 0.9 / 64 of this element instead of 1 / 127.
 class CodedRefresh {
  public:
   // Collective over `parts`, which must outlive the object. `buffers` is the result of refresh_codes().
   CodedRefresh(Comm& parts, const RingClass& buffers, at::Device device, Ledger& ledger);
 
   // Encodes this rank's part of each shard, and starts to gather all parts. `shards` are this rank's shards of a unit's
-  // trained 16-bit groups. Collective. At most `buffers.slots` calls of begin() may be ahead of their calls of
-  // finish().
+  // trained 16-bit groups. Collective. At most `buffers.slots` refreshes may be under way at a time, each from its
+  // begin() to its finish().
   void begin(std::vector<at::Tensor> shards, std::string_view tag);
   // Waits for the parts of the oldest begin() that has no finish() yet. Writes the decoded elements of all parts to the
   // shards of that begin().

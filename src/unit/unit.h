@@ -30,12 +30,13 @@ struct UnitSource {
   std::function<void(size_t index, int64_t begin, int64_t end, float* out)> values;
 };
 
-// The stream on which the units of an engine gather. A gather waits for earlier users of its slot, and for the work
-// that was queued on the current stream when after_current_stream() was last called. It does not wait for work that was
-// queued later. Unit::unshard() calls after_current_stream() if the unit is sharded. prefetch() never does, so that a
-// gather that is started ahead of its use overlaps later compute. Code that writes shards must therefore call
-// after_current_stream() itself. Otherwise a prefetch() might gather before the write is done. For example, if the
-// first units of a pass are already unsharded, no unshard() makes the call before that prefetch().
+// The stream on which the units of an engine gather. A gather that unshard() or prefetch() starts waits for earlier
+// users of its slot, and for the work that was queued on the current stream when after_current_stream() was last
+// called. It does not wait for work that was queued later. Unit::unshard() calls after_current_stream() if the unit is
+// sharded. prefetch() never does, so that a gather that is started ahead of its use overlaps later compute. Code that
+// writes shards must therefore call after_current_stream() itself. Otherwise a later prefetch() might gather before the
+// write is done. An unshard() before the prefetch() prevents this only if its own unit is sharded, because otherwise it
+// does not call after_current_stream().
 struct GatherStream {
   explicit GatherStream(at::Device device) : shards(device), side(device) {}
   // Makes later gathers wait for the present work of the current stream, because this work might write shards.
@@ -65,7 +66,7 @@ class Unit {
     CodedRefresh* codes = nullptr;
     Comm* parts = nullptr;  // the ranks that each update a part of this rank's shard; null: the shard is not divided
   };
-  // Collective. All arguments passed by reference must outlive the unit. Writes the parameters' values to the
+  // Collective. All arguments passed by reference must outlive the unit. Writes the values of the source to the
   // parameters and master weights of `groups`. If the source has `values`, each rank reads the values that it keeps.
   // Otherwise every rank takes the values of rank 0.
   Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
@@ -77,14 +78,14 @@ class Unit {
   const UnitLayout& layout() const { return layout_; }
   Placement placement() const { return placement_; }
 
-  // Starts the gather of a sharded unit if a slot is free. Returns false if the unit is still sharded then, and true
-  // otherwise. Unlike unshard(), does not call GatherStream::after_current_stream().
+  // Starts the unit's gather if the unit is sharded and a slot is free. Returns false if the unit stays sharded because
+  // no slot is free, and true otherwise. Unlike unshard(), does not call GatherStream::after_current_stream().
   bool prefetch();
   void unshard();
   void wait();
   void reshard();
-  // Waits until every rank has read this rank's shards for the last gather that this rank has waited for. If no later
-  // gather was started, this rank may then write to the shards.
+  // Waits until every rank has read this rank's shards for the last gather that this rank has completed by wait(). If
+  // this rank has started no later gather, it may then write to the shards.
   void await_readers();
   // Takes part in a gather that another rank needs, in whatever state this unit is. Does nothing for a kReplicated
   // unit. A unit that was sharded is sharded again afterwards. Any other unit is gathered again into the memory that it
@@ -104,25 +105,25 @@ class Unit {
   // Returns the tensors that refer to parameter `index`, in the order of UnitSource::params.
   const std::vector<at::Tensor>& tensors(size_t index) const { return params_.at(index).tensors(); }
   // begin_hold() and end_hold() bound the time in which users hold the unit gathered; see Note [Views that users keep].
-  // They do nothing for a kReplicated unit. Views of its parameters always share its memory, as views of plain tensors
-  // do.
+  // They do nothing for a kReplicated unit, because views of its parameters always share its memory, as views of plain
+  // tensors do.
   void begin_hold();
-  // `leaves` says that neither a forward nor a backward of the unit needs it any more. If so, and users keep views of
-  // the unsharded unit, the views take over the unit's memory. A kSharded unit then becomes sharded, and a kPersistent
-  // unit copies the values to new memory. Otherwise the unit keeps its state and memory, and reading a view that users
-  // keep throws from now on. If there is no new memory for the unit, it also keeps its state and memory, and logs a
-  // warning.
+  // `leaves` is true if no forward or backward of the unit needs it any more. If `leaves` is true, the unit is
+  // unsharded and users keep views of it, the views take over the unit's memory. A kSharded unit is then sharded. A
+  // kPersistent unit copies its values to new memory. In all other cases the unit keeps its state and memory, and
+  // reading a view that users keep throws from now on. This also happens, with a warning in the log, if there is no new
+  // memory to replace the unit's memory.
   void end_hold(bool leaves);
 
   // After each write to the elements that this rank updates, start_refresh() and then finish_refresh() must be called.
-  // Both are collective. If several ranks have each updated a part of the shard, these ranks gather the parts. Then the
-  // ranks of a kReplicated unit gather each other's shards into the whole parameters. A unit of another kind is sharded
-  // after start_refresh().
+  // Both are collective. If several ranks have each updated a part of the shard, these ranks first gather the parts. If
+  // the unit is kReplicated, its ranks then gather each other's shards into the whole parameters. Otherwise the unit is
+  // sharded from start_refresh() on, and its next gather reads the new values.
   void start_refresh();
   void finish_refresh();
   // Turns the parameters into ordinary tensors, which have their current values in memory of their own. A tensor to
-  // which a user has given other memory keeps the values that it has there, except after share_memory_(). Collective if
-  // the unit is sharded. After the call, the unit may only be destroyed.
+  // which a user has given other memory keeps the values that it has there. But after share_memory_(), a tensor gets
+  // the unit's values instead. Collective if the unit is sharded. After the call, the unit may only be destroyed.
   void return_tensors();
   // If the unit is kPersistent and unsharded, copies this rank's elements of the whole parameters to its shard, because
   // users may have written to the whole parameters. No rank may gather the unit during the call. Does nothing for other
@@ -157,7 +158,7 @@ class Unit {
   void attach(char* memory);
   void detach();
   // gather_parts() starts to gather the parts of this rank's shard. gather_shards() starts to gather the shards of a
-  // kReplicated unit, and does nothing for another unit. Both gather only trained groups.
+  // kReplicated unit, and does nothing for another unit or for a single rank. Both gather only trained groups.
   void gather_parts();
   void gather_shards();
   void end_gathers_in_place();
@@ -174,7 +175,8 @@ class Unit {
   Comms comms_;
   SlotRing& ring_;
   GatherStream& gathers_;
-  StreamUses ready_;  // makes the stream of each wait() also wait for the stream of the wait() before it
+  // The stream of the last wait(), which has waited for the gather. A wait() on another stream waits for that stream.
+  StreamUses ready_;
   // The memory of the gathered parameters. A kPersistent unit always has a slot, a kReplicated unit never.
   SlotRing::Slot* slot_ = nullptr;
   std::vector<UnitParam> params_;  // parallel to layout_.params

@@ -14,17 +14,21 @@ namespace zeroshard {
 // has no memory, reading a view throws an error that names the parameter, even after the unit was destroyed.
 //
 // Note [Views that users keep]
-// Users can make views of a parameter while they hold its unit gathered, and keep them after the hold. Examples are
-// param.detach() and param.data, and on the CPU also param.detach().cpu(), which makes no copy there. In plain PyTorch
-// such a view keeps its values, because memory is freed only when no tensor uses it any more. In zeroshard such a view
-// keeps its values, too. For the time of the hold, the parameter's tensors get a second storage over the same memory,
-// and second version counters. When the hold ends, the tensors return to the parameter's own storage and counters. If
-// the second storage still has views then, users have made them. If nothing else needs the unit then, these views take
-// over the memory. The memory is not copied, because other threads might be reading it. The unit gets other memory, so
-// later writes to the views do not change the parameter. If a forward or backward still needs the unit, the unit keeps
-// its memory, and reading the views throws. A forward outside of a hold makes views of the parameter's own storage.
-// Reading such a view throws while the unit is sharded, and works again after the unit's next gather, which attaches
-// memory to this storage.
+// A hold is the time in which users keep a unit gathered. During a hold, users can make views of a parameter, and they
+// can keep these views after the hold. Examples are param.detach() and param.data, and on the CPU also
+// param.detach().cpu(), which makes no copy there. In plain PyTorch such a view keeps its values, because memory is
+// freed only when no tensor uses it any more. In zeroshard it keeps its values, too, if no forward or backward needs
+// the unit at the end of the hold.
+//
+// For the time of the hold, the parameter's tensors get a second storage over the same memory, and second version
+// counters. When the hold ends, the tensors return to the parameter's own storage and counters. All views that the
+// second storage still has were made by users. If no forward or backward needs the unit any more, these views take over
+// the memory, and the unit gets other memory. So later writes to the views do not change the parameter. The views get
+// the memory itself and not a copy, because other threads might be reading it through them. If a forward or backward
+// still needs the unit, or if there is no other memory, the unit keeps its memory, and reading the views throws.
+//
+// A forward outside of a hold makes views of the parameter's own storage. Reading such a view throws while the unit is
+// sharded, and works again after the unit's next gather, which attaches memory to this storage.
 class UnitParam {
  public:
   // Turns `tensors` into views of the parameter's storage, which has no memory before put(). `tensors` are all tensors
@@ -40,8 +44,8 @@ class UnitParam {
   // Returns whether `tensor` has the parameter's own storage or the second storage of a hold.
   bool owns(const at::Tensor& tensor) const;
 
-  // put() attaches memory with the parameter's values, which the caller owns. take() detaches the memory. During a
-  // hold, both functions change both storages.
+  // put() attaches memory that the caller owns and that has the parameter's values. take() detaches the memory. During
+  // a hold, both functions change both storages.
   void put(void* memory);
   void take();
 
@@ -62,8 +66,9 @@ class UnitParam {
   // the engine to memory of their own.
   bool prepare_take_back();
   // Makes all tensors views of the parameter's storage again. The unit's memory must be attached. If `values` is true,
-  // first copies the values of a moved tensor into this memory. If so, prepare_take_back() must have returned true for
-  // every moved parameter that the caller takes back. If `values` is false, drops the values of moved tensors.
+  // first copies the values of a moved tensor into this memory. Before such a call, prepare_take_back() must have
+  // returned true for every moved parameter that the caller takes back. If `values` is false, drops the values of moved
+  // tensors.
   void take_back(bool values);
   // Makes all tensors views of the parameter's storage again, whether it has memory or not. Drops the values of moved
   // tensors. Unlike take_back(), does not undo share_memory_().
