@@ -18,8 +18,9 @@ class GradientFetch {
   // With one slot, nothing is copied while the host works on a piece.
   GradientFetch(at::Device device, const Mover::Slots& slots, Ledger& ledger) : mover_(device, slots, ledger) {}
 
-  // Announces that lend() will be called for `range` of `grads`, after the ranges announced before, so that the range
-  // is prefetched. All work that computes the gradients must be queued on the current stream already.
+  // Announces that lend() will be called for `range` of `grads`, after it was called for the ranges that were announced
+  // earlier. The announced ranges are copied ahead in this order, as slots become free. All work that computes the
+  // gradients must be queued on the current stream already.
   void will_need(const at::Tensor& grads, Range range);
   // Calls `use` for consecutive parts that make up `range` of `grads`, which is 1-D. The host waits for the copy of
   // each part. The tensor passed to `use` is on the host, and valid during the call only. If the next announced piece

@@ -33,8 +33,8 @@ class Groups {
     SwapSpace* parameters_in_files = nullptr;
     // Called while an update waits for a save that still reads files.
     WriteHold::WhileWaiting while_a_save_reads = {};
-    // Set if ranks run on a GPU or another accelerator and the host updates parameters that are on it. The slots are
-    // the host buffers through which 16-bit parameters pass to the host and back.
+    // Set if ranks run on a GPU or another accelerator, and the host updates parameters that are on this device. The
+    // slots are the host buffers through which 16-bit parameters pass to the host and back.
     std::optional<Mover::Slots> to_host = std::nullopt;
     // Set if the device updates parameters that are offloaded. The slots are the device buffers through which these
     // parameters pass.

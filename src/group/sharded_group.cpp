@@ -113,8 +113,8 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   });
 }
 
-// fp32 parameters may be their own master weights. Code that writes master weights also reads them, so it needs
-// kModify.
+// If a group has no master weights, its fp32 parameters are their own. Code that writes them then updates master
+// weights, which it must also read, so it needs kModify.
 ShardedGroup::Access ShardedGroup::access_to_parameters(Ways ways) const {
   if (!ways.writes) return Access::kRead;
   return ways.reads || !has_master() ? Access::kModify : Access::kOverwrite;
@@ -182,7 +182,7 @@ void ShardedGroup::lend_updated(Range range, Access access, Ways ways, const Len
 }
 
 void ShardedGroup::lend_rest(Range rest, Access access, const LendStates& lend_states, const Use& use) {
-  const at::Tensor own = updated_memory();  // pending copies are of elements that the host updates
+  const at::Tensor own = updated_memory();  // need not wait, because pending copies are of elements of the host
   lend_states(rest, access, [&](Range part, const StateTensors& lent) {
     StateTensors states = lent;
     if (flat().dtype == DType::kFloat32) states.master = at::Tensor();

@@ -32,8 +32,8 @@ class ShardedGroup {
     size_t number = 0;             // index among the trained groups of the run; unused for a frozen group
     bool is_open = false;          // users may write to the parameters between steps
     std::vector<int> param_group;  // by parameter: index of its param group; -1: it is never updated
-    Mover* to_host = nullptr;      // copies parameters to the host, which updates them, and back; or null
-    Mover* to_device = nullptr;    // copies offloaded parameters to the device, which updates them, and back; or null
+    Mover* to_host = nullptr;      // set if the host updates parameters of the device: copies them to the host and back
+    Mover* to_device = nullptr;    // set if the device updates offloaded parameters: copies them to the device and back
     at::Device device = at::kCPU;  // device that computes; the parameters may be in host memory
   };
 
@@ -105,8 +105,8 @@ class ShardedGroup {
   void lend(Range range, Access access, Ways ways, const Use& use);
   // Does the same for the master weights alone, which the group must have. The moments are not fetched. `use` is not
   // called for fp32 parameters that are their own master weights where they are lent, because there is nothing to
-  // convert. The copies that `ways` asks for are still made. Forgets the remembered parameters if it may change master
-  // weights.
+  // convert. The copies that `ways` asks for are still made. If the call may change master weights, forgets the
+  // remembered parameters.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
   void lend_master(Range range, Access access, Ways ways, const MasterUse& use);
   // Returns whether the parameters have the bits that remember_parameters() saw, so that each master weight still
@@ -119,8 +119,8 @@ class ShardedGroup {
   // checksum kernel.
   void remember_parameters();
   // Forgets the remembered parameters. Call it before code that changes master weights without their parameters, or
-  // that may fail after it has changed only one of the two. Otherwise parameters that get their old bits back would
-  // look as if they still matched the master weights.
+  // that may fail after it has changed only one of the two. Otherwise parameters that keep the remembered bits, or get
+  // them back, would look as if they still matched the changed master weights.
   void forget_parameters() const {
     if (checksum_) checksum_->forget();
   }
@@ -160,7 +160,8 @@ class ShardedGroup {
   void lend_to_host(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
   // Lends offloaded parameters to the device, which updates them.
   void lend_to_device(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
-  // Lends the parameters of a range that counts from updated().begin, where they are stored.
+  // Lends the parameters of `range`, which counts from updated().begin, on the side where they are stored. (Parameters
+  // in files are lent on the host.)
   void lend_parameters(Range range, Ways ways, const Array::BorrowerOfOne& use);
   // Returns the access to the parameters that `ways` needs.
   Access access_to_parameters(Ways ways) const;
