@@ -43,8 +43,8 @@ void GradBucket::begin(SlotRing::Slot* slot) {
   const at::ScalarType wire = to_scalar_type(place_.wire_dtype);
   at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
   if (reduced_.are_current() && place_.reduces_in_place()) {
-    // This is a second reduction in one step, as for a late gradient. The gradients are packed over the result of the
-    // first reduction.
+    // This is a second reduction in one step, as for a late gradient. The new gradients are packed over the result of
+    // the first reduction, so keep() first copies that result.
     uses(slot).take();
     reduced_.keep();
   } else {
@@ -77,7 +77,8 @@ math::Packed GradBucket::placed(size_t index, const at::Tensor& grad) const {
 
 // Returns whether this gradient waits, so that one kernel packs it together with others. Waiting gradients keep their
 // memory, so they have at most kWaitingBytes together. A gradient that would exceed this limit does not wait. Only the
-// first gradient of a parameter may wait, and only if it has the dtype of the waiting gradients.
+// first gradient of a parameter may wait, and only if math::packs_together() allows it and it has the dtype of the
+// waiting gradients.
 bool GradBucket::lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const {
   const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
   if (filling.filled[index] || filling.waiting_bytes + bytes > kWaitingBytes) return false;

@@ -55,9 +55,9 @@ class GradBucket {
   void add(size_t index, const at::Tensor& grad);
   // Packs the gradients that wait for packing. Call it before another bucket gets gradients.
   void pack();
-  // Adds a gradient under no_sync to this rank's own sum, not to the packed gradients. The next launch with
-  // `with_local` adds the sum to the packed gradients. Allowed in any state. The first call allocates the memory of the
-  // sum, which `ledger` counts.
+  // Adds a gradient of a pass under no_sync to this rank's own sum, not to the packed gradients. The next launch with
+  // `with_local` adds this sum to the packed gradients. Allowed in any state. The first call allocates the memory of
+  // the sum, which `ledger` counts.
   void add_local(size_t index, const at::Tensor& grad, Ledger& ledger);
   // Adds a gradient that comes while the bucket is in flight to this rank's own sum. Unlike add_local(), counts it
   // among the parameter's gradients of the pass.
@@ -74,14 +74,14 @@ class GradBucket {
   // Makes the current stream wait until the exchange no longer uses the packed gradients. Only for a bucket that is
   // InFlight.
   void await_exchange();
-  // InFlight -> Draining. Adds the sum over ranks to the reduced gradients. If it is the first sum of the step,
-  // overwrites them.
+  // InFlight -> Draining. Adds the sum over ranks to the reduced gradients. The first sum of a step overwrites them
+  // instead.
   void finish();
   // InFlight -> Crossing. Writes the sum over this replica's ranks to `out`, which has shard_numel fp32 elements.
   void sum_in_replica(const at::Tensor& out);
   // Crossing -> Draining if the bucket has a buffer of its own, else Crossing -> Idle. `sum` is the sum over all
-  // replicas, or this rank's part of it. Adds it to the reduced gradients. If it is the first sum of the step,
-  // overwrites them.
+  // replicas, or this rank's part of it. Adds `sum` to the reduced gradients. The first sum of a step overwrites them
+  // instead.
   void take_sum(const at::Tensor& sum);
   // Draining -> Idle, for a bucket that has a buffer of its own. Waits until no peer reads the buffer.
   void drain();

@@ -17,8 +17,8 @@ class GradientCounts {
   // In the first pass, one is expected.
   bool is_complete() const { return missing_ == 0; }
 
-  // The next passes are then expected to bring as many gradients of each parameter as this one. A parameter without
-  // gradients in this pass keeps its expected number.
+  // Ends this pass. The next passes are expected to bring as many gradients of each parameter as this one. A parameter
+  // without gradients in this pass keeps its expected number.
   void end_backward() {
     for (size_t i = 0; i < came_.size(); ++i)
       if (came_[i] > 0) expected_[i] = came_[i];

@@ -15,8 +15,8 @@ namespace zeroshard {
 
 // Copies reduced gradients from a device to the host or to files. A bucket is summed in a device buffer. While a
 // separate stream copies this buffer, the next bucket is summed in another buffer. The sum over micro-batches is also
-// computed on the device, after the earlier sum has been copied back to it. So offloaded gradients have the same bits
-// as gradients that stay on the device.
+// computed on the device. For this, the sum of the earlier micro-batches is first copied back to the device. So
+// offloaded gradients have the same bits as gradients that stay on the device.
 //
 // Each bucket's sum of squares stays on the device until squares() asks for the sums of all buckets.
 class GradientExit {
@@ -30,10 +30,11 @@ class GradientExit {
   // Returns a device buffer for new values of `to`, an array on the host or in a file. Work of the current stream may
   // use the buffer. If `has_values` is true, the buffer contains the present values of `to`.
   at::Tensor begin(Array& to, bool has_values);
-  // Starts to copy the buffer of the last begin(), which the current stream fills, to `to`. Keeps the sum of squares of
-  // its values for `bucket`. If `to` is on the host, returns an event that completes when the copy has ended. If `to`
-  // is in a file, starts no copy and returns nothing. In that case settle() copies the values and writes them to the
-  // file, and the host waits for both. begin() calls settle(), too.
+  // Call it when the work that fills the buffer of the last begin() is queued on the current stream. Keeps the sum of
+  // squares of the buffer's values for `bucket`. If `to` is on the host, starts to copy the values to `to`, and returns
+  // an event that completes when the copy has ended. If `to` is in a file, starts no copy and returns nothing. The next
+  // settle() then copies the values and writes them to the file, and the host waits for both. begin() calls settle(),
+  // too.
   std::optional<c10::Event> end(Array& to, size_t bucket);
   void settle();
 

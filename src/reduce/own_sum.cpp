@@ -22,7 +22,7 @@ void OwnSum::move_to(const at::Tensor& buffer) {
   if (!used_) return;
   uses_.take();
   math::pack({values()}, buffer, 1, /*add=*/true);
-  used_ = false;  // not earlier: a launch that fails is tried again
+  used_ = false;  // not earlier, because a launch that fails is tried again
 }
 
 void OwnSum::drop(size_t index) {

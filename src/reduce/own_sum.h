@@ -20,7 +20,7 @@ class OwnSum {
   bool is_used() const { return used_; }
   // Adds a gradient times `scale`. `ledger` counts the memory.
   void add(const math::Packed& grad, float scale, Ledger& ledger);
-  // Adds the sum to `buffer`, which has padded_numel elements, and forgets it.
+  // Adds the sum to `buffer`, which has padded_numel elements. Then forgets the sum.
   void move_to(const at::Tensor& buffer);
   // Forgets the gradients of parameter `index`.
   void drop(size_t index);

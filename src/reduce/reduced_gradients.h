@@ -24,11 +24,11 @@ struct ReduceOptions {
   bool native = false;       // true: use the transport's own reduce-scatter, if it has one; false: the canonical order
   Ledger* ledger = nullptr;  // set by the Reducer
   GradientExit* exit = nullptr;             // null if reduced gradients stay on the device; set by the Reducer
-  WriteHold::WhileWaiting while_read = {};  // called while new gradients wait because read() is held
+  WriteHold::WhileWaiting while_read = {};  // called while new gradients wait for results of read() to be destroyed
 };
 
 // The reduced gradients of a group: those of the elements that this rank updates. They are on the device, on the host
-// or in files. Each bucket adds the sums over ranks of a step to them. The first sum of a step overwrites them.
+// or in files. The group's bucket adds each sum over ranks to them. The first sum of a step overwrites them instead.
 class ReducedGradients {
  public:
   // `values` has the gradients of this rank's part, or of all padded_numel elements if `are_whole`. `group` and
@@ -49,18 +49,21 @@ class ReducedGradients {
   // Returns the sum of squares of this rank's part. Only on the CPU. It is zero before the first sum of the step.
   const ExactSum& squares() const { return squares_; }
 
-  // Copies the gradients aside, because new ones are packed in their memory. The next add() adds them again.
+  // Copies the gradients, because new ones will be packed in their memory. The next add() adds the new sum to this
+  // copy, and copies the result back.
   void keep() { kept_ = shard().clone(); }
-  // Returns the memory in which the next add() forms the sum if that is not the memory of the gradients. It is a buffer
-  // of the exit, or that of keep().
+  // Returns the memory in which the next add() forms the sum. This is a buffer of the exit, if there is one, or else
+  // the copy of keep(). If there is neither, returns an undefined tensor, and add() forms the sum in the memory of the
+  // gradients.
   at::Tensor sum_elsewhere();
-  // Adds the sum of the pieces, which have this rank's part, to the gradients. Forms the sum in `elsewhere`, the result
-  // of sum_elsewhere(), if that is defined. Gradients in files are summed in several parts.
+  // Adds the sum of `pieces` to the gradients. Each piece has a value for every element of this rank's part. The first
+  // sum of a step overwrites the gradients instead. `elsewhere` is the result of sum_elsewhere(). Without `elsewhere`,
+  // gradients in files are summed in several parts.
   void add(std::span<const void* const> pieces, DType dtype, const at::Tensor& elsewhere);
   // Replaces this rank's elements of parameter `index` with `values`, which has as many elements.
   void replace(size_t index, const at::Tensor& values);
-  // Sets this rank's elements of parameter `index` to zero while a bucket may be adding to them. Returns false, and
-  // does nothing, if they are on a device or in files.
+  // Sets this rank's elements of parameter `index` to zero while a bucket may be adding to them. If ranks run on a
+  // device or the gradients are in files, does nothing and returns false.
   bool zero_under_way(size_t index);
   // Forgets what keep() has copied.
   void forget_kept() { kept_ = at::Tensor(); }
@@ -71,7 +74,8 @@ class ReducedGradients {
   }
 
  private:
-  // Returns the positions of this rank's part in values_, and the positions of its elements of a parameter in the part.
+  // mine() returns the positions of this rank's part in values_. owned() returns the positions of this rank's elements
+  // of a parameter, counted from the first element of this part.
   Range mine() const;
   Range owned(size_t index) const;
   void end_exit();

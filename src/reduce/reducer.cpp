@@ -13,8 +13,8 @@
 namespace zeroshard {
 namespace {
 
-// A number larger than the number of ends that a unit's backward has in a pass. late() returns kMaxEnds minus the
-// number of an end, so a larger result means an earlier end.
+// Exceeds the numbers of all ends (see Note [Buckets without gradients]). late() subtracts the number of an end from
+// kMaxEnds, so a larger result means an earlier end.
 constexpr int64_t kMaxEnds = int64_t{1} << 30;
 
 template <typename Visit>
@@ -32,8 +32,8 @@ void for_each_trainable(std::span<const UnitLayout> units, std::span<const UnitP
 Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options,
                  Comm& comm, Ledger& ledger)
     : options_(std::move(options)), comm_(comm), ledger_(ledger), stream_(options_.device) {
-  // A native reduction is not used if the transport shares memory. It would add in the same way as this class does, and
-  // only an exchange says when its input may change again.
+  // A native reduction is not used if the transport shares memory. There it would add in the same way as this class
+  // does, but would not say when its input may change again, as an exchange does.
   options_.native = options_.native && comm.exchange_needs_scratch();
   options_.ledger = &ledger;
   options_.rank = options_.share_states ? options_.all->rank() : comm.rank();
@@ -194,8 +194,8 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
 
 // Finishes the bucket's earlier reduction, if one runs, and returns the bucket in state Filling. A bucket that borrows
 // slots takes another slot if one is free, and does not wait until peers have read the earlier slot. Such a wait could
-// hang, because a peer whose backward failed reads that slot only after another gather. A bucket with a buffer of its
-// own waits until peers have read that buffer.
+// hang, because a peer whose backward failed reads that slot only after another gather, in which this rank must take
+// part. A bucket with a buffer of its own waits until peers have read that buffer.
 GradBucket& Reducer::filling(size_t index) {
   GradBucket& bucket = buckets_[index];
   while (bucket.is_in_flight()) {  // a late gradient has come, and gets a second reduction

@@ -16,22 +16,27 @@ namespace zeroshard {
 // buffers to the buckets.
 //
 // All ranks launch the buckets in the same order, even if gradients arrive in another order. In the first backward
-// pass, this is the reverse of the order in which rank 0's forward pass needed the units. In later passes, it is the
-// order in which rank 0 completed the buckets in the first pass. So a parameter that gets no gradient on some rank
-// delays the launch of its bucket there, but never makes ranks disagree. Reductions run while backward continues. A
+// pass, this is the reverse of the order in which rank 0's forward pass first needed the units. In later passes, it is
+// the order in which rank 0 completed the buckets in the first pass. A parameter that gets no gradient on some rank
+// delays the launch of its bucket there, but does not change the order. Reductions run while backward continues. A
 // bucket is finished at the latest when the next bucket is launched or when backward ends. Without Options::overlap it
 // is finished as soon as it is launched.
 //
 // Note [Buckets without gradients]
 // A unit's backward may give no gradients on one rank, because backward failed there or because this rank's forward
-// skipped the unit's layers. The other ranks wait for the unit's bucket before their next gather. So this rank must
-// launch the bucket at the same point as they do. It finds the point by counting the ends of the unit's backward, which
-// ends several times if forward uses the unit several times. In the first pass, the bucket is launched at the last of
-// these ends. In a later pass, it is launched at the end at which it was ready in the pass before. An earlier launch
-// would make later gradients late, and late gradients need another launch on all ranks. Buckets of units that are not
-// sharded are launched by the same rule, although no rank waits for them. The rule then ensures that the terms of one
-// launch, and so its rounding, do not depend on the stage. For this reason, a rank's own sum under no_sync does not
-// join a launch without gradients. It joins a launch with gradients, or the launch at the end of the pass.
+// skipped the unit's layers. The other ranks have gradients, launch the unit's bucket, and wait for it before their
+// next gather. So this rank must launch the bucket, too, at the same point of the pass.
+//
+// If forward uses a unit several times, backward comes to the unit and leaves it several times. Each time it leaves the
+// unit is called an end, and flush() is called there. The ends of a unit in a pass are numbered from 1. In the first
+// pass, a bucket without gradients is launched at the unit's last end. In a later pass, it is launched at the end that
+// has the same number as the end at which the bucket was ready in the pass before. An earlier launch would make later
+// gradients late, and late gradients need another launch on all ranks.
+//
+// Buckets of units that are not sharded are launched by the same rule, although no rank waits for them. In this case
+// the rule ensures that the terms of one launch, and so its rounding, do not depend on the ZeRO stage. For this reason,
+// a rank's own sum under no_sync does not join a launch without gradients. It joins a launch with gradients, or the
+// launch at the end of the pass.
 class Reducer {
  public:
   struct Options : ReduceOptions {
@@ -59,10 +64,11 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   // Call it before the first gradient of a backward pass. `needed` lists the units in the order in which the forward
-  // pass used them, with one entry per use. The first call with `sync` is collective over `gather_comm` and
-  // Options::all, and throws if the ranks' forward passes differ. Does nothing without `sync`, after the first such
-  // call, or if a bucket was launched or completed before. Without any call of this function, the first backward pass
-  // launches buckets from the last unit to the first. Either all ranks make the call, or none.
+  // pass used them, with one entry per use. The first call with `sync` makes the first backward pass launch buckets in
+  // the reverse of rank 0's order. This call is collective over `gather_comm` and Options::all, and throws if the
+  // ranks' forward passes differ. A call does nothing without `sync`, after the first such call, or if a bucket was
+  // launched or completed before. Without any call of this function, the first backward pass launches buckets from the
+  // last unit to the first. Either all ranks make the call, or none.
   void begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm);
   // If reduced gradients are in files, starts to read those of earlier micro-batches of the step, because this backward
   // adds to them.
@@ -70,18 +76,18 @@ class Reducer {
   // Takes a dense gradient from autograd. `param` is an index into UnitLayout::params. If `sync` is false (under
   // no_sync), the gradient is only added to this rank's own sum.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
-  // Call it at each end of the unit's backward. A rank that does not use the unit calls it where the unit's backward
+  // Call it each time the unit's backward ends. A rank that does not use the unit calls it where the unit's backward
   // ends on other ranks. Makes the unit's buckets ready to launch if they have gradients, or if their launch is due
   // (see Note [Buckets without gradients]).
   void flush(size_t unit);
   // Launches every bucket that this pass has not launched yet, and finishes all buckets. Does nothing without `sync`.
   // Collective with `sync`.
   void launch_all(bool sync);
-  // Returns one number per bucket. The number is 0 if the bucket has no late gradients. Late gradients are those that
-  // arrived after the launch, or in a pass without `sync`, and that no launch has included. With late gradients, the
-  // number identifies the end of the unit's backward at which the bucket was ready. If any rank has late gradients of a
-  // bucket, all ranks must launch the bucket again. To do so, pass the maximum of these numbers over all ranks to
-  // launch_again().
+  // A gradient is late if no launch has included it, because it arrived after the launch of its bucket, or in a pass
+  // without `sync`. If any rank has late gradients of a bucket, all ranks must launch the bucket again. late() returns
+  // 0 for a bucket without late gradients. For any other bucket it returns a positive number, which is larger the
+  // earlier the end was at which the bucket was ready (see Note [Buckets without gradients]). Pass launch_again() the
+  // maximum of each bucket's numbers over all ranks.
   std::vector<int64_t> late() const;
   void launch_again(const std::vector<int64_t>& late);
   // Launches and finishes everything. Afterwards the reduced gradients can be read. Does nothing without `sync`, and is
@@ -95,8 +101,8 @@ class Reducer {
   void gather_reduced();
   // See GradBucket::replace().
   void replace(size_t bucket, size_t index, const at::Tensor& values);
-  // has_grad() returns whether any rank may have had a gradient of the parameter since the last step. That is so if its
-  // bucket was reduced, or if this rank had a gradient. drop() calls GradBucket::drop().
+  // has_grad() returns whether any rank may have had a gradient of the parameter since the last step. It returns true
+  // if the parameter's bucket was reduced, or if this rank had a gradient. drop() calls GradBucket::drop().
   bool has_grad(size_t unit, size_t param) const;
   void drop(size_t unit, size_t param);
   void end_step();
@@ -148,12 +154,12 @@ class Reducer {
   Basis basis_ = Basis::kUnits;
   size_t launches_ = 0;
   std::vector<bool> ready_;
-  // These four are indexed by bucket. See Note [Buckets without gradients]. In a pass, the backward of a unit can end
-  // several times. These ends are numbered from 1.
+  // The next four members are indexed by bucket. Note [Buckets without gradients] says what an end is, and how ends are
+  // numbered.
   std::vector<bool> empty_;    // launched, or ready to launch, without any gradient of this pass
   std::vector<int> ends_;      // how many ends this pass has had so far
-  std::vector<int> ready_at_;  // the end at which the bucket was first ready in this pass; 0: not yet
-  std::vector<int> due_at_;    // the end from which on the bucket is ready even without gradients
+  std::vector<int> ready_at_;  // number of the end at which the bucket was first ready in this pass; 0: not yet
+  std::vector<int> due_at_;    // number of the end from which on the bucket is ready even without gradients
   size_t next_ = 0;            // position in order_
   size_t last_added_ = 0;      // bucket that got the last gradient; only in this one may gradients wait for packing
   std::deque<size_t> in_flight_;

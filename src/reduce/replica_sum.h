@@ -15,19 +15,20 @@ namespace zeroshard {
 
 class GradBucket;
 
-// Adds up the gradients of a shard over the replicas. Each replica contributes the sum over its own ranks, in fp32.
-// That sum is a node of the tree in which math::sum_in_order() adds. A reduce-scatter gives each replica one piece of
-// the sum over all replicas. If the replicas share the optimizer states, no replica needs more than its piece.
-// Otherwise an all-gather gives each replica the whole sum. With R replicas, each replica sends (R - 1) / R of the
-// sum's elements in the reduce-scatter, and as many in the all-gather. One object has the memory for one sum at a time.
+// Adds up the gradients of a shard over the replicas. Each replica contributes the sum over its own ranks, in fp32. The
+// replicas' sums are added by the tree of math::sum_in_order(). If a replica has a power of two of ranks and sums are
+// not coded, this gives the same bits as one tree over all ranks. A reduce-scatter gives each replica one piece of the
+// sum over all replicas. If the replicas share the optimizer states, no replica needs more than its piece. Otherwise an
+// all-gather gives each replica the whole sum. With R replicas, each replica sends (R - 1) / R of the sum's elements in
+// the reduce-scatter, and as many in the all-gather. One object has the memory for one sum at a time.
 //
 // Note [Sums in 8 bits]
 // If sums are coded, their elements travel as 8-bit codes (see Note [The dynamic map] in kernels/codes_impl.h). Each
 // block of kScaledNumel elements has one fp32 scale. Each replica decodes the pieces that it receives to fp32, and adds
 // them in the order of the tree. If there is an all-gather, each replica then encodes its piece of the sum, and the
-// codes are gathered. All replicas decode the same codes, so they stay equal. Each encoding changes an element by at
-// most 0.7 % of the block's largest element. That is half of 0.9 / 64, the largest distance between neighbouring values
-// of the map.
+// codes are gathered. All replicas decode the same codes, so they stay equal. Neighbouring values of the map are at
+// most 0.9 / 64 of the block's largest element apart. So each encoding changes an element by at most half of that,
+// which is 0.7 % of the block's largest element.
 //
 // Call partial(), begin(), gather() and finish() in this order. gather() and finish() wait for the collective that the
 // call before has started. All replicas must make the calls on all their objects in the same order.
@@ -76,16 +77,17 @@ class ReplicaSum {
 // overlap backward.
 //
 // Note [Launches of replicas]
-// A call of add() waits until the other replicas make the same call. So all ranks must make the call at the same place
-// between two gathers of a pass. That place is the launch of the next bucket. A rank that alone needs memory or has a
-// late gradient must not make the call earlier.
+// A call of add() waits until the other replicas make the same call. So all ranks must make the call at the same point
+// of a pass, between the same two gathers. This point is the launch of the next bucket. If only one rank needs memory
+// or has a late gradient, it must not make the call earlier.
 class ReplicaSums {
  public:
   // Collective over `replicas`.
   ReplicaSums(Comm& replicas, const ReplicaSum::Options& options, Ledger& ledger);
 
   // Starts the sum over replicas of `bucket`, which must be in flight. Before that, finishes the oldest sum if no
-  // memory is free, and calls ReplicaSum::gather() for the sum that was started last.
+  // memory is free, and calls ReplicaSum::gather() for the sum that was started by the add() before, unless that sum is
+  // finished.
   void add(GradBucket& bucket);
   void finish_all();
   // Makes the current stream wait until no collective uses the memory of the sums.
