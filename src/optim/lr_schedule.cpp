@@ -103,7 +103,8 @@ class Cycle {
     return double(iteration - total() + 1) / double(config_.decay_step_size);
   }
 
-  // Returns 0 at the ends of the cycle and 1 at its top. If stairs are configured, the height moves in stairs.
+  // Returns how far the cycle has risen at a step. This height rises linearly from 0 to 1, and then falls linearly to
+  // 0. If stairs are configured, it is rounded down to whole stairs.
   double height(int64_t step) const {
     const int64_t at = step % total();
     const bool rising = at <= first_;

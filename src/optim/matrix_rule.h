@@ -13,8 +13,8 @@ class MatrixRule {
  public:
   virtual ~MatrixRule() = default;
   // Runs on each rank, for the elements that the rank has. These can be any part of a parameter. Updates `state` (the
-  // momentum) in place, and returns the values that the matrix's owner needs, which may be `state` itself. All tensors
-  // are 1-D and fp32.
+  // momentum) in place. Returns the values that the matrix's owner will transform, which may be `state` itself. All
+  // tensors are 1-D and fp32.
   virtual at::Tensor gather(const at::Tensor& state, const at::Tensor& grad,
                             const ParamGroupOptions& options) const = 0;
   // Runs on the matrix's owner. Returns the update for one 2-D matrix. The update may have another dtype than `matrix`.

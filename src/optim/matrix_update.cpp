@@ -40,8 +40,8 @@ std::vector<int64_t> transposed(std::span<const int64_t> counts, int world_size)
 struct MatrixUpdate::Slot {
   at::Tensor updates;    // the updates of the groups, one after another
   at::Tensor sent, got;  // pieces, in the form in which they are sent
-  // For each piece of the batch: the part of `got` that has the piece, if this rank owns the piece's matrix. Otherwise
-  // it is undefined.
+  // For each piece of the batch: the part of `got` that has the piece, if this rank owns the piece's matrix. Undefined
+  // for other pieces, and if there is only one rank.
   std::vector<at::Tensor> whole;
 };
 

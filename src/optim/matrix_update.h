@@ -14,10 +14,10 @@
 
 namespace zeroshard {
 
-// Updates the groups of matrices that an optimizer such as Muon must have whole, one batch at a time. Each matrix is
-// sharded over the ranks, and has one owner. Each rank sends its pieces of the matrices to their owners, which
-// transform the matrices and send updates back. While the owners transform one batch, the pieces of the next batch and
-// the updates of the previous batch are on their way. A world of one rank sends nothing.
+// Updates the matrices of an optimizer that needs them whole, such as Muon, one batch of groups at a time. Each matrix
+// is sharded over the ranks, and one rank is its owner. Each rank sends its pieces of the matrices to their owners,
+// which transform the matrices and send updates back. While the owners transform one batch, the pieces of the next
+// batch and the updates of the previous batch are on their way. A world of one rank sends nothing.
 class MatrixUpdate {
  public:
   struct Options {

@@ -28,7 +28,8 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& opti
 
 // Orthogonalises a matrix as DeepSpeed's "gram" variant does. X is the matrix, transposed if it has more rows than
 // columns. If X is square, iterates on X itself. Otherwise iterates on X X^T, which is smaller than X, and collects the
-// steps in a matrix Q. Once, after two steps, replaces X by Q X and computes X X^T anew.
+// steps in a matrix Q. The result is Q X. Once, after two steps, replaces X by Q X, computes X X^T anew, and begins a
+// new Q.
 at::Tensor gram_newton_schulz(const at::Tensor& matrix, const ParamGroupOptions& options) {
   const auto compute = matrix.is_cpu() ? at::kFloat : at::kHalf;
   const bool is_tall = matrix.size(0) > matrix.size(1);

@@ -246,8 +246,8 @@ void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& g
       update.rate_factor = matrix_rule(type_).rate_factor(matrix_shape(group.param(run.param).shape), update.options);
     update_run(group, grads, run.range, update);
   }
-  // The parameters now equal the rounded master weights, unless users might have written to some that were not updated.
-  // In that case nothing is remembered, so that a later step finds the writes.
+  // The parameters now equal the rounded master weights, unless users might have written to parameters that were not
+  // updated. In that case the parameters are not remembered, so that a later step finds the writes.
   if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
 }
 
@@ -332,9 +332,9 @@ void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Upda
              update.step);
 }
 
-// Updates a piece, one parameter at a time if moments are not fp32. The random numbers of stochastic rounding and the
-// blocks of 8-bit codes are counted from the first element of each parameter, so that they do not depend on where
-// shards, loans and pieces are cut.
+// Updates a piece. If moments are not fp32, updates one parameter after another, because the random numbers of
+// stochastic rounding and the blocks of 8-bit codes are counted from the first element of each parameter. So the
+// results do not depend on where shards, loans and pieces are cut.
 void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors,
                                       const Update& update) const {
   if (!has_narrow_moments(tensors)) return update_stretch(tensors, update, {});
@@ -398,7 +398,8 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
     group.lend_master(range, access, {.reads = true}, use);
   };
   if (group.states().in_memory()) return lend(all, Array::Access::kModify, take);
-  // States that are not in memory are written only where users have written, because most runs have no such writes.
+  // If states are not in memory, first only reads them, to find the parts to which users have written. Then writes only
+  // these parts. Most often there are none. Parts that the device updates are written in any case.
   std::vector<Range> written;
   lend(all, Array::Access::kRead, [&](Range part, const at::Tensor& master, const at::Tensor& params) {
     if (!params.is_cpu() || is_written(master, params)) written.push_back(part);

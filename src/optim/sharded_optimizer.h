@@ -63,8 +63,9 @@ class ShardedOptimizer {
   // j.
   void update(ShardedGroup& group, const UpdateGradients& grads, std::span<const ParamGroupOptions> options,
               const std::vector<bool>& has_grad, float grad_scale) const;
-  // Makes the second half of an update of whole matrices. MatrixUpdate has made the first half. It passes the result as
-  // `updates`, which are used instead of gradients, and the runs of count().
+  // Makes the second half of an update of whole matrices. The first half is made by MatrixUpdate, which calls this
+  // function. `updates` is the result of the first half, and is used instead of gradients. `runs` is the result of
+  // count().
   void apply(ShardedGroup& group, const at::Tensor& updates, std::span<const Run> runs,
              std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad) const;
   // count() and update_beside() are the two parts of update(), for a caller that updates in another thread. count()
@@ -104,9 +105,9 @@ class ShardedOptimizer {
   Ledger* ledger_;
 };
 
-// Returns the part of parameter `index` of the group that this rank updates, or nothing if there is none. If the states
-// are in memory for the whole run, their tensors share that memory, so that an outside optimizer can write to it.
-// Otherwise they are copies. Moments that are not fp32 are always copies.
+// Returns the part of parameter `index` of the group that this rank updates, or nothing if this rank updates no element
+// of it. If the states are in memory for the whole run, the tensors share that memory, so that an outside optimizer can
+// write to it. Otherwise the tensors are copies. Moments that are not fp32 are always copies.
 std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index);
 // Returns the slices of all parameters of the group.
 std::vector<ParamSlice> slices(const ShardedGroup& group);
