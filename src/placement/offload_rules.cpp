@@ -28,7 +28,7 @@ struct Offload {
 };
 
 // Returns text that says why some or all optimizer states stay on the device, and what to set so that all are
-// offloaded. `to` names the places to which they may be offloaded.
+// offloaded. `to` names the values of the device key that may be set.
 std::string why_states_stay(const Offload& offload, std::string_view to = "\"cpu\" or \"nvme\"") {
   if (offload.config.stage == 0)
     return concat(
@@ -62,9 +62,10 @@ std::string moment_dtype_of(const Config& config) {
                 "\": ");
 }
 
-// With 8-bit moments, a device must keep either all states or none. With bf16 moments it must keep none, because only
-// the kernels of the host store moments in bf16. No other dtype but fp32 is allowed. An optimizer of the caller's own
-// and SGD without momentum allow only fp32, because zeroshard stores no moments for them.
+// Moments in fp32 are always allowed. With 8-bit moments, a device must keep either all states or none. With bf16
+// moments it must keep none, because only the kernels of the host store moments in bf16. No other dtype is allowed. For
+// an optimizer of the caller's own and for SGD without momentum, only fp32 is allowed, because zeroshard stores no
+// moments for them.
 std::string problem_of_moments(const Offload& offload) {
   const Config& config = offload.config;
   if (config.moment_dtype == DType::kFloat32) return "";

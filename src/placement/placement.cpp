@@ -10,8 +10,9 @@
 namespace zeroshard {
 namespace {
 
-// Returns whether ranks gather and reduce shards. A single rank does so if its parameters are offloaded at stage 3,
-// because it gathers them from their tier, or if PlacementOptions::shard_one_rank is set.
+// Returns whether ranks gather and reduce shards, if the stage asks for it. Several ranks do so. A single rank does so
+// if its parameters are offloaded at stage 3, because it gathers them from their tier, or if
+// PlacementOptions::shard_one_rank is set.
 bool has_shards(const PlacementOptions& options) {
   const bool from_tier = options.stage == 3 && options.parameter_tier != Tier::kDevice;
   return options.world_size > 1 || options.shard_one_rank || from_tier;
@@ -23,9 +24,10 @@ bool shards_gradients(const PlacementOptions& options) {
   return options.stage >= 2 && (has_shards(options) || options.parts > 1);
 }
 
-// Returns the tier of a gathered unit's parameter shards. Trainable fp32 parameters can be their own master weights. If
-// a device updates some or all of them, they stay on the device, because otherwise it would need the same memory for
-// master weights. They are not in files if PlacementOptions::masters_in_memory is set.
+// Returns the tier of a gathered unit's parameter shards. This is PlacementOptions::parameter_tier, except for
+// trainable fp32 parameters, which can be their own master weights. If a device updates some or all of them, they stay
+// on the device, because otherwise it would need the same memory for master weights. If
+// PlacementOptions::masters_in_memory is set, they are in memory instead of in files.
 Tier tier_of_parameters(DType dtype, bool requires_grad, bool device_updates, const PlacementOptions& options) {
   const bool are_masters = requires_grad && dtype == DType::kFloat32;
   if (are_masters && device_updates) return Tier::kDevice;
@@ -150,7 +152,7 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);
   // Sharded or offloaded gradients are packed in the reduce ring, and reduced gradients then have other memory. All
   // other gradients are packed in a buffer of their own, in the wire dtype. They are reduced in place, unless reduced
-  // gradients have another dtype or later micro-batches would overwrite them.
+  // gradients have another dtype, or the packed gradients of a later micro-batch would overwrite reduced ones.
   const bool passes_ring = shards_gradients(options) || gradient_tier != Tier::kDevice;
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
@@ -161,8 +163,8 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
     place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;
   }
-  // If a device updates only some elements of the group, all moments are fp32. If it updates all elements, moments can
-  // be 8-bit codes, too.
+  // If no device updates the group, moments have the configured dtype. If a device updates all elements, moments are
+  // fp32 or 8-bit codes. If a device updates only some elements, all moments are fp32.
   const bool keeps_dtype = !device_updates || (options.moment_dtype == kCodes && !place.host_updates);
   const DType moment_dtype = keeps_dtype ? options.moment_dtype : DType::kFloat32;
   if (options.optimizer_slots > 0)

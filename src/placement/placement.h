@@ -27,8 +27,8 @@ std::string_view name_of(Placement placement);
 enum class Extent : uint8_t { kNothing, kPart, kShard, kWhole };
 std::string_view name_of(Extent extent);
 
-// The values of one kind that a rank holds of a group during the whole run. The kinds are parameters, packed or reduced
-// gradients, master weights, and moments.
+// The values of one kind that a rank holds for one group during the whole run. The kinds are parameters, packed or
+// reduced gradients, master weights, and moments.
 struct Held {
   Extent extent = Extent::kNothing;
   DType dtype = DType::kFloat32;
@@ -66,7 +66,7 @@ struct GroupPlacement {
   Extent updated = Extent::kNothing;   // the elements that this rank's optimizer updates
   bool host_updates = false;           // some or all states are offloaded from a device, and the host updates them
   // Whether the parameters are offloaded while the device keeps some or all of their optimizer states. The device then
-  // updates these elements, and their parameters pass through it.
+  // updates the elements whose states it keeps, and the parameters of these elements pass through it.
   bool sends_parameters = false;
 
   // Returns the tier of master weights and moments. If their `share` is below 1, this is the tier of the first
