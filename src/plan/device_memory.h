@@ -48,8 +48,8 @@ struct UnitOrigin {
 // dtype.
 UnitOrigin origin_on_device(const UnitLayout& unit);
 
-// Returns the most temporary bytes that making a unit needs. These are the bytes of its largest group, whole, in fp32
-// if it is trained, and in its own dtype if it is frozen.
+// Returns the most temporary bytes that making a unit needs. These are the bytes of the unit's largest group. The group
+// is counted whole, in fp32 if it is trained, and in its own dtype if it is frozen.
 int64_t init_staging(const UnitLayout& unit);
 
 // Returns the peak of device memory while an engine is made, including the tensors from which the units are made

@@ -53,16 +53,16 @@ struct MatrixBatch {
   std::vector<size_t> pieces_of(size_t matrix) const;
 };
 
-// The most elements that a batch has for each rank. Only a batch of a single group may have more.
+// The most elements that one rank updates in a batch. Only in a batch of a single group may it update more.
 inline constexpr int64_t kMatrixBatchNumel = 1 << 24;
 
-// Returns the batches, in the order of the units. A batch ends before the group with which a rank would have more than
-// `batch_numel` elements.
+// Returns the batches, in the order of the units. A new batch begins with each group that would make a rank update more
+// than `batch_numel` elements in the batch before.
 std::vector<MatrixBatch> matrix_batches(std::span<const UnitLayout> units, PlacementTable table, int world_size,
                                         int64_t batch_numel = kMatrixBatchNumel);
 
-// Returns the ring of slots for batches. It has slots for at most three batches, because one is received while another
-// is computed and a third is sent back. It has none if the optimizer does not update whole matrices.
+// Returns the ring of slots for batches. The ring has at most three slots, because one batch is received while another
+// is computed and a third is sent back. The ring has no slot if the optimizer does not update whole matrices.
 RingClass matrix_ring(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
 // The first function returns an upper limit of the temporary bytes that the transformation of one parameter's matrices

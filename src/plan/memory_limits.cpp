@@ -94,9 +94,9 @@ PlanOptions with_gradients(OffloadConfig::Gradients gradients, PlanOptions optio
   return options;
 }
 
-// Returns the changes of offloads_of_state(). If the configuration keeps gradients on the device, each change is
-// followed by the same change with offloaded gradients. If the states are offloaded already, the first change offloads
-// only the gradients.
+// Returns the changes of offloads_of_state(), and, if the configuration keeps gradients on a device, also changes that
+// offload gradients. In this case each change is followed by one that offloads gradients in addition. If the states are
+// offloaded already, a change that offloads only the gradients comes first.
 std::vector<PlanOptions> offloads_of_gradients(const FitSearch& search, const PlanOptions& from) {
   using Gradients = OffloadConfig::Gradients;
   std::vector<PlanOptions> changes = offloads_of_state(search, from);

@@ -60,8 +60,8 @@ struct FitChange {
   std::vector<KeyValue> keys;
   PlanOptions options;
 };
-// Tries a higher stage, offload, both, and then more ranks, first alone and then with each of these changes. Plans each
-// candidate in this order. Returns the first change that fits, or nothing if none fits.
+// Plans changes in this order: a higher stage, offload, both, more ranks, and more ranks together with each of the
+// changes before. Returns the first change that fits, or nothing if none fits.
 std::optional<FitChange> smallest_change(const FitSearch& search);
 // Returns the change in words. `world_size` is the number of ranks before the change.
 std::string describe(const FitChange& change, int world_size);

@@ -25,9 +25,9 @@ struct RingClass {
 // Returns the number of slots of each size, in the form that the constructor of SlotRing takes.
 std::map<int64_t, int> slots_by_size(std::span<const RingClass> ring);
 
-// Returns how many units of `unit_bytes` are gathered before their use, which is 0 if options.prefetch is false.
-// Otherwise the number is 1 for large units, and more for small ones, so that ranks need not wait for one another at
-// each small unit.
+// Returns how many units of `unit_bytes` bytes are gathered ahead of the unit that computes. This is 0 if
+// options.prefetch is false. Otherwise it is 1 for large units and more for small ones, so that ranks need not wait for
+// one another at each small unit.
 int prefetch_depth(int64_t unit_bytes, const PlanOptions& options);
 // Returns the number of slots for `units` units of `unit_bytes`: one for the unit that computes, one for the previous
 // unit, which peers might still read, and one for each prefetched unit. There are never more slots than units.
@@ -45,9 +45,9 @@ using PlacementTable = std::span<const UnitPlacement>;
 // instead of a slot of the gather ring. That buffer counts in the same category, but is in no class.
 std::vector<RingClass> gather_ring(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementTable table);
-// Returns the memory in which pieces of the peers' gradients arrive. A slot has the wire bytes of the largest group.
-// There are two slots if reductions overlap, and one otherwise. Every stage exchanges gradients, so every stage needs
-// this memory. There is none if the transport does not copy pieces, or if there are no peers.
+// Returns the memory in which pieces of the peers' gradients arrive. There is none if the transport does not copy
+// pieces, or if there are no peers. Otherwise there are two slots if reductions overlap, and one if not, at every ZeRO
+// stage. A slot has the wire bytes of the largest group.
 RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
 // Returns `numel`, the elements of a sum over replicas, with padding. The padding makes the replicas' pieces of the sum
@@ -63,13 +63,13 @@ int64_t replica_sum_bytes(int64_t numel, int replicas, bool is_coded);
 // replica.
 RingClass replica_buffers(std::span<const UnitLayout> units, const PlanOptions& options);
 
-// Returns whether a group's updated parameters travel between replicas as 8-bit numbers. options.quantized_weights must
-// be set, and the replicas must share the optimizer states, because otherwise no parameters travel. The parameters must
-// be 16-bit, because their owner then has exact master weights. The unit must be sharded, because users can write to
-// the parameters of other units without the engine.
+// Returns whether a group's updated parameters travel between replicas as 8-bit numbers. They do if
+// options.quantized_weights is set and three more conditions hold. The replicas share the optimizer states, because
+// otherwise no parameters travel. The parameters are trained and 16-bit, because the ranks that update them then have
+// exact master weights. The unit is kSharded, because users can write to the parameters of other units without the
+// engine.
 bool refreshes_in_codes(const FlatGroup& group, Placement parameters, const PlanOptions& options);
-// The most units whose updated parameters are being sent between replicas at the same time. Sending them is called a
-// refresh.
+// A refresh sends the updated parameters of one unit between replicas. At most this many refreshes run at a time.
 inline constexpr int kRefreshes = 3;
 // Returns the memory for 8-bit numbers of refreshes. There is one slot for each refresh under way. A slot has room for
 // all groups of a unit.
@@ -85,7 +85,8 @@ inline constexpr int64_t kCopiedNumel = 1 << 22;
 // Returns the host buffers through which 16-bit parameters pass if the host updates them. While one buffer is in use,
 // another is filled and a third is sent back.
 RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table);
-// Returns the host bytes of new parameters that wait for the end of the next step (PlacementOptions::delayed_update).
+// Returns the host bytes of new parameters that wait until the next step ends, if updates are delayed
+// (PlacementOptions::delayed_update). Returns 0 otherwise.
 int64_t pending_parameters(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 // Returns the device buffers through which offloaded parameters pass if the device updates them. One buffer is filled
 // while the other is sent back.
@@ -100,9 +101,9 @@ RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table
 // Returns the host bytes of the copy from which an asynchronous save writes. The engine allocates this memory at the
 // first such save, and keeps it. At every ZeRO stage the copy has what one rank saves, which is the rank's part of the
 // weights (fp32 if they are trained) and of the optimizer states. Replicas divide a shard among themselves, and each
-// saves its part. Values in files are not copied, because the save reads them there. If the states are in files, shards
-// of fp32 parameters are not copied either, because the save reads them from where they are. But fp32 parameters of
-// units that are not kSharded are copied, because users can write to them. Buffers of the model are not counted.
+// saves its part. Values in files are not copied, because the save reads them there. If the states are in files, the
+// save reads fp32 parameters of kSharded units directly, too, wherever they are. It copies fp32 parameters of other
+// units, because users can write to them. Buffers of the model are not counted.
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // Throws ValueError if no run can have these options.

@@ -6,13 +6,13 @@
 #include "placement/placement.h"
 
 // Note [Step time]
-// In the forward pass, a token costs 2 operations for each element of the weight matrices. In each layer it costs 4 h L
-// more for attention over L keys, where h = heads x head_dim. Masked keys count, as they do in published utilisations.
-// The backward pass costs twice as much. The update of an element reads and writes its master weight and moments, reads
-// its gradient, and writes the parameter if that has 16 bits. Copies to and from the device overlap compute. Optimizer
-// states in files are read and written during the update, which begins after backward. Their first chunks are read
-// earlier, but these chunks are negligible for a model that is worth offloading. Gathers overlap the passes if units
-// are prefetched, and sums of gradients overlap backward if the configuration has overlap_comm.
+// In the forward pass, a token costs 2 operations for each element of the weight matrices. In each layer, attention
+// over L keys costs 4 h L more operations, where h = heads x head_dim. Masked keys count, as they do in published
+// utilisations. The backward pass costs twice as much. The update of an element reads and writes its master weight and
+// moments, reads its gradient, and writes the parameter if that has 16 bits. Copies to and from the device overlap
+// compute. Optimizer states in files are read and written during the update, which begins after backward. Their first
+// chunks are read earlier, but these chunks are negligible for a model that is worth offloading. Gathers overlap the
+// passes if units are prefetched, and sums of gradients overlap backward if the configuration has overlap_comm.
 namespace zeroshard {
 namespace {
 
