@@ -16,8 +16,9 @@ namespace {
 ConfigContext context(int world_size, std::optional<int64_t> hidden_size, std::optional<int> sequence_parallel_size) {
   ConfigContext result;
   result.world_size = world_size;
-  // ranks_per_host stays 0, which means that it is not known, if the launcher's variables describe another number of
-  // ranks than `world_size`. For example, torch.multiprocessing sets no such variables.
+  // Takes ranks_per_host from the launcher's variables, but only if they describe `world_size` ranks. Otherwise
+  // ranks_per_host stays 0, which means that it is not known. For example, torch.multiprocessing sets no such
+  // variables, and rank_environment() then describes a single rank.
   try {
     if (const RankEnvironment ranks = rank_environment(); ranks.world_size == world_size)
       result.ranks_per_host = ranks.local_world_size;

@@ -27,9 +27,10 @@ at::ScalarType scalar_type(const py::object& dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
-// Returns the variable that holds the last interrupt, or None. An interrupt is an exception of a Python callback that
-// is not an `Exception`, such as KeyboardInterrupt. Callers must hold the interpreter's lock (the GIL). The variable is
-// never destroyed, because the interpreter can be gone when the process exits.
+// Returns the variable that holds the last interrupt, or None if there is none. An interrupt is an exception such as
+// KeyboardInterrupt, which is not an `Exception`, and which a Python callback raised. Callers must hold the
+// interpreter's lock (the GIL). The variable is never destroyed, because the interpreter can be gone when the process
+// exits.
 py::object& kept_interrupt() {
   static auto* const kept = new py::object(py::none());
   return *kept;

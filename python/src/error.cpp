@@ -8,7 +8,7 @@ namespace {
 
 // Sets the Python error `name` with the message of `error`. The message can contain bytes that are not UTF-8, for
 // example in a path, or where it was cut in the middle of a character. For such bytes pybind11's own translation would
-// raise a UnicodeDecodeError. This function replaces them by escapes.
+// raise a UnicodeDecodeError. This function replaces such bytes by escapes.
 void raise(const char* name, const std::exception& error) {
   const std::string what = error.what();
   const auto text =

@@ -16,9 +16,9 @@ namespace zeroshard {
 namespace {
 
 // Runs pending signal handlers of Python, and throws the exception that a handler raises. Does nothing if no
-// interpreter runs, or outside of the process's main thread, because Python runs handlers only there. Other threads
-// must not even ask for the interpreter's lock here, because an interpreter that ends does not give it to them: see
-// let_threads_stay().
+// interpreter runs. Also does nothing outside of the process's main thread, because Python runs handlers only in that
+// thread. Other threads must not even ask for the interpreter's lock here, because an interpreter that ends does not
+// give them the lock (see let_threads_stay()).
 void run_signal_handlers() {
   if (::gettid() != ::getpid() || Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;
@@ -31,9 +31,9 @@ std::atomic<bool> threads_stay_to_the_end = false;
 // Replaces the handler of std::terminate(), so that a thread which asks for the interpreter's lock after the
 // interpreter's end does not abort the process. Python before 3.14 ends such a thread by unwinding its stack. Frames
 // that are noexcept do not allow this, so std::terminate() is called. The new handler makes the thread wait. If
-// end_beside_threads() was called, the thread waits until the process ends. Otherwise it waits for kLongestEnd, and
-// then the previous handler aborts the process, which may be unable to end before this thread does. In the main thread
-// the new handler calls the previous one at once.
+// end_beside_threads() was called, the thread waits until the process ends. Otherwise the thread waits for kLongestEnd.
+// If the process has not ended by then, it may be waiting for this thread, so the previous handler aborts the process.
+// In the main thread, the new handler calls the previous one at once.
 void let_threads_stay() {
   static const std::terminate_handler previous = std::get_terminate();
   [[maybe_unused]] static const std::terminate_handler replaced = std::set_terminate([] {

@@ -12,7 +12,7 @@ namespace zeroshard {
 
 // Returns the group that torch.distributed registered under `name`, or null for "". Throws c10::Error if there is no
 // such group. Python passes a group's name instead of the group, because the pybind11 of this module knows torch's type
-// for groups only if both were built with the same compiler ABI.
+// for groups only if this module and torch were built with the same compiler ABI.
 inline World::Group find_group(const std::string& name) {
   return name.empty() ? World::Group() : c10d::resolve_process_group(name);
 }
