@@ -83,8 +83,8 @@ class Keeper:
                 yield module, function
 
     def pack(self, tensor: torch.Tensor) -> _Stayed | _C.KeptTensor:
-        # Moves neither parameters nor tensors of other subclasses. Does not move tensors without a gradient, such as
-        # masks, either, because many layers get the same tensor.
+        # Moves neither parameters nor tensors of other subclasses. Does not move tensors that require no gradient, such
+        # as masks, either, because many layers get the same tensor.
         if _thread.recomputes or type(tensor) is not torch.Tensor or not tensor.requires_grad or self._core is None:
             return _Stayed(tensor)
         kept = self._core.keep(tensor)

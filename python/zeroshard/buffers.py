@@ -68,8 +68,9 @@ def _chooser(model: nn.Module, parsed: _C.ParsedConfig) -> Callable[[nn.Module, 
             return buffer.dtype
         if compute != "fp32" and any(pattern.search(plain_name(path)) for pattern in patterns):
             return torch.float
-        # The kernels of BatchNorm need statistics in the dtype of the weights. FrozenBatchNorm, for example, has its
-        # weights as buffers.
+        # The kernels of BatchNorm need statistics in the dtype of the weights, which is the compute dtype. So, without
+        # a `buffer_dtype`, the floating-point buffers of such a module get this dtype. FrozenBatchNorm, for example,
+        # also has its weights as buffers.
         if wanted is None and "BatchNorm" in type(module).__name__ and compute != "fp32":
             return DTYPES[compute]
         return wanted or buffer.dtype

@@ -243,9 +243,9 @@ def _external_states(
 ) -> tuple[list[_C.TensorState], dict[str, list[_C.TensorState]], dict[str, dict[str, Any]]]:
     """Returns this rank's states of an external optimizer: slices of parameters, whole tensors by kind, other values.
 
-    A load cuts slices anew for its own ranks. ``whole`` says that some rank has tables. Every rank then saves whole
-    tensors instead of slices. Only a run that cuts each parameter at the same elements can load whole tensors. Raises
-    ``ValueError`` for a tensor that a checkpoint cannot hold.
+    A load cuts slices anew for its own ranks. ``whole`` says that some rank has tables (see ``_has_tables``). Every
+    rank then saves whole tensors instead of slices. Only a run that cuts each parameter at the same elements can load
+    whole tensors. Raises ``ValueError`` for a tensor that a checkpoint cannot hold.
     """
     slices: list[_C.TensorState] = []
     tables: dict[str, list[_C.TensorState]] = {}
@@ -360,8 +360,7 @@ def load(
     saved: dict[str, Any] = {}  # state of the run
 
     def others(infos: list[_C.TensorInfo]) -> list[_C.TensorState]:
-        # Empties these collections, because an attempt to load a damaged checkpoint before this one can have filled
-        # them.
+        # Empties these collections, because an earlier attempt, to load a damaged checkpoint, can have filled them.
         for of_a_damaged_one in (tensors, own_tensors, states, copies):
             of_a_damaged_one.clear()
         chosen = []

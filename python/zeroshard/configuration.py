@@ -54,9 +54,10 @@ def _as_json(settings: dict) -> str:
 def _no_plain_value(value: Any, place: str, around: list[int]) -> tuple[str, Any]:
     """Returns the path and the value of the first key or value in ``value`` that JSON cannot hold.
 
-    ``place`` is the path of ``value``, and ``around`` has the ids of the containers around it. If JSON can hold
-    everything in ``value``, returns ("", None), or, for the outermost container, its path and the container itself,
-    because ``json.dumps`` has refused it.
+    A container that contains itself, or that more than 500 containers surround, counts as such a value. ``place`` is
+    the path of ``value``, and ``around`` has the ids of the containers around it. If JSON can hold everything in
+    ``value``, returns ("", None), except for the outermost container. For that one, returns its path and the container
+    itself, because ``json.dumps`` has refused it.
     """
     if isinstance(value, _PLAIN):
         return ("", None) if _is_utf8(value) else (place, value)

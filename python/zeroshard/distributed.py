@@ -21,7 +21,8 @@ _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 # The stores that this process serves as rank 0, by their address. A try that could not make the default group leaves
 # its store here for the next try.
 _kept_stores: dict[tuple[str, int], dist.Store] = {}
-# The default group that this module made and that nothing uses yet: the address of its store, and the store. Else None.
+# While nothing uses the default group that this module made: the address of the group's store, and the store. Else
+# None.
 _unused_group: tuple[tuple[str, int], dist.Store] | None = None
 _started_group: weakref.ref[dist.ProcessGroup] | None = None  # the default group that this module made
 
@@ -120,9 +121,9 @@ def end_default_group() -> None:
 def _end_with_the_process() -> None:
     """Ends the groups that a script has not ended, while the interpreter still lives.
 
-    Ends none if this module did not make the default group, or if that is not one of Gloo. After the end of the
-    interpreter, Gloo's threads might free tensors. The threads would need Python's lock for that, and would abort the
-    process.
+    Otherwise Gloo's threads might free tensors after the interpreter's end. The threads would need Python's lock for
+    that, and would abort the process. Ends no group if this module did not make the default group, or if the default
+    group is not one of Gloo.
     """
     _C.let_threads_stay()
     if not _has_started_group() or dist.get_backend() != "gloo":
@@ -137,8 +138,8 @@ def _end_with_the_process() -> None:
         has_ended = False
     if not has_ended:
         _C.end_beside_threads()
-    # Other objects still hold these groups. The end of the interpreter must not free them, because that waits for their
-    # threads.
+    # Other objects still hold these groups. The end of the interpreter must not free the groups, because freeing a
+    # group waits for its threads.
     for group in groups:
         _C.keep_forever(group)
 
@@ -197,8 +198,8 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
     # The store does not wait for all clients, because a meeting does that, and reports the missing ranks.
     more = {"timeout": timeout, "wait_for_workers": False}
     if rank != 0 or host not in _LOOPBACK or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
-        # If torchrun says so in this variable, its agent already serves the store at this address. Otherwise rank 0
-        # serves it. All other ranks are clients of the store.
+        # If torchrun has set this variable to "True", its agent already serves the store at this address, and all ranks
+        # are clients. Otherwise rank 0 serves the store, and the other ranks are clients.
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         is_master = rank == 0 and not agent
         if not is_master:

@@ -111,8 +111,9 @@ class Engine(Getters, nn.Module):
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Computes the gradients of ``loss`` and, outside of ``no_sync``, reduces them. Returns ``loss``.
 
-        Before that, the loss is divided by the number of accumulation steps, except with ``scale_wrt_gas=False``, and
-        multiplied by the loss scale of fp16. Raises ``StateError`` without an optimizer.
+        Before the backward pass, multiplies the loss by the loss scale of fp16. Unless ``scale_wrt_gas`` is False, also
+        divides it by the number of accumulation steps. The returned loss has its original value. Raises ``StateError``
+        without an optimizer.
 
         >>> loss = engine(**batch).loss
         >>> engine.backward(loss)
@@ -245,7 +246,9 @@ class Engine(Getters, nn.Module):
         """
         drops = self._run.is_within_step
         self._run.core.zero_grad()
-        if drops:  # between steps, the loader can already have given the first batch of the next step
+        # Between steps no micro-batch is discarded. The loader can already have given the first batch of the next step,
+        # and end_step() would count that batch as used.
+        if drops:
             self._run.position.end_step()
 
     def compile(

@@ -45,11 +45,11 @@ class Getters:
         self._run.progress.boundary = is_boundary
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
-        """Makes each later step take as many micro-batches as give ``train_batch_size`` samples of all ranks together.
+        """Sets how many samples all ranks together take in each later step, by the number of micro-batches.
 
         Every rank must call it, between steps. ``micro_steps`` becomes the value that it would have if all steps had
         been of this size, as in ``load_checkpoint``. Raises ``ValueError`` if no number of micro-batches gives the
-        size.
+        size, and ``StateError`` within a step.
 
         >>> engine.set_train_batch_size(16)
         """
@@ -77,6 +77,8 @@ class Getters:
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Returns ``loss`` times the loss scale of fp16, for ``engine.scale(loss).backward()``.
+
+        The backward pass divides the gradient of the loss by the number of accumulation steps.
 
         >>> engine.scale(engine(**batch).loss).backward()
         >>> engine.step()

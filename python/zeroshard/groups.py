@@ -55,8 +55,8 @@ def make_groups(timeout_ms: int, purpose: str = "process groups") -> dict[str, A
     timeout = timedelta(milliseconds=timeout_ms + 2000)
     meeting = None
     if dist.get_backend() != dist.Backend.MPI:  # MPI has no store
-        # Removes torch's prefix of keys, because this meeting must see the entries of the meeting for the default
-        # group.
+        # torch's store puts a prefix before every key. Takes the store inside of it, because this meeting must see the
+        # entries of the meeting for the default group, which do not have the prefix.
         store = dist.distributed_c10d._get_default_store()
         store = getattr(store, "underlying_store", store)
         try:

@@ -128,8 +128,8 @@ class TileLoop:
             readers.leave(_BETWEEN, self.outputs)
 
     def use(self, readers: Readers, unit: int) -> None:
-        # The core is not told of a use during the unit's backward pass, because ranks can have different numbers of
-        # tiles.
+        # The core is not told of a use during the unit's backward pass. Ranks can have different numbers of tiles, so
+        # they would make different calls.
         if readers.computes_backward(unit):
             return
         if readers not in self._readers:
@@ -206,9 +206,10 @@ class Readers:
                 break
 
     def note_returned(self, unit: int) -> None:
-        """Records that the enclosing forward reads from ``unit``, because a forward inside has returned its memory.
+        """Records that a forward inside of the innermost running one has returned memory of ``unit``.
 
-        Does nothing if no forward encloses that one, or if a running forward uses ``unit`` already.
+        So the innermost running forward reads from ``unit``. Does nothing if no forward runs, or if one that runs
+        already uses ``unit``.
         """
         if self._running and not self._is_running(unit):
             self._running[-1].append(unit)

@@ -46,7 +46,7 @@ def initialize(
     afterwards.
 
     Args:
-        model: any module. ``engine(...)`` calls it. The module itself does not change.
+        model: any module. ``engine(...)`` calls it. The model keeps its class and its submodules.
         optimizer: a ``torch.optim`` optimizer over the model's parameters, or a callable that makes one from them.
             None: the configuration's optimizer. Without either, the engine can only evaluate.
         model_parameters: parameters or param groups for the configuration's optimizer. None: all trainable parameters.
@@ -118,8 +118,8 @@ def make_engine(
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed)
     front = make_front(setup, parsed)
-    # Code that can fail on one rank alone runs before the engine is made, because a new engine takes parameters and
-    # states from an earlier engine of the model.
+    # A new engine takes parameters and states from an earlier engine of the model, which could not continue after that.
+    # So code that can fail on one rank alone runs before the engine is made.
     loader = None
     if training_data is not None:
         loader = Loader(

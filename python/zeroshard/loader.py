@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 class ShardedSampler(Sampler[int]):
     """Shuffles samples by seed + epoch, in the same order for any number of ranks. Samples go to the ranks in turn.
 
-    Every rank gets the same number of samples. To this end, the last samples are left out with ``drop_last``, and the
-    first samples of the order are repeated without it. The ``sequence_size`` ranks of a sequence group get the same
-    samples. Leaves out the first ``consumed`` samples of the epoch, so that another number of ranks can continue an
-    epoch.
+    Every rank gets the same number of samples. If the samples do not divide evenly, ``drop_last`` leaves the last ones
+    out. Without ``drop_last``, the first samples of the order are repeated at the end. The ``sequence_size`` ranks of a
+    sequence group get the same samples. Leaves out the first ``consumed`` samples of the epoch, so that another number
+    of ranks can continue an epoch.
     """
 
     def __init__(self, num_samples: int, drop_last: bool, seed: int = 0, sequence_size: int = 1) -> None:
@@ -54,8 +54,9 @@ class Loader(DataLoader):
     """A ``DataLoader`` whose position in the epoch is part of a checkpoint.
 
     Each iteration begins the next epoch, even if the iteration before it was left early. After ``load_state_dict`` the
-    first iteration continues the saved one. An iterator ends when a later iterator begins, because the loader has only
-    one position. An ``IterableDataset`` always begins at its start, because only the dataset itself could skip samples.
+    first iteration continues the saved epoch. An iterator ends when a later iterator begins, because the loader has
+    only one position. An ``IterableDataset`` always begins at its start, because only the dataset itself could skip
+    samples.
 
     ``len()`` is the number of batches of the running iteration or, if none runs, of the next one.
     """
@@ -79,8 +80,8 @@ class Loader(DataLoader):
             )
         self._own_sampler = None if iterable else ShardedSampler(len(dataset), drop_last, sequence_size=sequence_size)
         self._epoch = 0
-        self._batches = 0  # batches given since the position `_start`
-        self._start = 0  # samples of the epoch that all ranks together got before these batches
+        self._batches = 0  # batches that this rank got in the current iteration
+        self._start = 0  # samples of the epoch that all ranks together had got before this iteration
         self._iterations = 0  # number of iterations that have begun
         self._runs = False  # true: the last iteration is still running
         super().__init__(
@@ -89,8 +90,8 @@ class Loader(DataLoader):
             sampler=self._own_sampler,
             collate_fn=collate_fn,
             drop_last=drop_last,
-            # Each iteration draws a random number. With torch's default generator, a run resumed within an epoch would
-            # draw one more number than a run that was not stopped.
+            # Each iteration draws a random number from this generator. With torch's default generator, a run resumed
+            # within an epoch would draw one more number than a run that was not stopped.
             generator=torch.Generator(),
         )
 

@@ -13,7 +13,7 @@ _own_loop = worker._worker_loop
 
 
 def spare_workers(signals: tuple[int, ...]) -> None:
-    """Makes the workers that loaders start from now on ignore these signals.
+    """Makes the workers that loaders start from now on ignore these signals, unless this process sends them.
 
     Slurm and systemd send signals also to workers, but a rank needs its workers until it has stopped.
     """
@@ -25,8 +25,8 @@ def spare_workers(signals: tuple[int, ...]) -> None:
 def run_spared(signals: tuple[int, ...], *args: Any) -> None:
     """Runs torch's own loop in a worker process, and lets ``signals`` end the worker only if the parent sends them.
 
-    Replaces torch's function that sets signal handlers. Does so in the worker, because the worker can be a new
-    interpreter instead of a fork.
+    For this it replaces torch's function that sets signal handlers. This is done in the worker, because a worker can be
+    a new interpreter, which does not have what the parent has replaced.
     """
     set_handlers = signal_handling._set_worker_signal_handlers
 

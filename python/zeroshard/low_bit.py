@@ -191,9 +191,10 @@ def _decoded(codes: torch.Tensor, scales: torch.Tensor, signed: bool, only_shape
 
 
 def _map(signed: bool) -> torch.Tensor:
-    """Returns the value of each of the 256 codes, rounded as in the core, so that the core gives it the same code.
+    """Returns the value of each of the 256 codes, rounded as in the core.
 
-    See Note [The dynamic map] in src/kernels/codes_impl.h.
+    So the core encodes each of these values as the code that it comes from. See Note [The dynamic map] in
+    src/kernels/codes_impl.h.
     """
     codes = torch.arange(256, dtype=torch.float64)
     mantissa, exponent = torch.frexp(2 * (codes - 127).abs() + 1 if signed else codes + 1.5)

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .units import Param, Unit, is_packed
 from .writes import INITIALIZERS, Writes, is_initialized, is_lost, is_unwritten, was_written_after
 
-_KEPT_BYTES = 64 * 2**20  # limit for all parameters together that are made from values in one context and keep them
+_KEPT_BYTES = 64 * 2**20  # most bytes of all parameters together that were made from values and keep these, per context
 
 
 class Init:
@@ -29,9 +29,9 @@ class Init:
     parameters that replace another one (``from_pretrained``, ``load_state_dict(..., assign=True)``, an assignment), and
     parameters made from values (``nn.Parameter(torch.ones(n) * 1e-6)``) up to 64 MiB together. Beyond 64 MiB, a
     parameter made from values may only have one value for all elements (``torch.zeros(n)``). If it has different
-    values, ``initialize`` raises an error. ``initialize`` also raises an error if other code than the two methods above
-    has written in place into a parameter without memory, because ``initialize`` cannot make such values anew. Contexts
-    may be nested.
+    values, and neither of the two methods above has written to it, ``initialize`` raises an error. ``initialize`` also
+    raises an error if other code than these two methods has written in place into a parameter without memory, because
+    ``initialize`` cannot make such values anew. Contexts may be nested.
 
     Args:
         dtype: the dtype of floating-point parameters. None: each parameter keeps its own. The other arguments are
@@ -92,7 +92,7 @@ class Init:
         """Returns the parameter to register in place of ``param``: one on the meta device, or ``param`` itself.
 
         The replacement is always the same for the same parameter, so that tied parameters stay tied. If this context
-        has a dtype, casts the returned parameter.
+        has a dtype, casts floating-point parameters that are not packed.
         """
         lazy = isinstance(param, nn.parameter.UninitializedTensorMixin)
         if not isinstance(param, nn.Parameter) or lazy or not param.is_floating_point():
@@ -132,9 +132,9 @@ def _without_memory(param: nn.Parameter) -> nn.Parameter:
 def materialize(model: nn.Module, unit: Unit, device: torch.device) -> None:
     """Gives the unit's meta parameters memory on ``device`` and initial values. Does nothing if there are none.
 
-    The values are the same as in a model that is built with memory. Every module resets its parameters, inner modules
-    first, and then ``_init_weights`` is applied. Modules that contain the unit take part, because their initializers
-    can write to its parameters.
+    The values are the same as in a model that is built with memory. First, modules reset their parameters, beginning
+    with inner modules. Then ``_init_weights`` is applied. Modules that contain the unit take part in both, because
+    their initializers can write to the unit's parameters.
 
     Raises a ``ValueError`` that names a parameter which gets no values, or whose lost values cannot be made anew.
     """
@@ -187,8 +187,8 @@ class _Fill:
         values = torch.full(old.shape, float("nan") if value is None else value, dtype=old.dtype, device=device)
         self._new = nn.Parameter(values, requires_grad=old.requires_grad)
         param.tensors = [self._new]
-        # A tied parameter gets the values of the module for which it was made. In the other modules it replaced
-        # parameters, and their values with them.
+        # A tied parameter gets the values of its home, the module for which it was made. In the other modules it has
+        # replaced another parameter, so the values that these modules would give are not used.
         home = getattr(old, "_zeroshard_home", None)
         if not any(home is owner for owner in param.owners):
             home = next((owner for owner in param.owners if _resets(owner)), param.owners[0])
@@ -269,8 +269,8 @@ def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Mod
         if id(module) in seen:
             return seen[id(module)]
         if _initialises_others(module):
-            # If several Hugging Face models contain the module, only the innermost one applies, because it marks
-            # modules that it has initialized.
+            # If several Hugging Face models contain the module, only the innermost one initializes it, as in
+            # transformers, where a model marks the modules that it has initialized, and outer models skip them.
             keep = [m for m in enclosing if not (_of_hugging_face(m) and _of_hugging_face(module))]
             enclosing = [module, *keep]
         inside = [visit(child, enclosing) for child in module.children()]

@@ -117,8 +117,8 @@ def while_all_live(
             done.set()
 
     if meeting is not None and meeting.retried:
-        # torch makes the names and keys of a group from this count. Ranks can have failed after different numbers of
-        # groups. So the count is set to a value that is equal on all ranks, and that no earlier try has reached.
+        # torch makes the names and keys of a group from `group_count`. Ranks can have failed after different numbers of
+        # groups. So `group_count` is set to a value that is equal on all ranks, and that no earlier try has reached.
         dist.distributed_c10d._world.group_count = 1_000_000 * meeting.number
     thread = threading.Thread(target=run, name="zeroshard-connect", daemon=True)
     with left_on_error(meeting):

@@ -24,7 +24,8 @@ from .names import plain_name
 _MUON = _C.OptimizerType.MUON
 
 # The settings that an optimizer of the configuration reads besides learning rate and weight decay. They have torch's
-# names, because torch's schedulers that cycle momentum change betas or, if there are none, momentum.
+# names, because schedulers of torch use these names. A scheduler that cycles momentum changes betas, or momentum if
+# there are no betas.
 _ADAM = ("betas", "eps", "bias_correction", "decoupled_weight_decay")
 _SETTINGS = {
     _C.OptimizerType.ADAM: _ADAM,
@@ -245,7 +246,7 @@ def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether the optimizer is in ``_ELEMENTWISE``, runs in the core, or is a subclass with such a ``step()``.
+    """Returns whether the optimizer has the ``step()`` of a class that is in ``_ELEMENTWISE`` or runs in the core.
 
     If it returns False, nothing is known about the optimizer.
     """
@@ -307,10 +308,10 @@ def _kept(value: Any) -> Callable[[], Any]:
 
 
 def take_settings(param_groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    """Gives each group its settings in ``saved``. Writes numbers into the one-element tensors that groups already have.
+    """Gives each group its settings in ``saved``.
 
-    If groups share a tensor, it gets the value of the first of them. A group with another value in ``saved`` gets a
-    tensor of its own.
+    If a group already has a one-element tensor for a setting, writes the saved number into this tensor. If several
+    groups share the tensor, it gets the first group's number, and a group with another number gets a tensor of its own.
     """
     given: dict[int, float] = {}
     for group, settings in zip(param_groups, saved, strict=True):
@@ -420,12 +421,12 @@ class _StatesOfSlices(defaultdict):
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Is the engine's optimizer. Schedulers change its ``param_groups``: those of the user's optimizer, if any.
+    """Is the engine's optimizer. Schedulers change its ``param_groups``.
 
-    ``engine.step()`` updates the parameters and clears the gradients. The optimizer's own ``step()`` also updates if
-    there are gradients that no update has used, but it steps no scheduler. ``zero_grad()`` is ``engine.zero_grad()``.
-    While an engine uses an optimizer of the user, that optimizer has these methods, too. Each update calls the step
-    hooks of both.
+    If there is an optimizer of the user, both share the ``param_groups``. ``engine.step()`` updates the parameters and
+    clears the gradients. The optimizer's own ``step()`` also updates if there are gradients that no update has used,
+    but it steps no scheduler. ``zero_grad()`` is ``engine.zero_grad()``. While an engine uses an optimizer of the user,
+    that optimizer has these methods, too. Each update calls the step hooks of both.
 
     The states are sharded. ``state`` can only be read if the user's own optimizer makes the updates.
     """
@@ -473,8 +474,9 @@ class Optimizer(torch.optim.Optimizer):
     def hold_states(self) -> None:
         """Makes the ``state`` of the user's optimizer raise for whole parameters.
 
-        An external optimizer keeps the states of its slices there, and a ``state`` of another class than torch's stays
-        as it is. If the optimizer is not external, its ``state`` always raises.
+        If the optimizer is not external, every use of its ``state`` raises. An external optimizer keeps the states of
+        its slices in its ``state``, so only whole parameters raise there. If an external optimizer's ``state`` is of
+        another class than torch's, does nothing.
         """
         if self._outside and type(self._inner.state) is defaultdict:
             self._inner.state = _StatesOfSlices(dict, self._inner.state)
@@ -531,7 +533,8 @@ class Optimizer(torch.optim.Optimizer):
     def begin_update(self) -> None:
         """Calls the hooks that ``step()`` of the user's optimizer would call first. Called before the core updates.
 
-        Raises ``StateError`` if something has replaced the ``state`` of the user's optimizer, and undoes this.
+        If something has replaced the ``state`` of the user's optimizer, puts the former ``state`` back and raises
+        ``StateError``.
         """
         if self._inner is not None and self._inner.state is not self._states:
             self._inner.state = self._states

@@ -115,7 +115,8 @@ def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
             own[kind] = whole[part.begin : end].to(part.master.device, torch.float32, copy=True)
         elif isinstance(value, torch.Tensor):
             # Each slice gets a scalar tensor of its own, because optimizers update it in place. If the parameter itself
-            # has no dimensions, a state without dimensions can also be an elementwise one.
+            # has no dimensions, a state without dimensions can also be an elementwise one. Such a state becomes a
+            # vector of one element, like the slice.
             own[kind] = value.clone() if list(part.shape) != [] or kind == "step" else value.reshape(1).clone()
         else:
             own[kind] = value

@@ -46,7 +46,7 @@ class Ownership:
         self._publishing: Publishing | None = None  # set for an external optimizer, whose groups get slices
         self.params_of_groups = [list(group["params"]) for group in run.optimizer.param_groups]
         self._inner = run.optimizer.optimizer
-        # The user's own step(). For an external optimizer, methods that it calls publish nothing.
+        # The user's own step(). For an external optimizer, methods that this step() calls publish nothing.
         self.step_of_user = None if self._inner is None else self._inner.step
         self._own_methods: dict[str, Any] = {}  # attributes of the optimizer that `_borrowed` replaces until detach()
         self._borrowed: dict[str, Any] = {}  # methods that are attributes of the user's optimizer until detach()

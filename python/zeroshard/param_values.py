@@ -4,7 +4,8 @@ These functions must be called between passes. For a parameter that no engine tr
 of a module whose engine has ended), setters change nothing and getters return None. Gradients are averaged over ranks
 and micro-batches, without the loss scale and before clipping. They exist from ``backward`` until the next forward pass
 for training begins, so they still exist after ``step``. If ``param.grad`` is a tensor of the caller's, ``get_gradient``
-and ``set_gradient`` without ``local`` read and write that tensor, also of a parameter that no engine trains.
+and ``set_gradient`` without ``local`` read and write that tensor. They do so even for a parameter that no engine
+trains.
 
 Getters return fp32 tensors in the parameter's shape. Setters take the same whole tensor on every rank, and each rank
 keeps its share. Every rank must call these functions with the same parameter. With ``local=True`` a getter returns, and
@@ -37,8 +38,8 @@ def set_master_weight(param: torch.Tensor, value: torch.Tensor, *, local: bool =
     """Sets the parameter and its master weights. Raises ``ValueError`` for a wrong number of elements.
 
     If every rank keeps the parameter whole, the other ranks see the values of a ``local`` call after the next step. If
-    the parameter is sharded, they see these values at its next gather. With ``"outer": "optimizer"``, each of several
-    groups of ranks has all parameters, and the other groups see the values after the next step.
+    the parameter is sharded, they see these values at its next gather. With ``zeroshard.mesh.outer`` "optimizer", each
+    of several groups of ranks has all parameters, and the other groups see the values after the next step.
 
     >>> zeroshard.set_master_weight(model.lm_head.weight, torch.zeros(100, 32))
     """
@@ -236,7 +237,8 @@ def _outside_states(place: Place, own: _C.OptimizerSlice) -> dict[str, Any]:
 def _state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
     """Returns a state of this rank's slice, or None if the slice has none. Collective if the optimizer is external.
 
-    Raises ``ValueError`` on every rank if on some rank ``key`` is no state with one value for each element.
+    Raises ``ValueError`` if ``key`` is no state with one value for each element. If the optimizer is external, every
+    rank raises it as soon as this is so on any rank.
     """
     if place.run.external is None:
         return _core_state(place, own, key)

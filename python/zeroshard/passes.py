@@ -15,10 +15,11 @@ def backward_pass(
 ) -> Iterator[None]:
     """Surrounds ``loss.backward()``. If it raises, all ranks learn of the exception and discard the step's gradients.
 
-    An interruption just before or after the end of the pass has the same effect. Code that catches the interruption
-    must begin the step anew. Before a rank tells the others of its exception, it calls ``on_failure``, which must make
-    waits of other ranks fail in communicators that the engine does not know. ``CommError`` and ``IoError`` of the
-    engine's hooks keep their class.
+    An interruption, such as by Ctrl-C, has the same effect even while the pass ends. Code that catches the interruption
+    must begin the step anew. An error of ``core.end_backward()`` itself is only passed on. Before a rank tells the
+    others of its exception, it calls ``on_failure``. If ranks can wait for one another in communicators that the engine
+    does not know, ``on_failure`` must make these waits fail. ``CommError`` and ``IoError`` of the engine's hooks keep
+    their class.
     """
     core.begin_backward(sync)
     has_ended = False

@@ -64,8 +64,8 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
                 module.save_pretrained(save_dir, **weights, **options)
             _save_tokenizer(module, save_dir, tokenizer)
 
-    # Leaves adapters on the device, because they are small and because PEFT computes a prompt's values from its
-    # parameters.
+    # Gathers adapters on the device instead of copying them to the CPU. They are small, and PEFT computes the values of
+    # a prompt from the parameters of the model itself.
     if _is_peft(module):
         with gathered(_adapter_params(module)):
             together(run, write, "save_pretrained")
@@ -136,7 +136,10 @@ def _on_cpu(value: Any, copies: dict[int, torch.Tensor]) -> Any:
 
 @contextlib.contextmanager
 def _only_originals(model: nn.Module) -> Iterator[None]:
-    """Replaces compiled modules in ``model`` by their originals in this context, so that all have their own names."""
+    """Replaces compiled modules in ``model`` by their originals in this context.
+
+    So the names of parameters do not have the parts that torch.compile adds.
+    """
     places = [(each._modules, name, child) for each in model.modules() for name, child in each._modules.items()]
     places = [place for place in places if place[2] is not None]
     try:

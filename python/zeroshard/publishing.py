@@ -19,7 +19,8 @@ _OF_STATEMENTS = ("__call__", "__enter__", "__exit__")  # Python looks these up 
 
 
 def _make(make: Callable, *arguments: Any) -> Any:
-    # pickle itself would refuse to make an object of another class than the optimizer's, so it calls this function.
+    # A copy of the optimizer gets the script's class, and not the subclass that Publishing has made. pickle's usual
+    # function (copyreg.__newobj__) may only make an object of the same class, so pickle gets this function.
     return make(*arguments)
 
 
@@ -40,9 +41,10 @@ def _mro_of_silent(made: type) -> list[type]:
 class Publishing:
     """Publishes values that methods of an external optimizer write to its slices of the master weights.
 
-    A rank that has elements publishes if the method has changed them. A rank without elements publishes after every
-    method. Publishing is collective, so every rank must call a method that writes weights. A method that writes no
-    weights may be called on one rank alone, if that rank has elements.
+    A rank whose slices have elements publishes if the method has changed them. A rank without elements cannot see
+    whether the method writes, so it publishes after every method. Publishing is collective, so every rank must call a
+    method that writes weights. A method that writes no weights may be called on one rank alone, if that rank has
+    elements.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, core: _C.Engine) -> None:
@@ -143,7 +145,7 @@ class Publishing:
     def _later(self, result: Any) -> Any:
         """Returns the ``result`` of a method. If it is a generator, or a context manager made from one, wraps it.
 
-        A method that returns one has done nothing yet, so each step of the generator publishes.
+        The code of a generator runs only in the generator's steps, so each step publishes.
         """
         if isgenerator(result):
             return self._steps(result)
@@ -169,6 +171,6 @@ class Publishing:
             return end.value
 
     def _sums(self) -> list[int]:
-        """Returns for each slice that has elements the sum of its bits."""
+        """Returns for each slice that has elements the sum of its elements, whose bits are read as integers."""
         slices = [param.detach() for group in self.optimizer.param_groups for param in group["params"]]
         return [int(each.view(torch.int32).sum(dtype=torch.int64)) for each in slices if each.numel() > 0]

@@ -18,10 +18,10 @@ from .sequence_rows import PieceLoader
 def sequence_parallel(model: Any, loader: Iterable, size: int | None = None) -> PieceLoader:
     """Returns a loader that gives each rank of a sequence group its piece of the rows of ``loader``. Collective.
 
-    The batches of each rank in turn are cut into pieces for all ranks of the group. So the result has ``size`` times as
-    many batches as ``loader``. A batch is a dict with ``input_ids``. The pieces have ``position_ids``, even if the
-    batch has none, and ``shift_labels`` in place of ``labels``. The model's loss is the mean over all tokens of the
-    whole rows that have a label.
+    The loader of one rank after another gives a batch, which is cut into a piece for each rank of the group. So the
+    result has ``size`` times as many batches as ``loader``. A batch is a dict with ``input_ids``. The pieces have
+    ``position_ids``, even if the batch has none, and ``shift_labels`` in place of ``labels``. The model's loss is the
+    mean over all tokens with a label in the whole rows.
 
     Args:
         model: an engine whose configuration has ``sequence_parallel_size``, or a model of transformers.
@@ -53,8 +53,8 @@ def group_of_engine(
 ) -> SequenceGroup | None:
     """Makes the ranks of a sequence group share the rows of a new engine's model, and returns this rank's group.
 
-    Collective if groups must be made. For a ``sequence_parallel_size`` of 1, undoes this in all of the model instead,
-    and returns None.
+    Collective if groups must be made. For a ``sequence_parallel_size`` of 1, makes every part of the model take whole
+    rows again instead, and returns None.
     """
     if config.sequence_parallel_size == 1:
         while (part := _cut_part(model)) is not None:

@@ -42,8 +42,8 @@ class SequenceGroup:
     def for_engine(self, settings: _C.Config, device: torch.device) -> SequenceGroup:
         """Returns a copy of the group with the engine's transport and time-outs and a communicator of its own.
 
-        Code that belongs to no engine, such as loaders with DeepSpeed's names, uses the settings of the engine that was
-        made last.
+        The group itself gets these settings, too. So code that belongs to no engine, such as loaders with DeepSpeed's
+        names, uses the settings of the engine that was made last.
         """
         self.settings, self.device = settings, device
         vars(self).pop("core", None)

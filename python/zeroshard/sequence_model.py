@@ -1,8 +1,9 @@
 """Cuts models of transformers: their forward gets a piece of each row, and their attention sees whole rows.
 
 Outside of attention, a rank has a piece of the row for all heads. Inside of attention, it has the whole row for its own
-heads. The attention of each layer begins and ends with an exchange that converts one into the other. The model itself
-makes its masks, for whole rows. Each forward gathers positions and padding once.
+heads. An exchange among ranks at the beginning of each layer's attention changes from pieces for all heads to whole
+rows for some heads. An exchange at its end changes back. The model itself makes its masks, for whole rows. For these,
+each forward gathers positions and padding once.
 """
 
 from __future__ import annotations
@@ -85,9 +86,10 @@ class Cut:
 
     @property
     def is_on(self) -> bool:
-        """Returns whether attention gets pieces now. In training it does in a backward pass, which repeats forwards.
+        """Returns whether attention gets pieces now.
 
-        Raises ``StateError`` if attention would need whole rows outside of the model's forward.
+        In training this is always true in a backward pass, because a backward pass can repeat forwards. Raises
+        ``StateError`` if attention would need whole rows outside of the model's forward.
         """
         model = self._model()
         training = model is not None and model.training
@@ -241,7 +243,8 @@ def cut_model(
 
     Args:
         averages_loss: the model returns the mean of the loss over the group.
-        in_evaluation: the forward also takes pieces in evaluation, if they have ``shift_labels``.
+        in_evaluation: the forward also takes pieces in evaluation, if they have ``shift_labels``. Without
+            ``averages_loss``, it then takes pieces with or without ``shift_labels``.
         by_engine: an engine's configuration has requested the cut. The configuration of the next engine decides anew.
     """
     check_model(model, group.size, None)
@@ -263,8 +266,9 @@ def uncut_model(model: nn.Module) -> None:
 def replace_attention(name: str) -> None:
     """Replaces the attention function ``name`` of transformers by one that calls it with whole rows of some heads.
 
-    The new function has the old name, because models request the function by its name. Models that are not cut still
-    get the original. Also calls ``_replace_masks``. Raises ``ValueError`` if transformers has no such function.
+    The new function has the old name, because models request the function by its name. For models that are not cut, it
+    only calls the original. Also calls ``_replace_masks``. Raises ``ValueError`` for eager attention, and if
+    transformers has no such function.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -349,7 +353,7 @@ def _check_call(
 
 @contextmanager
 def _groups_of_heads(module: nn.Module, groups: int) -> Iterator[None]:
-    """Sets how many query heads share a key-value head.
+    """Sets, in this context, how many query heads share a key-value head.
 
     If key-value heads are replicated, this number is smaller than the one that the module itself has.
     """

@@ -21,12 +21,12 @@ class _WrongBatch(ValueError):
 
 
 def whole_rows(batch: Any, size: int, *, needs_positions: bool = False) -> dict[str, Any]:
-    """Returns the batch with ``position_ids``, ``shift_labels`` for ``labels``, and a length that ``size`` divides.
+    """Returns the batch with ``position_ids`` and ``shift_labels``, padded to a length that ``size`` divides.
 
     The padding is at the end of rows and has no labels, so it changes no result. ``shift_labels`` of the batch are
-    kept. If it has no labels of either kind, the result has ``shift_labels`` of the dtype ``PIECE_WITHOUT_LABELS``, or
-    none with ``needs_positions``. Raises ``ValueError`` for a batch that cannot be cut, and with ``needs_positions``
-    for one without ``position_ids``.
+    kept, or else made from ``labels``. If the batch has no labels of either kind, the result has ``shift_labels`` of
+    the dtype ``PIECE_WITHOUT_LABELS``, or none with ``needs_positions``. Raises ``ValueError`` for a batch that cannot
+    be cut, and with ``needs_positions`` for one without ``position_ids``.
     """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), torch.Tensor):
         raise _WrongBatch(f"a batch must be a dict with input_ids, and is {type(batch).__name__}")

@@ -176,7 +176,7 @@ class ShardedParameter(_Castable):
 
 
 class HollowData(_Castable, torch.Tensor):
-    """The ``data`` of a parameter without memory. Using an element is an error, but padding by nothing is not.
+    """The ``data`` of a parameter without memory. Using an element is an error, but padding by 0 elements is not.
 
     Padding is allowed because transformers pads the bias of every tied head, and assigns the result to its ``data``.
     """
@@ -287,9 +287,10 @@ def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[
 
     At the end every rank takes over the writes of rank ``modify_rank``. Without ``modify_rank``, or after an exception,
     drops the writes. A parameter to which the user had assigned values before the context is different: without
-    ``modify_rank`` every rank takes over the values of rank 0, and after an exception the parameter stays whole.
-    An inner context does nothing with parameters that an outer context already holds, so it may run on one rank alone.
-    Raises ``StateError`` if an inner context has another ``modify_rank`` than the outer context of a parameter.
+    ``modify_rank`` every rank takes over the values of rank 0, and after an exception the parameter stays whole. An
+    inner context does nothing with parameters that an outer context already holds, so it may run on one rank alone.
+    Raises ``StateError`` if an inner context has a ``modify_rank``, and the outer context of a parameter has another
+    one or none.
     """
     shards = {shard.id: shard for tensor in tensors if (shard := shard_of(tensor)) is not None}
     for shard in shards.values():
@@ -340,7 +341,7 @@ def take(params: Iterable[torch.Tensor]) -> None:
 def _gather(shard: Shard) -> None:
     """Gives the shard's parameters memory and values.
 
-    Collective, except if one of them already has values, because it is gathered or the user has assigned them.
+    Collective, unless one of the parameters already has values, either gathered or assigned by the user.
     """
     params, values = _tied(shard), _values(shard)
     if values is None:
@@ -368,7 +369,7 @@ def _gather(shard: Shard) -> None:
 def _keep(shard: Shard, root: int) -> None:
     """Makes the shard anew from the values of rank ``root``, and frees the parameters' memory. Collective.
 
-    The values can have another shape than before, which must be the same on every rank.
+    The values can have another shape than before. The new shape must be the same on every rank.
     """
     values = _values(shard).to(_device()).contiguous()
     flat = values.view(-1)

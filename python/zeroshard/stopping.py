@@ -98,7 +98,7 @@ def wait_at_exit(run: Run) -> None:
     Ctrl-C during the wait ends the process by SIGINT.
     """
     # Finalize also calls _wait() at the end of processes that multiprocessing has forked, where atexit calls nothing.
-    # It does so even if only a signal handler or a global variable still refers to the run.
+    # Finalize calls it even if only a signal handler or a global variable still refers to the run.
     Finalize(None, _wait, (weakref.ref(run),), exitpriority=0)
 
 
@@ -114,8 +114,8 @@ def _wait(run: weakref.ref[Run]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         except _C.Error as error:
             log(f"the last checkpoint was not saved: {error}")
-            # The process has already ended normally, so only _exit() can still change its exit code, which tells a
-            # supervisor.
+            # The process has already ended normally, so only _exit() can still change the exit code, by which a
+            # supervisor learns of the failure.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)

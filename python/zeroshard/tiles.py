@@ -37,7 +37,7 @@ def tile(model: nn.Module, loss: str | int | None = "auto", mlp: str | int | Non
         model: a causal language model of transformers, or a module that contains one.
         loss: number of tiles of the loss while the model trains. ``"auto"``: a tile's logits take at most 256 MiB.
             None: no tiles, and the model returns whole logits. Without labels, the model always returns whole logits.
-            In evaluation it does so unless the call of its forward has ``skip_logits=True``.
+            In evaluation it also returns them, unless the call of its forward has ``skip_logits=True``.
         mlp: number of tiles of each MLP. ``"auto"``: a tile has at most as many tokens as a hidden state has
             elements. None: no tiles.
 

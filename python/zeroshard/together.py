@@ -13,9 +13,9 @@ from .run import Run
 def together(run: Run, step: Callable[[], None], call: str) -> None:
     """Calls ``step``. If it raises on any rank, every rank raises the error of the lowest such rank. Collective.
 
-    That error is one of zeroshard's classes: see ``Engine::run_together``. On a rank whose ``step`` was interrupted, as
-    by Ctrl-C, the interruption is raised instead. ``call`` is the name of the user's call. It is in the error if other
-    ranks call something else.
+    The raised error is of one of zeroshard's classes (see ``Engine::run_together``). On a rank whose ``step`` was
+    interrupted, as by Ctrl-C, the interruption is raised instead. ``call`` is the name of the user's call. It is in the
+    error if other ranks call something else.
     """
     with naming_causes() as keeping:
         step = keeping(step)

@@ -51,11 +51,11 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
     A unit is normally a block, which is a module whose class is named in ``unit_classes``. If ``unit_classes`` is
     empty, blocks are the modules whose classes Hugging Face lists in ``_no_split_modules``. If the model has no such
     module, blocks are the elements of each ``ModuleList``, ``Sequential`` and ``ModuleDict``. Parameters outside of
-    blocks form one unit per module that uses them. The module that uses a parameter is its owner or, if the owner has
-    no forward (``ParameterList``) or is inside a ``MultiheadAttention``, the module around the owner. A tied parameter
-    belongs to the first unit that has it, and every module that uses it is a module of that unit. Each module that is
-    marked as ``LEAF``, or is in ``leaves``, is one unit with everything that it contains. The parameters of a leaf
-    without a forward, such as a ``ModuleList``, are whole while the forward of the module around it runs.
+    blocks form one unit per module that uses them. The module that uses a parameter is normally its owner. If the owner
+    has no forward (``ParameterList``) or is inside a ``MultiheadAttention``, it is the module around the owner. A tied
+    parameter belongs to the first unit that has it, and every module that uses it is a module of that unit. Each module
+    that is marked as ``LEAF``, or is in ``leaves``, is one unit with everything that it contains. The parameters of a
+    leaf without a forward, such as a ``ModuleList``, are whole while the forward of the module around it runs.
 
     Raises ``ValueError`` if a name in ``unit_classes`` matches no module, if two different parameters share memory, and
     for a scripted model.
@@ -102,7 +102,7 @@ def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[
 
     def visit(module: nn.Module, around: _Use) -> None:
         block = module if id(module) in is_block else around.block
-        # The forward of MultiheadAttention reads the parameters of its out_proj without calling it.
+        # The forward of MultiheadAttention reads the parameters of its out_proj without calling out_proj.
         is_used_alone = block is module or not isinstance(around.module, nn.MultiheadAttention)
         uses_own = is_used_alone and _has_forward(module)
         use = _Use(block, module if uses_own else around.module)
@@ -138,7 +138,7 @@ def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[st
                 f"zeroshard.unit_classes names {sorted(missing)}, but the model has no such module; it has {found}"
             )
         if blocks:
-            return blocks  # an inner block comes after the block around it, and takes its own modules from that block
+            return blocks  # may be nested: a module belongs to the innermost block around it
     return list(_container_elements(model, ""))
 
 
@@ -178,10 +178,10 @@ def _without_blocks_in_leaves(
 
 
 def _container_elements(module: nn.Module, prefix: str, inside: bool = False) -> Iterable[tuple[str, nn.Module]]:
-    """Yields those elements of containers that have a forward, with their paths. Does not look inside of them.
+    """Yields each element of a container, with its path, if the element has a forward. Does not look inside of it.
 
     ``inside`` says that a module around ``module`` is compiled. The graph of that module calls the original modules of
-    compiled elements, so the original modules are yielded.
+    compiled elements. So in this case the original modules are yielded.
     """
     inside = inside or is_compiled(module)
     for name, child in module.named_children():
@@ -215,8 +215,8 @@ def _find_params(model: nn.Module) -> list[Param]:
 def _memory_key(tensor: torch.Tensor) -> object:
     """Returns a key that is equal for all tensor objects of one parameter, also if it is tied by storage.
 
-    A tensor that an engine or a shard owns is known by its owner. Other tensors are tied if they have the same elements
-    in memory. A tensor without memory is tied only to itself.
+    The key of a tensor that an engine or a shard owns comes from the owner. Other tensors are tied if they have the
+    same elements in memory. A tensor without memory is tied only to itself.
     """
     if (mark := mark_of(tensor)) is not None:
         return mark[:3]

@@ -20,9 +20,9 @@ _COPIES = ("clone", "_to_copy")
 class Writes(TorchDispatchMode):
     """Records which tensors were never written, and which meta tensors lose values.
 
-    A write to a tensor without memory is lost. Only initializers can be called a second time to repeat their writes.
-    The records are attributes of the storage, because views also write to the storage. ``mark()`` copies them to
-    attributes of the parameters.
+    A write to a tensor without memory is lost. Only the writes of initializers can be repeated, because initializers
+    can be called a second time. The records are attributes of the storage, because views also write to the storage.
+    ``mark()`` copies the record of lost values to the parameters.
     """
 
     def __init__(self) -> None:

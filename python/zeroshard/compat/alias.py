@@ -98,7 +98,7 @@ def provide(
 
     Args:
         module: the module's own name.
-        names: the module's names, by the module of zeroshard that has them, as "new = old" if they differ there.
+        names: for each module of zeroshard, the names that come from it. "new = old": ``new`` is ``old`` there.
         modules: the module's submodules.
     """
     places: dict[str, tuple[str, str]] = {}
@@ -107,8 +107,8 @@ def provide(
             name, _, original = entry.partition(" = ")
             places[name] = (place, original or name)
     submodules = frozenset(modules)
-    # With a __path__, Python asks the finders also for missing names of the module, and the finders can say why they
-    # are missing.
+    # With a __path__, Python asks the finders also for missing names of the module, and the finders can say why a name
+    # is missing.
     vars(sys.modules[module]).setdefault("__path__", [])
     known = [*places, *submodules]
 

@@ -150,8 +150,8 @@ def find_deepspeed(root: str, tag: str | int | None = None, universal_first: boo
     """Returns the directory of the DeepSpeed checkpoint that ``root`` and ``tag`` name.
 
     Returns None if there is none, or if they name a checkpoint of zeroshard. With ``universal_first``, prefers a
-    universal checkpoint to all others. Raises ``ValueError`` for a checkpoint of ZeRO stage 0, because it cannot be
-    imported.
+    universal checkpoint to DeepSpeed's other ones and, without a ``tag``, to one of zeroshard. Raises ``ValueError``
+    for a checkpoint of ZeRO stage 0, because it cannot be imported.
     """
     found = (universal.find, deepspeed.find) if universal_first else (deepspeed.find, universal.find)
     if tag is None:

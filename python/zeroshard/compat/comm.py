@@ -45,9 +45,9 @@ def init_distributed(
         dist_init_required: False raises ``StateError`` if torch.distributed is not started yet.
 
     Does nothing if torch.distributed is started. With `rank`, `world_size` or `init_method`, starts it by torch's own
-    call. Otherwise also sets those of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE that are not set.
-    `auto_mpi_discovery`, `verbose` and `config` have no effect, because zeroshard always finds ranks of mpirun and
-    srun.
+    call. Otherwise starts it for the launcher's ranks, and then sets those of RANK, WORLD_SIZE, LOCAL_RANK and
+    LOCAL_WORLD_SIZE that are not set. `auto_mpi_discovery`, `verbose` and `config` have no effect, because zeroshard
+    always finds ranks of mpirun and srun.
     """
     if dist_init_required is False and not dist.is_initialized():
         raise _C.StateError(

@@ -1,7 +1,7 @@
 """Reads and sets weights, gradients and optimizer states of single parameters, with DeepSpeed's names.
 
 See ``zeroshard.param_values``. "Full" functions return or take whole tensors, and every rank must call them. "Local"
-functions return or take the elements that this rank updates. They raise ``ValueError`` at stage 0. Where a function
+functions return or take the elements that this rank updates, and raise ``ValueError`` at stage 0. Where a function
 takes the key of a state of the optimizer, the key None means the master weights.
 """
 

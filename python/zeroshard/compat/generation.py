@@ -38,7 +38,7 @@ def _generate(own: Callable[..., Any], self: nn.Module, *args: Any, **kwargs: An
 def unwrap_model_for_generation(model: nn.Module) -> Iterator[nn.Module]:
     """Gathers all parameters of ``model`` at stage 3, even if they exceed the budget. Drops writes to them. Collective.
 
-    The engine's hooks stay, but do nothing inside.
+    The budget is that of ``keep_gathered``. The engine's hooks stay, but do nothing inside.
     """
     with GatheredParameters(model.parameters()):
         yield model

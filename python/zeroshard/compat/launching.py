@@ -22,8 +22,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Runs the program ``deepspeed`` with ``args``, by default with the arguments of this process.
 
     Returns if the program ends with code 0. Otherwise raises ``SystemExit`` with the program's exit code, or with 128
-    plus the number of the signal that ended it. If the main thread calls this function, it passes signals to this
-    process on to the program.
+    plus the number of the signal that ended it. If the main thread calls this function, the program also gets the
+    signals of ``_FORWARDED`` that this process gets meanwhile.
     """
     sys.stdout.flush()
     sys.stderr.flush()

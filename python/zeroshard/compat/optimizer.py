@@ -158,8 +158,9 @@ class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpe
 def make_front(setup: OptimizerSetup, parsed: _C.ParsedConfig) -> DeepSpeedOptimizer:
     """Makes an engine's optimizer, of a class with the name that DeepSpeed's optimizer would have.
 
-    At stage 0 in fp32 that is the class of the caller's optimizer, or of the optimizer that the configuration names. At
-    stage 0 in 16 bits, or without training, it is ``DeepSpeedOptimizer``.
+    At stages 1 to 3 this is one of the two classes above. At stage 0 in fp32 it is a subclass with the name of the
+    caller's class, or of the class of the configured optimizer. At stage 0 in 16 bits, or without training, it is
+    ``DeepSpeedOptimizer``.
     """
     stage = parsed.config.stage
     if stage > 0:

@@ -26,8 +26,8 @@ def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
 def gather_losses() -> None:
     """Makes ``all_gather`` of ``torch.distributed.nn`` use zeroshard's communicator for a sequence group.
 
-    Replaces the function in ``torch.distributed.nn.functional``, too. Scripts gather their losses with it. Over Gloo,
-    torch's own function has no backward pass for a group without rank 0.
+    Replaces the function in ``torch.distributed.nn.functional``, too. Scripts gather their losses with this function.
+    It is replaced because, over Gloo, torch's own function has no backward pass for a group without rank 0.
     """
     inner = differentiable.all_gather
     if getattr(inner, "of_sequence_groups", False):

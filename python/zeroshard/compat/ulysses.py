@@ -76,9 +76,10 @@ class _Pieces(IterableDataset):
 
 
 class UlyssesSPDataLoaderAdapter:
-    """Gives this rank, on the CPU, its piece of each row that the ``dl`` of any rank of the sequence group has.
+    """Gives this rank its piece of each row, on the CPU. The rows are those of all ranks of the sequence group.
 
-    Rows must have ``position_ids``. Pieces have ``shift_labels`` in place of ``labels``.
+    Each rank's ``dl`` gives the rank's own rows, which must have ``position_ids``. Pieces have ``shift_labels`` in
+    place of ``labels``.
     """
 
     def __init__(

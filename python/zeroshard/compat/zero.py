@@ -230,7 +230,7 @@ class GatheredParameters:
     ``modifier_rank``, the writes are dropped, except for writes to parameters of an engine at stages 0 to 2, because
     these are whole anyway. Collective, except over parameters that an outer context holds. The outer context writes
     such parameters back, so an inner context with only such parameters may run on one rank alone. Raises ``StateError``
-    for such a parameter if the outer context has another ``modifier_rank``.
+    if this context has a ``modifier_rank``, and the outer context of such a parameter has another one or none.
     """
 
     def __init__(

@@ -57,9 +57,9 @@ def get_fp32_state_dict_from_zero_checkpoint(
 ) -> dict[str, Any]:
     """Returns weights and buffers of a checkpoint by name. Floating-point values are fp32. Tied names share a tensor.
 
-    Without ``tag`` the function reads the newest whole checkpoint of zeroshard, or that which DeepSpeed's ``latest``
-    names. With ``lazy_mode`` each value is only read when its ``contiguous()`` is called. Raises ``ValueError`` or
-    ``IoError`` if there is no checkpoint, or if the checkpoint is damaged.
+    Without ``tag`` the function reads the newest whole checkpoint of zeroshard, or the checkpoint of DeepSpeed that
+    ``latest`` names. With ``lazy_mode`` each value is only read when its ``contiguous()`` is called. Raises
+    ``ValueError`` or ``IoError`` if there is no checkpoint, or if the checkpoint is damaged.
     """
     lazy = _lazy_state(os.fspath(checkpoint_dir), tag, exclude_frozen_parameters)
     if lazy_mode:
@@ -112,8 +112,8 @@ def load_state_dict_from_zero_checkpoint(
 ) -> torch.nn.Module:
     """Moves ``model`` to the CPU and gives it the weights of a checkpoint, one tensor after another.
 
-    Skips tensors that only the checkpoint or only the model has. Raises ``ValueError`` if all are such, or if a shape
-    differs.
+    Skips tensors that only the checkpoint or only the model has. Raises ``ValueError`` if they have no tensor in
+    common, or if a shape differs.
     """
     lazy = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, lazy_mode=True)
     model = model.cpu()

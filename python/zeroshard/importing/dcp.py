@@ -212,8 +212,9 @@ class _Import:
     def _weights(self) -> dict[str, str]:
         """Returns the keys of parameters and buffers by name.
 
-        These are the tensors below one outer key. The optimizer's states name some of them or, without states, the
-        outer key is the only one or has one of the ``_MODEL_KEYS`` as name. Raises ``ValueError`` unless one key fits.
+        These are the tensors below one outer key. If the checkpoint has states of an optimizer, that is the key below
+        which some tensors have the names of the states. Without states, it is the only outer key or, if there are
+        several, the one whose name is in ``_MODEL_KEYS``. Raises ``ValueError`` unless exactly one key fits.
         """
         roots: dict[tuple[Any, ...], dict[str, str]] = {}
         for key in self._rest:

@@ -90,7 +90,7 @@ def _read_optimizers(directory: str) -> list[dict[str, Any]]:
 
 
 def number_of(value: Any) -> Any:
-    """Returns the value of a member of an enumeration, or ``value`` itself if it is none."""
+    """Returns the value of a member of an enumeration, or ``value`` itself if it is no such member."""
     return value.arguments[0] if isinstance(value, Placeholder) and value.arguments else value
 
 
