@@ -17,9 +17,9 @@ int64_t loss_tiles(int64_t tokens, int64_t vocabulary);
 int64_t mlp_tiles(int64_t length, int64_t hidden);
 
 // Throws ValueError if a model's heads cannot be divided among the `ranks` ranks of a sequence group. A single rank
-// always has all heads. Otherwise `ranks` must divide `heads`, the number of attention heads, and must divide
-// `kv_heads`, the number of heads of keys and values, or be a multiple of it. The message begins with `name`, the
-// setting that gives the number of ranks, and lists the numbers of ranks that fit.
+// always has all heads. Several ranks need a number of attention heads, `heads`, that is a multiple of `ranks`. The
+// number of heads of keys and values, `kv_heads`, must be a multiple or a divisor of `ranks`. The message begins with
+// `name`, the setting that gives the number of ranks, and lists the numbers of ranks that fit.
 void check_shared_heads(std::string_view name, int64_t ranks, int64_t heads, int64_t kv_heads);
 
 struct ActivationOptions {
@@ -58,11 +58,11 @@ struct PlannedActivations {
 // Returns the planned activations of a model of transformers 5 in eager mode: the bytes of the tensors that autograd
 // saves, and of the largest temporary tensors. The plan assumes attention that stores no scores (SDPA). The plan counts
 // the scores only for gemma2, which stores them because it caps the logits of attention. The plan leaves out padding
-// and the temporary memory of single operators. In a sequence group, a rank keeps a tensor of attention either for its
-// piece of the sequence with all heads, or for the whole sequence with its own heads. Both forms take the same memory,
-// so the plan does not distinguish them. Only the output of attention is kept, and counted, in both forms. Throws
-// ValueError for a batch or a length below 1, for more ranks in a sequence group than tokens in a sequence, and for the
-// reasons of check_shared_heads().
+// and the temporary memory of single operators. In a sequence group, autograd keeps some tensors of attention for this
+// rank's piece of the sequence with all heads, and others for the whole sequence with this rank's heads. Both forms
+// take the same memory, so the plan does not distinguish them. It counts only the output of attention twice, because
+// that tensor is kept in both forms. Throws ValueError for a batch or a length below 1, for more ranks in a sequence
+// group than tokens in a sequence, and for the reasons of check_shared_heads().
 PlannedActivations plan_activations(const ModelShapes& model, const ActivationOptions& options);
 
 }  // namespace zeroshard

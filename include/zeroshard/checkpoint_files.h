@@ -7,11 +7,12 @@
 #include <vector>
 
 // Reads, checks and writes checkpoints as files, without a model or ranks. `zeroshard checkpoint` calls these
-// functions. A `path` is either ROOT/TAG, which names one checkpoint, or ROOT. ROOT stands for its newest usable
-// checkpoint with CheckpointSummary::latest, or, if none has it, for its newest usable one. The functions throw
-// ValueError for a wrong argument, a missing checkpoint or an unsound manifest. They throw IoError if a file cannot be
-// read or written or is damaged, and if all checkpoints in ROOT are unusable. list_checkpoints() and
-// verify_checkpoint() do not throw for unsound or damaged checkpoints, but name them in their results.
+// functions. A `path` is either ROOT/TAG, which names one checkpoint, or ROOT, the directory that contains the
+// checkpoints. ROOT stands for the newest usable checkpoint whose CheckpointSummary::latest is true. If there is none,
+// ROOT stands for the newest usable checkpoint. The functions throw ValueError for a wrong argument, a missing
+// checkpoint or an unsound manifest. They throw IoError if a file cannot be read or written or is damaged, and if all
+// checkpoints in ROOT are unusable. list_checkpoints() and verify_checkpoint() do not throw for unsound or damaged
+// checkpoints, but name them in their results.
 namespace zeroshard {
 
 struct CheckpointSummary {
@@ -78,11 +79,11 @@ struct ExportOptions {
   std::function<void(const std::string& name, int64_t begin, int64_t end, float* values, const Read& read)> change = {};
 };
 // Writes a checkpoint's weights and buffers to `directory` in Hugging Face's layout: STEM.safetensors, or several files
-// and an index. Writes tied parameters once. Needs about 64 MiB of memory, and 8 MiB more if `change` is set. Writes
-// all files under temporary names first, so a failure while it reads and writes tensors leaves the directory unchanged.
-// Then renames the files, and deletes those files of an earlier export with the same stem that this export has not
-// replaced. Returns the paths of the files, with the index last. Throws ValueError if a finite value would become
-// infinite in `dtype`.
+// and an index. Writes tied parameters once. Needs about 64 MiB of memory, and 8 MiB more if `change` is set. First
+// writes all files under temporary names, so a failure while it reads and writes tensors leaves the directory
+// unchanged. Then renames the files. Last, deletes the files of an earlier export with the same stem, except those that
+// the renaming has replaced. Returns the paths of the files, with the index last. Throws ValueError if a finite value
+// would become infinite in `dtype`.
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
                                         const ExportOptions& options = {});
 

@@ -14,8 +14,8 @@
 // The resolved configuration. Only parse_config() translates DeepSpeed's JSON keys to the names of these members.
 namespace zeroshard {
 
-// Settings of loss scaling. `enabled` does not say that parameters are fp16, because autocast to fp16 also uses loss
-// scaling. Config::compute_dtype is the parameters' dtype.
+// Settings of loss scaling. `enabled` says only that losses are scaled. The parameters' dtype is Config::compute_dtype,
+// which need not be fp16, because autocast to fp16 also uses loss scaling.
 struct Fp16Config {
   bool enabled = false;
   bool auto_cast = false;
@@ -214,12 +214,12 @@ struct OffloadConfig {
   enum class Gradients : uint8_t { kAuto, kDevice, kCpu, kNvme };
   enum class Activations : uint8_t { kNone, kCpu, kNvme };
   // An unset host_memory means an equal share of the host's memory for each rank of the host. An unset device_memory
-  // means the memory of the GPU. If a rank trains on the CPU, both keys limit the same memory, and the smaller value
+  // means the memory of the GPU. If a rank trains on the CPU, both members limit the same memory, and the smaller value
   // counts.
   std::optional<int64_t> device_memory, host_memory;
   bool verify = true;  // true: compare everything that is read from swap files with its checksum
-  // The tier of reduced gradients. kNvme: swap files, like the states. kAuto with a GPU: the host if all states are
-  // offloaded, else the device. On the CPU, all values but kNvme mean host memory.
+  // The tier of reduced gradients. kNvme means swap files, as for the states. If a rank trains on the CPU, all other
+  // values mean host memory. With a GPU, kAuto means the host if all states are offloaded, else the device.
   Gradients gradients = Gradients::kAuto;
   // The tier of activation checkpoints (the inputs of checkpointed modules) between forward and backward. kNvme: files
   // in the nvme_path of offload_optimizer or, if that is unset, of offload_param. If a rank trains on the CPU, kCpu
@@ -258,8 +258,8 @@ struct Config {
   std::optional<DType> autocast_dtype;  // if set, forward runs in torch.autocast with this dtype; for engines in Python
   std::optional<DType> communication_dtype;  // dtype in which ranks send gradients; unset: the compute dtype
   std::optional<DType> grad_accum_dtype;     // dtype of reduced gradients; unset: see reduced_grad_dtype()
-  // Gradients are divided by this before the sum over ranks. The sum is multiplied by it, and, with average_gradients,
-  // divided by the number of ranks.
+  // Gradients are divided by `prescale` before they are summed over ranks. The sum is then multiplied by `prescale`.
+  // With average_gradients, the sum is also divided by the number of ranks.
   double prescale = 1;
   bool average_gradients = true;  // key gradient_allreduce_op; true: mean, false: sum
 

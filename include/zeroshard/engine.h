@@ -56,10 +56,10 @@ struct UnitDefinition {
   ParameterReader values = {};  // if set, provides the values, and the tensors need no memory
 };
 
-// Throws ValueError if two of `params` share memory. The engine treats tied tensors as one parameter, but only if they
-// are the same elements in the same order. All other tensors that share memory would become separate parameters. Code
-// that builds UnitDefinitions must call this function with each parameter once. It does not check tensors without
-// memory, or with gaps in their memory.
+// Throws ValueError if two of `params` share memory. Tied tensors that are the same elements in the same order are one
+// parameter. The engine would treat all other tensors that share memory as separate parameters. Code that builds
+// UnitDefinitions must call this function with each parameter once. The function does not check tensors without memory,
+// or with gaps in their memory.
 void check_apart(const std::vector<std::pair<std::string, at::Tensor>>& params);
 
 struct EngineOptions {
@@ -73,9 +73,9 @@ struct EngineOptions {
   std::vector<std::pair<std::string, NamedValues>> agreement;
   std::vector<std::pair<std::string, at::Tensor>> buffers;  // named buffers of the model, on `device`
   std::shared_ptr<RankObserver> observer = nullptr;  // gets reports about steps, see World::observer(); may be null
-  // Called with the reason when a backward pass fails on this rank, before all ranks discard the pass. The function
-  // must make other ranks fail that wait for this rank in the caller's own communicators, such as those of a sequence
-  // group. May be empty.
+  // Called with the reason when a backward pass fails on this rank, before all ranks discard the pass. Other ranks may
+  // wait for this rank in the caller's own communicators, such as those of a sequence group. The function must make
+  // these ranks fail. May be empty.
   std::function<void(const std::string&)> on_failed_backward = {};
 };
 
@@ -117,10 +117,10 @@ class Engine {
   // Takes over the parameters. Collective. The buffers (except sparse and quantized ones) get rank 0's values on every
   // rank, and so do the parameters of units without UnitDefinition::values. `gather` and `reduce` may be the same
   // communicator. With two communicators, each rank can interleave gathers with reductions in an order of its own.
-  // `checkpoint` moves host memory, and a separate thread uses it. Without `checkpoint` nothing can be saved or loaded.
-  // The engine must be destroyed before the communicators. With `replication`, `gather` and `reduce` have only the
-  // ranks of this replica, and `checkpoint` has all ranks. Throws ValueError on every rank if parameters or options
-  // differ among ranks.
+  // `checkpoint` is a communicator for host memory, which a thread of the engine uses, too. Without `checkpoint`
+  // nothing can be saved or loaded. The engine must be destroyed before the communicators. With `replication`, `gather`
+  // and `reduce` have only the ranks of this replica, and `checkpoint` has all ranks. Throws ValueError on every rank
+  // if parameters or options differ among ranks.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce,
          Comm* checkpoint = nullptr, const ReplicaComms& replication = {});
   // Works like the constructor above with the communicators of `world`. The engine then owns `world`. If `options` has
@@ -130,10 +130,10 @@ class Engine {
 
   void begin_forward(bool training);
   void pre_forward(size_t unit);
-  // `outputs` are the tensors that the unit's module returns. Ends the unit's forward and returns false, unless the
-  // unit's parameters are sharded and one of `outputs` is such a parameter or a view of one. In this case the unit
-  // stays unsharded and the method returns true. The caller must then call post_forward() for the unit again at the end
-  // of the enclosing forward.
+  // Ends the unit's forward and returns false. There is one exception. If the unit's parameters are sharded, and the
+  // module returns such a parameter or a view of one, the unit stays unsharded and the method returns true. The caller
+  // must then call post_forward() for the unit again at the end of the enclosing forward. `outputs` are the tensors
+  // that the unit's module returns.
   bool post_forward(size_t unit, const std::vector<at::Tensor>& outputs);
   // Does the same as post_forward(), for a caller that is not inside another unit's forward. Throws StateError if
   // post_forward() would return true.
@@ -152,9 +152,9 @@ class Engine {
 
   // Moves `tensor`, which a backward pass will need, to the tier zeroshard.offload.activations, so that the caller can
   // free the tensor. The engine expects the calls of KeptTensor::bring_back() in reverse order of keep(). Returns null
-  // if the tensor stays in place. This happens if the configuration says so, if the tensor is a parameter or a view of
-  // one, and if the tensor cannot be moved as one block of bytes (such as a small tensor, one with gaps in its memory,
-  // or one on another device). Any thread may call keep(). Throws IoError; after that the engine must not be used.
+  // if the tensor stays in place. A tensor stays if keeps_tensors() is false, if it is a parameter or a view of one,
+  // and if it cannot be moved as one block of bytes (such as a small tensor, one with gaps in its memory, or one on
+  // another device). Any thread may call keep(). Throws IoError; after that the engine must not be used.
   std::shared_ptr<KeptTensor> keep(const at::Tensor& tensor);
   // Returns whether the configuration moves activation checkpoints. If not, keep() always returns null.
   bool keeps_tensors() const;
@@ -162,23 +162,24 @@ class Engine {
   // Returns loss * loss_scale / micro_batches. The default of `micro_batches` is progress().batch.accumulation.
   at::Tensor scale_loss(const at::Tensor& loss) const;
   at::Tensor scale_loss(const at::Tensor& loss, int64_t micro_batches) const;
-  // Returns loss * loss_scale, for a caller that calls loss.backward() itself. The backward pass of the result divides
-  // the gradients by progress().batch.accumulation, so the caller must not divide the loss by the number of
-  // micro-batches. If the loss scale is not 1, such a caller must scale every loss with this function, because the
-  // engine refuses the gradients of another loss.
+  // Returns loss * loss_scale. This function is for a caller that itself calls backward() of the result. That backward
+  // pass divides the gradients by progress().batch.accumulation, so the caller must not divide the loss by the number
+  // of micro-batches. If the loss scale is not 1, the caller must scale every loss with this function, because the
+  // engine refuses the gradients of a loss that was not scaled.
   at::Tensor scale(const at::Tensor& loss);
   // The caller calls begin_backward() before loss.backward() and end_backward() after it. If `sync` is false (no_sync),
   // the pass only adds the gradients to this rank's own sum. The next pass with `sync`, or else the step, reduces that
-  // sum. end_backward() is collective, and so is the first begin_backward() with `sync`.
+  // sum. end_backward() is collective. The engine's first begin_backward() with `sync` is collective, too.
   void begin_backward(bool sync = true);
   void end_backward();
   // Calls begin_backward(), backward() of the scaled loss, and end_backward() for one micro-batch. If backward() of the
   // loss throws, calls fail_backward() and rethrows the exception. The micro-batch is counted by the next call of this
   // method or by the step, or earlier if the caller calls end_micro_batch().
   void backward(const at::Tensor& loss);
-  // The caller calls it instead of end_backward() on a rank whose loss.backward() threw. All ranks then discard all
-  // gradients since the last step. On the other ranks end_backward() throws StateError with `reason`. The caller may
-  // then begin the step anew. A new step with the same batches gives the same bits as a step that never failed.
+  // The caller calls fail_backward() instead of end_backward() on a rank whose loss.backward() threw. All ranks then
+  // discard all gradients since the last step. On the other ranks end_backward() throws StateError with `reason`. The
+  // caller may then begin the step anew. A new step with the same batches gives the same bits as a step that never
+  // failed.
   void fail_backward(const std::string& reason) noexcept;
   // Returns the text of the CommError with which the last backward pass failed on this rank, or "". This method is for
   // callers that get the exception without its type, such as Python.
@@ -216,9 +217,10 @@ class Engine {
   // Clips the gradients, updates the parameters, publishes them to all ranks, and counts the step. If a gradient is not
   // finite, all ranks skip the update, and throw StateError after Config::max_skipped_steps skipped steps in a row.
   // With zeroshard.offload.delayed_update, the method publishes the update of the step before, and only begins its own
-  // update. The caller must call it only when Progress::is_boundary() says that the step ends, because step() itself
-  // does not check this. `groups` are the param groups of this step, so that for example learning rates can change from
-  // step to step. Throws ValueError if `groups` differ among ranks.
+  // update. The caller must call step() only when Progress::is_boundary() says that the step ends, because step()
+  // itself does not check this. `groups` are the param groups of this step, so that for example learning rates can
+  // change from step to step. Without `groups`, EngineOptions::param_groups are used. Throws ValueError if `groups`
+  // differ among ranks.
   StepResult step(const std::vector<ParamGroupOptions>& groups);
   StepResult step();
   // prepare_step(), slices() and finish_step() are the parts of step(), for an external optimizer. The caller calls
@@ -275,13 +277,14 @@ class Engine {
   bool has_plain_gradients() const;
 
   static constexpr int kReadOnly = -1, kDropWrites = -2;
-  // Unshards these units until release(), so that the caller can read their parameters. With `modify_rank` >= 0,
+  // Unshards these units until release(), so that the caller can read their parameters. `to_modify` says that the
+  // caller will also write to them. `can_drop` says that release() may have to drop what the caller has written. The
+  // default of `can_drop` is the value of `to_modify`. `modify_rank` is a rank, kReadOnly or kDropWrites. With a rank,
   // release() broadcasts that rank's values to every rank, including master weights. With kReadOnly, release() throws
   // StateError on a rank that has changed values of units gathered with neither `to_modify` nor `can_drop`. With
   // kDropWrites, release() does not check for changes, and restores the values of units gathered with `can_drop`,
   // unless a step was taken since gather(). If such a unit is not sharded or was already gathered, gather() copies its
-  // values to the host, because resharding would not restore them. The default of `can_drop` is the value of
-  // `to_modify`.
+  // values to the host, because resharding would not restore them.
   void gather(const std::vector<size_t>& units, bool to_modify = false, std::optional<bool> can_drop = std::nullopt);
   void release(const std::vector<size_t>& units, int modify_rank = kReadOnly);
 
@@ -290,22 +293,24 @@ class Engine {
   // backward pass, and with a delayed update also between the micro-batches of a step. If SaveOptions::async or
   // zeroshard.checkpoint.async requests it, the call returns after it has copied the state, and a thread writes the
   // files. There are two exceptions, in which the call returns only after the files are written: if the copy would
-  // exceed the memory limits, and if a unit has some states in files and others on a device. The call also throws the
-  // error of a previous background save. Throws IoError or ValueError on every rank. A failed save leaves earlier
-  // checkpoints as they are. After a save, zeroshard.checkpoint.keep decides which earlier checkpoints are deleted.
+  // exceed the memory limits, and if a unit has some states in files and others on a device. The call also reports the
+  // error of a previous background save, as wait_for_checkpoint() does. Throws IoError or ValueError on every rank. A
+  // failed save leaves earlier checkpoints as they are. After a save, zeroshard.checkpoint.keep decides which earlier
+  // checkpoints are deleted.
   void save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                        const CheckpointContents& contents = {}, const SaveOptions& save = {});
   // Waits for a pending save. Returns true if there was no error. If the save failed, throws its error. With
   // zeroshard.checkpoint.on_error "warn", logs the error instead and returns false. Every call that has to wait for a
   // save treats the save's error in this way.
   bool wait_for_checkpoint();
-  // If a background save has failed, throws its error on every rank. With zeroshard.checkpoint.on_error "warn", logs
-  // the error instead. The caller must call it after a step with StepResult::save_failed. The step was applied, so the
-  // caller must first count the step.
+  // Reports the error of a failed background save on every rank, as wait_for_checkpoint() does. The caller must call
+  // this method after a step with StepResult::save_failed. The step itself has ended, so the caller must count the step
+  // first.
   void report_failed_save();
   // Waits for a pending save, then runs `step` on this rank. Collective. If `step` throws on some ranks, every rank
-  // throws the error of the lowest of these ranks. ValueError and StateError keep their type; other errors become
-  // IoError. `call` is the name of the user's call. If other ranks call something else, the error names `call`.
+  // throws the error of the lowest of these ranks. ValueError and StateError keep their type, and other errors become
+  // IoError. Only a CommError is not passed to the other ranks, because the ranks cannot communicate after it. `call`
+  // is the name of the user's call. If other ranks call something else, the error names `call`.
   void run_together(std::string_view call, const std::function<void()>& step);
   // Loads parameters and states from a checkpoint, which any number of ranks at any stage can have written. `others`
   // provides memory for tensors that the engine does not load itself. Collective. Returns nothing if there is no
@@ -331,10 +336,11 @@ class Engine {
   void request_stop() noexcept;
 
   // Applies the pending update of the last step to the parameters, if zeroshard.offload.delayed_update has left one.
-  // Saves, loads, exports and gather() with `to_modify` do the same, but an export between the micro-batches of a step
-  // does not. After that, the engine refuses gradients of an earlier forward. Collective. `ends` says that training is
-  // over. Without `ends`, throws StateError between the micro-batches of a step. If users have written to parameters
-  // since the last step, throws StateError, and what they have written is lost.
+  // Afterwards the engine refuses gradients of a forward that ran before the update was applied. Collective. `ends`
+  // says that training is over. Without `ends`, throws StateError between the micro-batches of a step. If users have
+  // written to parameters since the last step, throws StateError, and what they have written is lost. Saves, loads,
+  // exports and gather() with `to_modify` also apply the update, except for an export between the micro-batches of a
+  // step.
   void publish_update(bool ends = false);
 
   // Turns the parameters of a unit into ordinary tensors with their own memory, current values and dtype. The first

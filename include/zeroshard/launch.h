@@ -36,31 +36,33 @@ struct LaunchOptions {
   bool signal_whole_group = true;  // true: signals go to a rank's process group; false: to its first process alone
 };
 
-// Runs the job and returns when all its processes have ended. Returns 0, the exit code of the first rank that failed,
-// 128 + n after signal n, or 1 if a rank hung or was suspended for too long. If a rank's program cannot be started,
-// prints the reason and returns 1. Throws ValueError for options that cannot work, and Error if the launcher itself
-// fails, for example because the hosts do not meet. The caller must be a process with one thread, because launch()
-// forks. While launch() runs, it handles SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT.
+// Runs the job and returns when all its processes have ended. Returns 0 if all ranks succeeded. Otherwise returns the
+// exit code of the first rank that failed, 128 + n after signal n, or 1 if a rank hung or was suspended for too long.
+// If a rank's program cannot be started, prints the reason and returns 1. Throws ValueError for options that cannot
+// work, and Error if the launcher itself fails, for example because the hosts do not meet. The caller must be a process
+// with one thread, because launch() forks. While launch() runs, it handles SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1,
+// SIGUSR2, SIGTSTP and SIGCONT.
 int launch(const LaunchOptions& options);
 // Throws the ValueError that launch() would throw for wrong options, but starts nothing. Does not check whether
 // `log_dir` can be written.
 void check_launch_options(const LaunchOptions& options);
 
 // Returns the real-time signal with which launch() requests a rank's stack trace; ZEROSHARD_STACK_SIGNAL has the same
-// number. Python code may register faulthandler for this signal, too. If an Engine or World exists at that time, the
-// code must pass chain=True, so that zeroshard's handler is called as well. If none exists, the code must pass
-// chain=False, because chaining would run the signal's default action, which ends the process.
+// number. Python code may register faulthandler for this signal, too. If an Engine or World already exists, the code
+// must pass chain=True, so that zeroshard's handler is called as well. Otherwise the code must pass chain=False,
+// because with chain=True the signal's default action would run, which ends the process.
 int stack_dump_signal();
 
 // Returns the number of visible_gpus(). Works without a driver.
 int count_gpus();
-// Returns the names of the visible CUDA devices. These are the entries of CUDA_VISIBLE_DEVICES up to the first invalid
-// one. If the host has devices and no entry is a MIG device, entries beyond the number of devices are left out. If that
-// variable is unset, returns the numbers of the host's devices, from 0 on.
+// Returns the names of the visible CUDA devices. If CUDA_VISIBLE_DEVICES is unset, these are the numbers of the host's
+// devices, from 0 on. Otherwise, these are the entries of that variable up to the first invalid one. If the host has
+// devices and no entry is a MIG device (a part of a GPU), entries beyond the number of devices are left out.
 std::vector<std::string> visible_gpus();
 // Returns whether this host has any NVIDIA GPU, visible or not.
 bool has_gpus();
-// Return the number of CPUs that this process may use, and the numbers of these CPUs.
+// Return the number of CPUs that this process may use, and the numbers of these CPUs. If the system does not tell,
+// count_cpus() returns the number of all CPUs, and usable_cpus() returns no numbers.
 int count_cpus();
 std::vector<int> usable_cpus();
 
@@ -73,8 +75,9 @@ struct Program {
 
 // Returns the argv that runs a program: `python -u` for a module or a name that ends in .py, else the program itself. A
 // program without a directory in its name is a file in the current directory, else the one in PATH. Python is taken
-// from VIRTUAL_ENV, else from the directory of this executable, else from PATH. Throws ValueError if the script, the
-// module's name or Python is missing.
+// from VIRTUAL_ENV, else from the directory of this executable, else from PATH. Throws ValueError if the script is
+// missing or cannot be run, if the name of a script or module is empty, if a module's name begins with "-", and if
+// there is no Python.
 std::vector<std::string> resolve(const Program& program);
 
 // The values of PYTHONPATH, where Python looks for modules, and PATH, where the shell looks for programs.

@@ -25,11 +25,12 @@ struct NoteBoard {
 // that this rank waits. Only one thread may use a meeting.
 class Meeting {
  public:
-  // Announces that this rank has arrived. Every rank must make the same number of meetings with a board. Meetings that
-  // a rank has left do not count, because a rank that tries again or arrives late joins the next meeting. `purpose`
-  // says why this rank wants to meet. Ranks can have different purposes after a failed try, or if their configurations
-  // differ. In this case, all_here() fails. Exceptions of the board pass through the constructor and through
-  // all_here().
+  // Announces that this rank has arrived. The ranks meet if each of them makes a Meeting with the same board. They may
+  // meet several times over one board, but every rank must make the same number of meetings. If a rank has left a
+  // meeting, that meeting is over and does not count. A rank that tries again or arrives late skips it, and joins the
+  // next meeting. `purpose` says why this rank wants to meet. Ranks can have different purposes after a failed try, or
+  // if their configurations differ. In this case, all_here() fails. Exceptions of the board pass through the
+  // constructor and through all_here().
   Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, std::string purpose = {},
           std::shared_ptr<RankObserver> observer = launcher_observer());
   ~Meeting();
@@ -45,17 +46,18 @@ class Meeting {
   // meanwhile, or if `timeout_ms` have passed since all ranks had arrived. `what` names the event that this rank waits
   // for. Exceptions of the board pass through.
   void check(std::string_view what);
-  // Throws a CommError with the text `error`, an error that occurred while ranks met or connected. The death of a peer
-  // can have caused such an error. So the function looks for a rank that died or left, for about a second, and the
-  // message names that rank, too.
+  // Throws a CommError with the text `error`, an error that occurred while ranks met or connected. The death of another
+  // rank can have caused that error. So the function looks, for about a second, for a rank that died or left. If it
+  // finds one, the message names that rank, too.
   [[noreturn]] void explain(std::string_view error);
 
   // The caller must call it when all ranks are connected. After that, the ranks do not watch one another any more.
   void end();
   // Ends the meeting because this rank gives up. The caller must call it after every error. The other ranks learn in
-  // all_here() or check(), within a second, that this rank has left. They also learn `reason`, except if the meeting
-  // was over for this rank before. Does nothing after end(). The board can be a part of rank 0's process, so rank 0
-  // waits here until all ranks that arrived have left or died. It waits at most three seconds.
+  // all_here() or check(), within a second, that this rank has left and the `reason`. If this rank already knew that
+  // another rank has left, the others learn only of that rank. Does nothing after end(). The board can be a part of
+  // rank 0's process, so rank 0 waits here until all ranks that arrived have left or died. It waits at most three
+  // seconds.
   void leave(std::string_view reason) noexcept;
 
   int64_t number() const;  // number of this meeting; the first meeting over the board has number 1

@@ -9,7 +9,7 @@
 #include <vector>
 
 // Shows a training run to its user, in metric files and in a progress line. Only rank 0 creates these objects. Only one
-// thread may use an object. After the constructors, a full disk or a closed console never stops a run.
+// thread may use an object. Once an object is constructed, a full disk or a closed console never stops the run.
 namespace zeroshard {
 
 class Io;
@@ -36,8 +36,9 @@ struct MetricsOptions {
 //
 // Without resume_step the run is new. The object then renames files of an earlier run to metrics.1.jsonl and so on.
 // With resume_step the object appends to the existing files. It first cuts off records of later steps, because the
-// resumed run will compute these steps a second time. Each object writes a new file for TensorBoard, in which a resumed
-// run marks records of later steps in earlier files as invalid.
+// resumed run will compute these steps a second time. Each object writes a new file for TensorBoard. Earlier files for
+// TensorBoard stay unchanged. Instead, the new file of a resumed run says that their records of later steps are
+// invalid.
 class RunMetrics {
  public:
   // Throws IoError if the files cannot be created, and ValueError for invalid options.

@@ -30,8 +30,8 @@ struct ParameterValues {
 // unit is each element of a ModuleList, Sequential or ModuleDict that is no such container itself and lies in no other
 // unit. Each module outside of these units that has parameters of its own forms another unit. If the modules inside it
 // contain no units, this unit includes them. Otherwise, it has only the module's own parameters. The model itself forms
-// a unit of its own parameters only, except if its class is in unit_classes. A tied parameter (one tensor, or two over
-// the same memory) belongs to the first unit that has it.
+// a unit of its own parameters only. If its class is in unit_classes, it is a unit like any other. A tied parameter
+// (one tensor, or two over the same memory) belongs to the first unit that has it.
 class ModuleUnits {
  public:
   // Throws ValueError if a class matches no module, if a parameter is on the meta device, or if two different
@@ -86,8 +86,8 @@ class ModuleEngine : public Engine {
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world, const ParameterValues& values);
   ~ModuleEngine();
 
-  // Calls module->forward(args...). `module` is a ModuleHolder or a pointer. Returns a tensor, or a tuple or vector of
-  // tensors.
+  // Calls module->forward(args...) while the units of the module are unsharded. `module` is a ModuleHolder or a
+  // pointer. Returns the result of forward, which must be a tensor, or a tuple or vector of tensors.
   template <typename Module, typename... Args>
   auto call(Module&& module, Args&&... args) {
     return around(*module, [&] { return module->forward(std::forward<Args>(args)...); });

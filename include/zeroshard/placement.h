@@ -12,8 +12,9 @@ namespace zeroshard {
 
 // An entry of "zeroshard.placement". It says whether the selected units are sharded or replicated at stage 3.
 struct PlacementRule {
-  // The pattern selects each unit whose dotted name ends with matching parts. A part of the pattern is a name, a
-  // number, a range of numbers, or "*", which matches any part: "layers.0-3", "encoder.layers.*", "lm_head".
+  // Unit names and patterns consist of parts with dots between them. The pattern selects each unit whose name ends with
+  // parts that match those of the pattern. A part of the pattern is a name, a number, a range of numbers, or "*", which
+  // matches any part: "layers.0-3", "encoder.layers.*", "lm_head".
   std::string units;
   bool replicated = false;  // true: whole on every rank; false: sharded, even if the unit is small
 };

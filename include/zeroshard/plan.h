@@ -44,10 +44,10 @@ int optimizer_slots(const OptimizerConfig& config);
 // is false, they run on the CPU, and their device memory is the host's memory. A config without an optimizer counts as
 // one with AdamW.
 PlanOptions plan_options(const Config& config, bool on_device = false);
-// Returns the tier of reduced gradients. On a GPU or another accelerator, it is kDevice if not all states are
-// offloaded, or if options.gradients requests the device. Otherwise it is kFile if options.gradients requests files and
-// the states are in files, and kHost if not. On the CPU, it is kFile if options.gradients requests files and the states
-// are in files, and kDevice if not.
+// Returns the tier of reduced gradients. On the CPU, it is kFile if options.gradients requests files and the states are
+// in files. Otherwise it is kDevice. On a GPU or another accelerator, gradients leave the device only if all states are
+// offloaded and options.gradients does not request the device. They then go to kFile in the same case as on the CPU,
+// and else to kHost.
 Tier tier_of_gradients(const PlanOptions& options);
 // Returns whether the config places anything in files by "nvme". "auto" does not count.
 bool asks_for_files(const Config& config);
@@ -72,8 +72,8 @@ struct PlannedBytes {
   double gather_ring = 0, reduce_ring = 0;
   double swap = 0;         // if ranks run on the CPU: buffers through which data go to files and back
   PlannedTier host, file;  // not in model_states() and total()
-  // The next two apply only to ranks on a GPU, and are not in total(). plan_model() sets them for CPU ranks, too.
-  // plan_count() leaves them at 0.
+  // total() does not include the next two members, which have a meaning only for ranks on a GPU. plan_model() sets them
+  // for all ranks. plan_count() leaves them at 0.
   double temporaries = 0;  // temporary memory of a step
   double init_peak = 0;    // largest total while an engine is built from a model that is on the device
 

@@ -47,10 +47,10 @@ class SequenceGroup {
   // over host memory.
   std::vector<std::vector<int64_t>> tell(const std::vector<int64_t>& numbers) const;
 
-  // Cuts the tensors of each rank into S equal pieces along dimension 1. Returns the pieces that belong to this rank:
-  // element r of the result has the pieces of rank r's tensors. `mine` are this rank's tensors, on the host. The
-  // tensors in `like[r]` have the shapes and dtypes of rank r's tensors, and may be meta tensors. Throws ValueError if
-  // a tensor cannot be cut into S equal pieces.
+  // Cuts each tensor of each rank into S equal pieces along dimension 1, and sends piece i to rank i. Returns the
+  // pieces that this rank gets. Element r of the result has the pieces of rank r's tensors. `mine` are this rank's
+  // tensors, on the host. The tensors in `like[r]` have the shapes and dtypes of rank r's tensors, and may be meta
+  // tensors. Throws ValueError if a tensor cannot be cut into S equal pieces.
   std::vector<std::vector<at::Tensor>> deal(const std::vector<at::Tensor>& mine,
                                             const std::vector<std::vector<at::Tensor>>& like) const;
 

@@ -67,9 +67,11 @@ struct StepChange {
   std::string change;  // the change in words: configuration keys, more ranks or a second disk
   PlannedStep step;
 };
-// Tries up to three changes, each alone: twice the micro-batches per step, twice the ranks (only from stage 1 on), and
-// a second disk (only if states lie in files). Returns the change with which a rank processes the most tokens per
-// second, or nothing if the gain is below 5 %. Does not check whether the change fits into memory.
+// Tries up to three changes, each alone: twice the micro-batches per step, twice the ranks, and a second disk. Twice
+// the ranks is tried only from stage 1 on. With a known number of ranks on each host, it is tried only if the ranks
+// fill their hosts and the network's rate is known. A second disk is tried only if states lie in files. Returns the
+// change with which a rank processes the most tokens per second, or nothing if the gain is below 5 %. Does not check
+// whether the change fits into memory.
 std::optional<StepChange> best_change(const ModelShapes& model, const PlanOptions& options,
                                       const ActivationOptions& activations, const MachineRates& rates);
 

@@ -26,9 +26,9 @@ class RankObserver;
 // "cuda", means the device whose index is the rank's number on its host. A single device, such as "cuda:1", is for a
 // rank that is alone on its host. "auto" means the kind of accelerator that this LibTorch supports if the host has one,
 // else the CPU. Throws ConfigError for another name, for a device that this build or this host does not have, for a
-// single device if the host has several ranks, and if the host has fewer devices than ranks. If
-// RankEnvironment::local_world_size is known, all ranks of a host throw this last error; otherwise only those without a
-// device do. `place` names the option or configuration key that has the device's name, for error messages.
+// single device if the host has several ranks, and if the host has fewer devices than ranks. All ranks of the host
+// throw the error about too few devices if RankEnvironment::local_world_size is known. Otherwise only the ranks without
+// a device throw it. `place` names the option or configuration key that has the device's name, for error messages.
 c10::Device choose_device(const std::string& name, const std::string& place,
                           const RankEnvironment& ranks = rank_environment());
 
@@ -71,8 +71,8 @@ class World {
   const std::shared_ptr<RankObserver>& observer() const { return observer_; }
   std::string_view transport() const;  // "shm", "gloo", "nccl", ...
   // Returns the transports of gathers, of reductions and of checkpoints ("": no checkpoints). If there are several
-  // replicas, the first two are both the transport between all ranks. If a transport is "shm", zeroshard no longer
-  // needs the caller's process group for these collectives.
+  // replicas, the first two are both the transport between all ranks. Collectives whose transport is "shm" no longer
+  // need the caller's process group.
   std::vector<std::string> transports() const;
 
   // Returns the communicator of the Config::shard_ranks() ranks that shard one copy of the parameters among themselves.
