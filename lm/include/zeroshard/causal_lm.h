@@ -30,8 +30,8 @@ struct TokenBatch {
   // The smallest and the largest id, if the caller knows them. Unset: the model computes both, and if the ids are on a
   // device, the host waits for the device.
   std::optional<std::pair<int64_t, int64_t>> id_range = std::nullopt;
-  // The ranks that share these rows. Each rank has an equal piece, in the order of ranks. Null if rows are whole. If
-  // ranks share rows, `ids` is this rank's piece, while `documents` and `positions` cover whole rows.
+  // Null: this rank has whole rows. Otherwise, the ranks that share these rows. Each of them has an equal piece, in the
+  // order of ranks. `ids` is then this rank's piece, while `documents` and `positions` cover whole rows.
   std::shared_ptr<const SequenceGroup> sequence = nullptr;
 
   int64_t row_length() const;                         // length of a whole row

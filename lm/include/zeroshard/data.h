@@ -47,8 +47,8 @@ struct DatasetOptions {
 class Dataset {
  public:
   // Throws an IoError or ValueError that names a file that is not a token file, is damaged, is empty or has ids outside
-  // the vocabulary. In files of other programs that have 64 MiB or more, only row() checks the ids, when it reads them.
-  // Throws ValueError for invalid options, and for a part without tokens.
+  // the vocabulary. There is one exception: if a file of another program has 64 MiB or more, only row() checks its ids,
+  // when it reads them. Throws ValueError for invalid options, and for a part without tokens.
   Dataset(const std::vector<std::string>& files, const DatasetOptions& options);
   ~Dataset();
 

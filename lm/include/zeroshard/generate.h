@@ -27,10 +27,10 @@ struct GenerateOptions {
   SamplingOptions sampling;
 };
 
-// A model of a Hugging Face directory whose blocks are distributed over the ranks. For each token, one rank after
-// another computes its own blocks. The first rank also computes all that comes before the blocks, and the last rank all
-// that comes after them. After its last block, a rank broadcasts one vector per token, and the rank with the next
-// blocks continues with these vectors. No parameters are gathered.
+// A model of a Hugging Face directory whose blocks are distributed over the ranks. Each rank has a range of consecutive
+// blocks. For each token, one rank after another computes its range. The first rank also computes all that comes before
+// the blocks, and the last rank all that comes after them. After the last block of its range, a rank broadcasts one
+// vector per token, and the rank with the next range continues with these vectors. No parameters are gathered.
 class Generator {
  public:
   // Loads the model to the world's device. `dtype` is the dtype of parameters and arithmetic: F32 or BF16. `world` must

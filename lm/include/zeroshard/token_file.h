@@ -27,10 +27,11 @@ struct TokenFileInfo {
 };
 
 // A file of tokens that is mapped into memory. The constructor checks the metadata, and read() checks the ids that it
-// reads. Nobody may change the file while the object exists. If somebody truncates the file, check_whole() and all
-// functions that read ids or checksums throw IoError. document_end() and learned() do not check for a truncation,
-// because they are called too often, and identity() does not, either. After a truncation these three functions, and all
-// calls that run when the file is truncated, can crash the process. Any number of threads may use the object.
+// reads. Nobody may change the file while the object exists. If somebody has truncated it, check_whole() and all
+// functions that read ids or checksums throw IoError. document_end(), learned() and identity() do not check for a
+// truncation, so they can crash the process after one. document_end() and learned() are called too often for a check. A
+// call that is running while the file is truncated can also crash the process. Any number of threads may use the
+// object.
 class TokenFile {
  public:
   // Only zeroshard's own files have an index of documents. In another file, a document ends after each token `eos`, and

@@ -23,7 +23,9 @@ struct TokenizeOptions {
   enum class Split : uint8_t { kFile, kBlankLines, kLine };
 
   Format format = Format::kAuto;
-  std::string field;  // the field with the text (kJsonl, empty: "text") or the messages (kChat, empty: "messages")
+  // For kJsonl, the field of a record that has the text; empty: "text". For kChat, the field that has the messages;
+  // empty: "messages".
+  std::string field;
   std::string template_name =
       "chatml";                // for kChat and kInstruct: chatml, llama3, llama2, mistral, gemma, alpaca, plain
   bool append_eos = true;      // true: documents of kText and kJsonl end with eos; templates have ends of their own

@@ -13,9 +13,9 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Encodes `text`, which is UTF-8. Reads each maximal ill-formed part as one U+FFFD, as Unicode recommends and
-  // Python's errors="replace" does. With `parse_special`, the names of special tokens in `text` become those tokens.
-  // `add_special` adds the ids that the tokenizer puts around a sequence, such as <s>.
+  // Encodes `text`, which should be UTF-8. Reads each maximal ill-formed part of it as one U+FFFD, as Unicode
+  // recommends and Python's errors="replace" does. With `parse_special`, the names of special tokens in `text` become
+  // those tokens. `add_special` adds the ids that the tokenizer puts around a sequence, such as <s>.
   virtual std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const = 0;
   // Returns the text of `ids`. The text contains the bytes of incomplete characters unchanged. `skip_special` leaves
   // out special tokens. Throws ValueError for an id outside the vocabulary.

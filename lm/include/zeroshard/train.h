@@ -56,9 +56,9 @@ struct TrainOptions {
 };
 
 // The parsed text of a configuration file, which has DeepSpeed's keys and "train". If the total_num_steps of a schedule
-// is "auto", parse_train_config() sets it to train.steps. If the file has train.epochs instead, the number of steps
-// depends on the data, so `schedule_ends_with_run` is true. parse_train_config() throws ConfigError with the JSON path
-// of the error.
+// is "auto", parse_train_config() sets it to train.steps. If the file has train.epochs instead of train.steps, the
+// number of steps depends on the data, so `schedule_ends_with_run` is true. parse_train_config() throws ConfigError
+// with the JSON path of the error.
 struct TrainConfig {
   TrainOptions train;
   ParsedConfig engine;
@@ -103,9 +103,10 @@ enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop);
 
 // Returns lines of text about the run that train() would make: the model, the data and its first row, the steps, and
-// the memory. The memory is what each of the `config.engine.config.world_size` ranks needs, and the text says whether
-// it fits. With `on_device`, this is the memory of the device and of the host, else of the host alone. `ranks_of_host`
-// ranks share this host's memory. Tokenizes texts into token files, and writes nothing else. Throws Error.
+// the memory. The text gives the memory that each of the `config.engine.config.world_size` ranks needs, and says
+// whether it fits. With `on_device`, that is memory of the device and of the host, and otherwise only of the host.
+// `ranks_of_host` ranks share this host's memory. Tokenizes texts into token files, and writes nothing else. Throws
+// Error.
 std::string describe_run(const TrainConfig& config, bool on_device = false, int ranks_of_host = 1);
 
 }  // namespace zeroshard
