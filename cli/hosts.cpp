@@ -59,9 +59,9 @@ void check_filters(const HostArguments& arguments) {
            "--include and --exclude choose hosts and slots: give them without --nproc, --num_gpus and --num_nodes");
 }
 
-// Returns how many ranks to start on each host: --nproc or --num_gpus if given, else the number of slots to use. Every
-// host must run the same number of ranks. So throws ValueError if --num_gpus is more than the slots of some host, or if
-// hosts have different numbers of slots to use.
+// Returns how many ranks to start on each host: --nproc or --num_gpus if given, else the number of slots to use. Throws
+// ValueError if --num_gpus is more than the slots of some host. Without --nproc and --num_gpus, throws ValueError if
+// hosts have different numbers of slots to use, because every host must run the same number of ranks.
 int ranks_per_host(const std::vector<JobHost>& hosts, const HostArguments& arguments) {
   if (arguments.nproc) return *arguments.nproc;
   for (const JobHost& host : hosts) {
@@ -102,9 +102,9 @@ std::string own_path() {
   return path;
 }
 
-// Returns after how many seconds of silence the connection to a host counts as lost. The result is at least 5, because
-// fewer seconds would end healthy hosts. The result is finite even for a stall_timeout_s of 0, because a lost host must
-// not keep the job waiting forever.
+// Returns after how many seconds of silence the connection to a host counts as lost. This is stall_timeout_s, but at
+// least 5, because fewer seconds would end healthy hosts, and at most an hour. A stall_timeout_s of 0, which means no
+// limit for ranks, gives 60 here, because a lost host must not keep the job waiting forever.
 double patience_s(const LaunchOptions& options) {
   return options.stall_timeout_s == 0 ? 60 : std::clamp(options.stall_timeout_s, 5.0, 3600.0);
 }
@@ -225,7 +225,7 @@ std::vector<HostStart> starts_of(const CLI::App& run, const std::vector<JobHost>
   return starts;
 }
 
-// Waits as long as a lost host needs to kill its ranks, if any of them can still run. Without this wait, these ranks
+// If ranks of a lost host can still run, waits as long as that host needs to kill them. Without this wait, these ranks
 // and those of the next start might use the same GPUs or write to the same files. Returns the signal that asked the job
 // to end, or 0.
 int await_end_of_lost(const JobEnd& end, const LaunchOptions& options, const TakenSignals& signals) {

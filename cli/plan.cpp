@@ -238,8 +238,8 @@ MemoryLimits limits_of(const PlanInputs& inputs) {
   return {limit(inputs.limits.device), limit(inputs.limits.host)};
 }
 
-// If the device of an offload is "auto" in the configuration, replaces it as an engine would under the user's memory
-// limits.
+// Replaces each offload device that is "auto" in the configuration by the device that an engine would choose under the
+// user's memory limits.
 void choose_offload(PlanInputs& inputs) {
   if (!inputs.config || !has_auto_offload(*inputs.config)) return;
   const bool on_device = inputs.options.on_device;

@@ -60,8 +60,9 @@ double staging(const PlanInputs& inputs) {
   return bytes;
 }
 
-// Returns text about the bytes of one parameter before sharding (16 for bf16 with Adam). The text says how these bytes
-// are divided among weights, gradients, master weights and moments, and how many bytes accumulated gradients add.
+// Returns text about the bytes that one parameter takes before sharding (16 for bf16 with Adam). The text says how many
+// of them are weights, gradients, master weights and moments. It also says how many bytes are added if gradients of
+// several micro-batches are accumulated.
 std::string convention(const PlanInputs& inputs) {
   PlanOptions whole = inputs.at_stage(0);
   whole.world_size = 1;

@@ -53,8 +53,8 @@ struct PlanInputs {
     return activations ? plan_activations(*model, *activations) : PlannedActivations();
   }
   double activation_bytes() const { return planned_activations().total(); }
-  // Returns the bytes that must fit in addition to the plan: the device's overhead and the activations. They must fit
-  // on a device, or in the host's memory if ranks run on the CPU.
+  // Returns the bytes of the device's overhead and of the activations. They must fit in addition to the plan, on a
+  // device or, if ranks run on the CPU, in the host's memory.
   double besides() const { return limits.device_overhead.value_or(0) + activation_bytes(); }
   MemoryNeeds memory_needs(const PlannedBytes& planned) const {
     MemoryNeeds needs = zeroshard::memory_needs(planned, options.on_device);

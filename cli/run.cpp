@@ -32,9 +32,9 @@ struct RunArguments {
   bool add_local_rank = false, no_local_rank = false;  // if both are true, no_local_rank counts
 };
 
-// Returns `wanted`, the number of ranks for --num_gpus or for the slots of a hostfile with one host. Throws ValueError
-// if the host has GPUs but fewer than `wanted` are visible, because DeepSpeed's launcher gives each rank a GPU of its
-// own. If the host has no GPU, logs that the ranks run on CPUs.
+// Returns `wanted`, the number of ranks for --num_gpus or for the slots of a hostfile with one host. If the host has no
+// GPU, logs that the ranks run on CPUs. Throws ValueError if the host has GPUs but fewer than `wanted` are visible,
+// because DeepSpeed's launcher gives each rank a GPU of its own.
 int ranks_for_gpus(int wanted) {
   const int gpus = count_gpus();
   if (wanted <= gpus) return wanted;

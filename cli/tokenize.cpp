@@ -24,8 +24,9 @@ namespace {
 std::atomic<int> caught_signal{0};
 std::atomic<bool> stop{false};
 
-// Stops the work, and sets an alarm. The alarm calls this function again after one second, and so on. A signal that
-// arrives just before the program begins to wait for input does not end that wait, but one of the alarms does.
+// Stops the work. Also sets an alarm, which calls this function again after one second, so there is an alarm every
+// second. A signal that arrives just before the program begins to wait for input does not end that wait, but the next
+// alarm does.
 extern "C" void on_signal(int signal) {
   if (signal != SIGALRM) caught_signal = signal;
   stop = true;

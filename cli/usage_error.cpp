@@ -92,8 +92,9 @@ std::string unplaced(const Chain& chain, size_t at, const std::string& word) {
   return text + (text.ends_with('?') ? "" : " of " + full_name(app) + ";") + help_of(app);
 }
 
-// Returns the option that `message`, the text of an error of CLI11, is about, or null. CLI11 has no other field for the
-// option, and its text begins with the option's name, except for conversion errors, which have a fixed text before it.
+// Returns the option that `message`, the text of an error of CLI11, is about, or null. An error of CLI11 names the
+// option only in its text. The text begins with the option's name, except that the text of a conversion error has fixed
+// words before the name.
 const CLI::Option* option_of(const Chain& chain, std::string message) {
   const std::string conversion = "Could not convert: ";
   if (message.starts_with(conversion)) message = message.substr(conversion.size());
