@@ -132,8 +132,8 @@ class Reporter final : public TrainObserver {
 };
 
 // Returns the exit code after a signal that stopped the run. Every rank returns the same code, even if only one rank
-// got the signal. If ranks got different signals, SIGTERM counts. Collective, so that all ranks have finished their
-// output before the first one ends, because a launcher ends the other ranks as soon as one has ended with such a code.
+// got the signal. If ranks got different signals, SIGTERM counts. Collective, because no rank may end before all ranks
+// have finished their output. A launcher ends the other ranks as soon as one rank has ended with such a code.
 int exit_code_of_stop(World& world) {
   const bool terminated = world.mean(stop_signal == SIGTERM ? 1 : 0) > 0;
   const bool interrupted = world.mean(stop_signal == SIGINT ? 1 : 0) > 0;
