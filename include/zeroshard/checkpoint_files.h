@@ -61,7 +61,7 @@ class StoredCheckpoint {
 };
 
 // Reads every byte of a checkpoint and compares the checksums. Returns one line per error. If `path` is ROOT, also
-// returns one line for each other checkpoint in it with a CheckpointSummary::problem.
+// returns one line for each other checkpoint in ROOT that has a CheckpointSummary::problem.
 std::vector<std::string> verify_checkpoint(const std::string& path);
 
 struct ExportOptions {

@@ -303,9 +303,10 @@ struct Config {
   int shard_ranks() const { return shard_size > 0 && (!groups_share_states || stage == 3) ? shard_size : world_size; }
   // Returns whether several groups of shard_ranks() ranks share one copy of the optimizer states.
   bool shares_states() const { return groups_share_states && shard_ranks() < world_size; }
-  // Returns the dtype of reduced gradients in a step of `micro_batches` micro-batches, or nothing, which means the
-  // communication dtype. If grad_accum_dtype is unset, sums over several micro-batches are fp32, because 16 bits lose
-  // small contributions. Without managed_accumulation, every step counts as one of several micro-batches.
+  // Returns the dtype of reduced gradients in a step of `micro_batches` micro-batches. It is grad_accum_dtype if that
+  // is set. Otherwise it is fp32 for several micro-batches, because sums in 16 bits lose small contributions. For one
+  // micro-batch the function then returns nothing, which means the communication dtype. Without managed_accumulation,
+  // every step counts as one of several micro-batches.
   std::optional<DType> reduced_grad_dtype(int64_t micro_batches) const {
     const bool may_be_several = micro_batches > 1 || !managed_accumulation;
     return !grad_accum_dtype && may_be_several ? DType::kFloat32 : grad_accum_dtype;

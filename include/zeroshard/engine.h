@@ -110,8 +110,9 @@ struct MemoryLine {
 
 // Trains parameters whose states are sharded across ranks (ZeRO stages 0-3). Every rank calls the same methods in the
 // same order. A front end calls pre_forward() and post_forward() around the forward of each unit's modules; unit()
-// calls both. After an exception the engine must not be used any more, because ranks can be in different states. Only
-// after a failed backward pass (see fail_backward()), save or load, the caller may continue.
+// calls both. After an exception the engine must not be used any more, because ranks can be in different states. There
+// are three exceptions to this rule: after a failed backward pass (see fail_backward()), save or load, the caller may
+// continue.
 class Engine {
  public:
   // Takes over the parameters. Collective. The buffers (except sparse and quantized ones) get rank 0's values on every
@@ -205,11 +206,11 @@ class Engine {
   Progress progress_at_last_step() const;
   // Calls Progress::restore(). The caller may call it only between steps.
   void restore_progress(const NamedCounts& saved, int64_t step);
-  // From the next step on, each step takes as many micro-batches as all ranks together need for `samples` samples.
-  // micro_steps becomes the count that it would have if all earlier steps had been of that size. Throws ValueError if
-  // no number of micro-batches gives `samples`. An engine that was made for one micro-batch per step and reduces in 16
-  // bits cannot accumulate in fp32 later. With such an engine, the method also throws ValueError for several
-  // micro-batches, unless grad_accum_dtype is set. Throws StateError within a step.
+  // Sets the number of samples that all ranks together take in each later step. The number of micro-batches of a step
+  // follows from it. micro_steps becomes the count that it would have if all earlier steps had been of that size.
+  // Throws ValueError if no number of micro-batches gives `samples`. An engine that was made for one micro-batch per
+  // step and reduces in 16 bits cannot accumulate in fp32 later. With such an engine, the method also throws ValueError
+  // for several micro-batches, unless grad_accum_dtype is set. Throws StateError within a step.
   void set_train_batch_size(int64_t samples);
   // Sets how many samples each micro-batch of the caller has from now on.
   void set_micro_batch_size(int64_t samples);
@@ -224,8 +225,9 @@ class Engine {
   StepResult step(const std::vector<ParamGroupOptions>& groups);
   StepResult step();
   // prepare_step(), slices() and finish_step() are the parts of step(), for an external optimizer. The caller calls
-  // prepare_step(), runs its optimizer on slices() if `applied` of the result is true, and calls finish_step() with the
-  // result. prepare_step() uses `groups` only to check that all ranks pass the same ones.
+  // prepare_step() and gets a StepResult. If its `applied` is true, the caller runs its optimizer on slices(). In any
+  // case it then calls finish_step() with the StepResult. prepare_step() uses `groups` only to check that all ranks
+  // pass the same ones.
   StepResult prepare_step(const std::vector<ParamGroupOptions>& groups = {});
   std::vector<OptimizerSlice> slices();
   void finish_step(const StepResult& result);
@@ -238,7 +240,7 @@ class Engine {
 
   // Returns this rank's slice of parameter number `param` of a unit, with its optimizer state. The caller may read the
   // slice between passes, and write to those of its tensors that are not copies. Returns nothing for a parameter that
-  // no optimizer updates. The slice has no gradient. If it has no elements, it has no moments either.
+  // no optimizer updates. The slice never has a gradient. A slice without elements has no moments.
   std::optional<OptimizerSlice> slice(size_t unit, size_t param) const;
   // Returns all values of one optimizer state of a parameter, as fp32 in the parameter's shape. Each rank that has a
   // slice of the parameter passes its own values as `mine`. `kind` names the state in errors. Returns nothing if no
@@ -290,13 +292,13 @@ class Engine {
 
   // Saves the parameters, the optimizer's states and `contents` as the checkpoint root/tag. Any number of ranks can
   // load the checkpoint at any stage. Collective. The call does not save gradients. It throws StateError within a
-  // backward pass, and with a delayed update also between the micro-batches of a step. If SaveOptions::async or
-  // zeroshard.checkpoint.async requests it, the call returns after it has copied the state, and a thread writes the
-  // files. There are two exceptions, in which the call returns only after the files are written: if the copy would
-  // exceed the memory limits, and if a unit has some states in files and others on a device. The call also reports the
-  // error of a previous background save, as wait_for_checkpoint() does. Throws IoError or ValueError on every rank. A
-  // failed save leaves earlier checkpoints as they are. After a save, zeroshard.checkpoint.keep decides which earlier
-  // checkpoints are deleted.
+  // backward pass, and with a delayed update also between the micro-batches of a step. If SaveOptions::async or, if
+  // that is unset, zeroshard.checkpoint.async is true, the call returns after it has copied the state, and a thread
+  // writes the files. There are two exceptions, in which the call returns only after the files are written: if the copy
+  // would exceed the memory limits, and if a unit has some states in files and others on a device. The call also
+  // reports the error of a previous background save, as wait_for_checkpoint() does. Throws IoError or ValueError on
+  // every rank. A failed save leaves earlier checkpoints as they are. After a save, zeroshard.checkpoint.keep decides
+  // which earlier checkpoints are deleted.
   void save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                        const CheckpointContents& contents = {}, const SaveOptions& save = {});
   // Waits for a pending save. Returns true if there was no error. If the save failed, throws its error. With

@@ -74,10 +74,10 @@ struct Program {
 };
 
 // Returns the argv that runs a program: `python -u` for a module or a name that ends in .py, else the program itself. A
-// program without a directory in its name is a file in the current directory, else the one in PATH. Python is taken
-// from VIRTUAL_ENV, else from the directory of this executable, else from PATH. Throws ValueError if the script is
-// missing or cannot be run, if the name of a script or module is empty, if a module's name begins with "-", and if
-// there is no Python.
+// program without a directory in its name is taken from the current directory, else from PATH. Python is taken from
+// VIRTUAL_ENV, else from the directory of this executable, else from PATH. Throws ValueError if the script is missing
+// or cannot be run, if the name of a script or module is empty, if a module's name begins with "-", and if there is no
+// Python.
 std::vector<std::string> resolve(const Program& program);
 
 // The values of PYTHONPATH, where Python looks for modules, and PATH, where the shell looks for programs.

@@ -18,11 +18,11 @@ struct NoteBoard {
   std::function<std::string(const std::string& key)> read;  // returns the value of a key that exists
 };
 
-// Tells when all ranks of a run have arrived, and which ranks are missing, have died or have given up. It does so
-// before there is a process group that could tell this. The ranks watch one another until the meeting ends. If a rank
-// dies, the ranks of its host learn it within a second. Ranks of other hosts cannot see the death. They learn it when a
-// rank of that host leaves the meeting, or else at the time-out. The meeting tells the observer, which may be null,
-// that this rank waits. Only one thread may use a meeting.
+// Tells when all ranks of a run have arrived, and which ranks are missing, have died or have given up. It is for the
+// time before there is a process group that could tell this. The ranks watch one another until the meeting ends. If a
+// rank dies, the ranks of its host learn it within a second. Ranks of other hosts cannot see the death. They learn it
+// when a rank on the dead rank's host leaves the meeting, or else at the time-out. The meeting tells the observer,
+// which may be null, that this rank waits. Only one thread may use a meeting.
 class Meeting {
  public:
   // Announces that this rank has arrived. The ranks meet if each of them makes a Meeting with the same board. They may
@@ -42,7 +42,7 @@ class Meeting {
   // for different purposes.
   bool all_here();
 
-  // The caller calls it from time to time while all ranks connect. Throws CommError if a rank has died or left
+  // The caller calls check() from time to time while all ranks connect. Throws CommError if a rank has died or left
   // meanwhile, or if `timeout_ms` have passed since all ranks had arrived. `what` names the event that this rank waits
   // for. Exceptions of the board pass through.
   void check(std::string_view what);

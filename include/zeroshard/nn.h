@@ -29,9 +29,10 @@ struct ParameterValues {
 // A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl). Without unit_classes, a
 // unit is each element of a ModuleList, Sequential or ModuleDict that is no such container itself and lies in no other
 // unit. Each module outside of these units that has parameters of its own forms another unit. If the modules inside it
-// contain no units, this unit includes them. Otherwise, it has only the module's own parameters. The model itself forms
-// a unit of its own parameters only. If its class is in unit_classes, it is a unit like any other. A tied parameter
-// (one tensor, or two over the same memory) belongs to the first unit that has it.
+// contain no units, this unit includes them. Otherwise, it has only the module's own parameters. The model itself
+// normally forms a unit of its own parameters only. But if its class is in unit_classes, it is a unit like any other
+// module of such a class. A tied parameter (one tensor, or two over the same memory) belongs to the first unit that has
+// it.
 class ModuleUnits {
  public:
   // Throws ValueError if a class matches no module, if a parameter is on the meta device, or if two different

@@ -142,8 +142,7 @@ std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions&
 // out if a rule is for "*".
 std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
 // Returns how many bytes an engine can need in addition to the planned bytes while it takes over a model on the host.
-// That is the size of the largest group of all units, whole and in fp32 (or in the group's own dtype if that is not
-// floating-point).
+// These are the bytes of the largest group of parameters that share one flat buffer of a unit, whole and in fp32.
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
 // Return the host bytes that one rank needs for background checkpoints. They hold the rank's share of the fp32 weights

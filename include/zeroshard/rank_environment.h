@@ -17,9 +17,9 @@ struct RankEnvironment {
 };
 
 // Reads the variables of torchrun (and zeroshard run), or else of Open MPI, MVAPICH2, MPICH/Intel MPI, Slurm or PMIx.
-// If none of these variables is set, and in the script of a Slurm batch job, there is one rank. An empty variable
-// counts as unset. Throws a ValueError that names the variables if a value is not a whole number, if a variable is
-// missing, or if the values contradict one another.
+// There is one rank if none of these variables is set, or if this process is the script of a Slurm batch job. An empty
+// variable counts as unset. Throws a ValueError that names the variables if a value is not a whole number, if a
+// variable is missing, or if the values contradict one another.
 RankEnvironment rank_environment();
 // Does the same with variables from another source than the environment. `variable` returns the value of a variable, or
 // nothing if the variable is unset. Throws ValueError for an empty value.

@@ -23,8 +23,8 @@ class SequenceGroup {
   int size() const;
   std::string_view transport() const;
 
-  // Splits dimension 1 of each tensor over the S ranks, and joins the pieces of the ranks along dimension 2. All
-  // tensors of one dtype take one all-to-all:
+  // Splits dimension 1 of each tensor over the S ranks of the group, and joins the pieces of the ranks along dimension
+  // 2. All tensors of one dtype take one all-to-all:
   //   [batch, heads, length / S, width] -> [batch, heads / S, length, width]  before attention
   //   [batch, length, heads / S, width] -> [batch, length / S, heads, width]  after attention
   // If there are fewer heads than ranks, heads are replicated, and rank r gets head r * heads / S, rounded down.

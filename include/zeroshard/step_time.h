@@ -68,10 +68,10 @@ struct StepChange {
   PlannedStep step;
 };
 // Tries up to three changes, each alone: twice the micro-batches per step, twice the ranks, and a second disk. Twice
-// the ranks is tried only from stage 1 on. With a known number of ranks on each host, it is tried only if the ranks
-// fill their hosts and the network's rate is known. A second disk is tried only if states lie in files. Returns the
-// change with which a rank processes the most tokens per second, or nothing if the gain is below 5 %. Does not check
-// whether the change fits into memory.
+// the ranks is tried only from stage 1 on. With a known number of ranks on each host, it is tried only if
+// options.world_size ranks fill whole hosts and the network's rate is known. A second disk is tried only if states lie
+// in files. Returns the change with which a rank processes the most tokens per second, or nothing if the gain is below
+// 5 %. Does not check whether the change fits into memory.
 std::optional<StepChange> best_change(const ModelShapes& model, const PlanOptions& options,
                                       const ActivationOptions& activations, const MachineRates& rates);
 

@@ -33,9 +33,10 @@ c10::Device choose_device(const std::string& name, const std::string& place,
                           const RankEnvironment& ranks = rank_environment());
 
 // Connects the ranks of a run, and has the communicators that an Engine needs. By default, CPU ranks of one host
-// exchange tensors through shared memory, if all hosts have equally many ranks. Other ranks exchange tensors through
-// their process groups. Config::transport can change that for CPU ranks. The constructors are collective. Every rank
-// must call mean() and barrier() in the same order. A World must outlive the engines that use it.
+// exchange tensors through shared memory if they can share memory and if all hosts have equally many ranks. All other
+// exchanges go through process groups. Config::transport can change that for CPU ranks. The constructors are
+// collective. Every rank must call mean() and barrier() in the same order. A World must outlive the engines that use
+// it.
 class World {
  public:
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
