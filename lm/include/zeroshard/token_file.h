@@ -34,9 +34,9 @@ struct TokenFileInfo {
 // object.
 class TokenFile {
  public:
-  // Only zeroshard's own files have an index of documents. In another file, a document ends after each token `eos`, and
-  // the constructor reads the whole file to find these tokens. Without `eos`, another file is one document. Throws
-  // IoError, or a ValueError that names the file and the field.
+  // Only zeroshard's own files have an index of documents. In a file of another program, each token `eos` ends a
+  // document, and the constructor reads the whole file to find these tokens. Without `eos`, such a file is one
+  // document. Throws IoError, or a ValueError that names the file and the field.
   explicit TokenFile(const std::string& path, std::optional<int32_t> eos = std::nullopt);
   ~TokenFile();
   TokenFile(TokenFile&&) noexcept;
