@@ -132,8 +132,8 @@ std::string slots_option(const JobHost& host, const HostArguments& arguments, in
 }
 
 // Appends the lines NAME=VALUE of DeepSpeed's file .deepspeed_env to `variables`. DS_ENV_FILE gives the file another
-// name or path. Reads the file of the home directory first, then that of the current directory. A missing file is an
-// error only if DS_ENV_FILE is set.
+// name or path. Reads the file of the home directory first, then that of the current directory. If DS_ENV_FILE is an
+// absolute path, reads only that file. A missing file is an error only if DS_ENV_FILE is set.
 void add_environment_file(std::vector<std::string>& variables) {
   const char *name = std::getenv("DS_ENV_FILE"), *home = std::getenv("HOME");
   const bool is_named = name != nullptr && *name != 0;
