@@ -78,11 +78,10 @@ bool Regex::find(std::string_view text, size_t from, Scratch& scratch, Match& ma
   Scratch::Impl& state = *scratch.impl_;
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   const auto search = impl_->jit ? pcre2_jit_match : pcre2_match;
-  if (from == 0) {
-    const size_t steps = kMatchSteps + kMatchStepsPerByte * text.size();
-    pcre2_set_match_limit(state.context.get(),
-                          static_cast<uint32_t>(std::min<size_t>(steps, std::numeric_limits<uint32_t>::max())));
-  }
+  // The limit is set for each match, because another expression may have used the same Scratch since the last one.
+  const size_t steps = kMatchSteps + kMatchStepsPerByte * text.size();
+  pcre2_set_match_limit(state.context.get(),
+                        static_cast<uint32_t>(std::min<size_t>(steps, std::numeric_limits<uint32_t>::max())));
   const int result = search(impl_->code.get(), subject, text.size(), from, impl_->jit ? 0 : PCRE2_NO_UTF_CHECK,
                             state.data.get(), state.context.get());
   if (result == PCRE2_ERROR_NOMATCH) return false;

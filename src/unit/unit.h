@@ -156,7 +156,6 @@ class Unit {
   void start_gather(char* memory);
   const void* shard_for_gather(size_t group, const Span& full);
   void attach(char* memory);
-  void detach();
   // gather_parts() starts to gather the parts of this rank's shard. gather_shards() starts to gather the shards of a
   // kReplicated unit, and does nothing for another unit or for a single rank. Both gather only trained groups.
   void gather_parts();
