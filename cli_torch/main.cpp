@@ -13,8 +13,8 @@ namespace {
 
 // Makes malloc() keep freed memory in the process. A step frees its activations, and the next step allocates them
 // again. By default glibc returns much of that memory to the system, and the system clears memory before it gives it to
-// a process again. Clearing takes 6 % of a step of a small model. Does nothing if the environment already has settings
-// for malloc().
+// a process again. Clearing takes 6 % of a step of a small model. Does nothing if the environment already has one of
+// the settings that it would change.
 void keep_freed_memory() {
   constexpr int kMmapThreshold = 32 << 20;  // the greatest value that glibc accepts
   constexpr int kTrimThreshold = 1 << 30;   // this many bytes stay at the top of the heap

@@ -16,8 +16,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Saves the state of a device's default random generator, from before the first call of `forward`. exchange() gives the
-// generator another state and returns the old one.
+// Keeps the state that a device's default random generator had when this object was made. That is before the first call
+// of `forward`. exchange() gives the generator another state and returns the old one.
 class RandomState {
  public:
   explicit RandomState(at::Device device)

@@ -49,8 +49,8 @@ sockaddr_storage plain(const sockaddr_storage& address) {
   return stored(reinterpret_cast<const sockaddr*>(&v4), sizeof v4);
 }
 
-// Returns the source address that the packets of this host to `to` would have. If there is none, for example because no
-// route leads to `to`, returns nothing and sets errno.
+// Returns the source address that this host would use for packets to the address `to`. If there is none, for example
+// because no route leads to `to`, returns nothing and sets errno.
 std::optional<sockaddr_storage> source_towards(const sockaddr_storage& to) {
   const UniqueFd fd(::socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage own{};

@@ -49,11 +49,11 @@ class AsyncSaver {
   // Throws like wait(). Throws OutOfMemory if the ledger's limit does not allow the memory. If the system has no
   // memory, throws StateError with DeviceCopies, and ValueError without them.
   void prepare(const SaveRequest& request, int64_t staging_bytes = 0);
-  // Calls prepare(). Copies the slices that are not held into staging memory, while the thread already writes what is
-  // copied. The staging memory has `staging_bytes`, or more if the slices need more. Without DeviceCopies, start()
-  // returns when the copy is complete or has failed. With DeviceCopies, it returns when it has copied the slices in
-  // host memory, and has queued the other copies on the device. Later work of the current stream may then change the
-  // state. A failed copy fails the save on every rank.
+  // Calls prepare(). Copies all slices but the held ones (SliceData::is_held()) to staging memory, while the thread
+  // already writes what is copied. The staging memory has `staging_bytes`, or more if the slices need more. Without
+  // DeviceCopies, start() returns when the copy is complete or has failed. With DeviceCopies, it returns when it has
+  // copied the slices in host memory, and has queued the other copies on the device. Later work of the current stream
+  // may then change the state. A failed copy fails the save on every rank.
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
   // Waits until no save is running. Throws the error of the last save, unless an earlier call has thrown it. Also
   // throws like await_end().

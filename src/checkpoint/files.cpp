@@ -48,8 +48,8 @@ struct Named {
 // is empty. Throws ValueError if there is no checkpoint.
 Named find_checkpoint(const std::string& path) {
   Directory directory = Directory::open(posix_io(), path);
-  // The path is resolved as the kernel does, with links and "..", because the last component must be the directory's
-  // own name.
+  // Resolves links and ".." in the path, as the kernel does, because the last component must be the directory's own
+  // name.
   const std::filesystem::path given = std::filesystem::canonical(path);
   if (holds_checkpoint(directory)) {
     const std::string tag = given.filename().string();

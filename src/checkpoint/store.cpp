@@ -30,7 +30,8 @@ bool is_tag(std::string_view tag) {
 }
 
 // Returns whether `name` is a private name (see private_name()) of a dead process of this host. If `others` is
-// kAreDead, processes of another PLACE on a host with this host's name count as dead.
+// kAreDead, this also holds for a process whose name has this host's HOST but another PLACE, which is another boot or
+// namespace (see process_name()).
 bool is_abandoned(std::string_view name, Others others) {
   if (!name.starts_with(kTemporary) && !name.starts_with(kTrash)) return false;
   const size_t number = name.rfind('.');

@@ -93,7 +93,8 @@ void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool a
 }
 
 // Needs a temporary fp32 buffer of up to kAtenPiece elements for the sum. If `out` is fp32 and `accumulate` is false,
-// `out` itself is this buffer. With up to 2^k pieces, the sums of right subtrees need up to k - 1 more such buffers.
+// `out` itself is this buffer. The pieces are added as a tree, in which each open right subtree has such a buffer of
+// its own. Up to 2^k pieces need up to k - 1 more of them.
 void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                         bool accumulate) {
   const bool same_type = type == out.scalar_type();

@@ -5,7 +5,7 @@
 
 namespace zeroshard {
 
-// The memory of this host that this process can use, in bytes.
+// The memory of this host, and the limits on what this process can use of it. Amounts are in bytes.
 struct HostMemory {
   int64_t total = 0, available = 0;  // of the machine; 0: unknown; `available` includes page cache that can be freed
   // The lowest memory limit among this process's control groups, if it is below `total` or `total` is unknown.

@@ -5,8 +5,8 @@
 
 #include "zeroshard/metrics.h"
 
-// Makes records of TensorBoard's event files. They are messages of the type tensorflow.Event, framed as in a TFRecord
-// file.
+// Makes the messages of TensorBoard's event files, which are of the type tensorflow.Event, and frames them as in a
+// TFRecord file.
 namespace zeroshard {
 
 // Returns `data` as a record, which has the length, the masked CRC-32C of the length, `data`, and the masked CRC-32C of

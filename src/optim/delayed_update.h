@@ -63,8 +63,8 @@ class DelayedUpdate {
   void publish(ShardedGroup& group);
   // Says that the update is published. Call it after publish() for all groups.
   void end() { is_pending_ = false; }
-  // Replaces new parameters that wait for publish() with `values`, a 1-D tensor for the `positions` of the group. Skips
-  // positions that this rank does not update. await() must have returned.
+  // Puts `values`, a 1-D tensor for the `positions` of the group, in the place of new parameters that wait for
+  // publish(). Skips positions that this rank does not update. await() must have returned.
   void replace(const ShardedGroup& group, Range positions, const at::Tensor& values);
 
  private:

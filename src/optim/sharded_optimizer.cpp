@@ -246,8 +246,8 @@ void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& g
       update.rate_factor = matrix_rule(type_).rate_factor(matrix_shape(group.param(run.param).shape), update.options);
     update_run(group, grads, run.range, update);
   }
-  // The parameters now equal the rounded master weights, unless users might have written to parameters that were not
-  // updated. In that case the parameters are not remembered, so that a later step finds the writes.
+  // Remembers the parameters only if they surely equal the rounded master weights. They can differ if users have
+  // written to parameters that this step did not update. A later step then finds the writes.
   if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
 }
 

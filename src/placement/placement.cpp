@@ -18,8 +18,8 @@ bool has_shards(const PlacementOptions& options) {
   return options.world_size > 1 || options.shard_one_rank || from_tier;
 }
 
-// Returns whether a rank keeps only its part of the gradients, as several ranks do at stages 2 and 3. If so, gradients
-// are packed in the reduce ring.
+// Returns whether each rank keeps only its own part of the gradients. This is so at stages 2 and 3 if there are several
+// ranks, or if a single rank has shards (see has_shards()). Such gradients are packed in the reduce ring.
 bool shards_gradients(const PlacementOptions& options) {
   return options.stage >= 2 && (has_shards(options) || options.parts > 1);
 }

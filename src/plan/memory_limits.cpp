@@ -111,8 +111,8 @@ std::vector<PlanOptions> offloads_of_gradients(const FitSearch& search, const Pl
   return all;
 }
 
-// Returns all changes that offload something. Changes that place gradients in files come last, because each micro-batch
-// then writes gradients to files. They need states in files.
+// Returns all changes that offload something. Changes that place gradients in files come last, because they are the
+// slowest: each micro-batch then writes gradients to files. Such a change needs states in files.
 std::vector<PlanOptions> offloads(const FitSearch& search, const PlanOptions& from) {
   std::vector<PlanOptions> changes = offloads_of_gradients(search, from), to_files;
   if (!search.may_use_files || from.stage == 0) return changes;

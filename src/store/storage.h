@@ -27,9 +27,9 @@ class ArrayReader {
   virtual void read(Range range, void* to) = 0;
 };
 
-// The memory or the files that hold the values of neighbouring elements. The values form columns, such as the master
-// weights and the moments of each slot. Positions count the elements from 0. Only one thread at a time may use a
-// storage.
+// The memory or the files that hold the values of a range of neighbouring elements. Each element has one value in each
+// column. For example, the master weights are a column, and so is each moment. Positions count the elements from 0.
+// Only one thread at a time may use a storage.
 class Storage {
  public:
   // With kOverwrite, the borrower must write every element, and the old values are not fetched.

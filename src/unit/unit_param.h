@@ -41,7 +41,7 @@ class UnitParam {
 
   // Returns all tensors that refer to the parameter, in the order of the constructor.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  // Returns whether `tensor` has the parameter's own storage or the second storage of a hold.
+  // Returns true if the storage of `tensor` is that of the parameter or, during a hold, the second storage.
   bool owns(const at::Tensor& tensor) const;
 
   // put() attaches memory that the caller owns and that has the parameter's values. take() detaches the memory. During

@@ -269,7 +269,7 @@ MUTANTS = [
         "own-launch-order",
         "src/reduce/reducer.cpp",
         "  launch_ready();\n}",
-        "  launch(index);\n}",
+        "  launch(index, /*with_local=*/true);\n}",
         "reduce",
         "Reducer.GradientsMayArriveInAnotherOrderOnEachRank",
     ),
