@@ -1,7 +1,6 @@
 #include "reduce/reducer.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -42,6 +41,7 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
     options_.exit = exit_.get();
   }
   make_buckets(units, placements);
+  progress_.resize(buckets_.size());
   if (!options_.ring.empty()) {
     ring_.emplace(slots_by_size(options_.ring), [this](int64_t bytes) {
       // All ranks allocate the ring together. A slot beyond the ring (SlotRing::acquire) is allocated by this rank
@@ -57,11 +57,6 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
                       ReplicaSum::Options{options_.quantized, /*gathers=*/!options_.share_states,
                                           options_.replica_buffers, options_.device},
                       ledger);
-  reset_pass();
-  due_at_.assign(buckets_.size(), 1);
-  std::vector<size_t> order(buckets_.size());
-  std::iota(order.rbegin(), order.rend(), size_t{0});
-  set_order(std::move(order));
 }
 
 // On the CPU, the destructor does not wait for exchanges in flight, because a peer may never join them.
@@ -95,9 +90,10 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
          grad_memory = allocate(grad_bytes, "reduced gradients", exit_ != nullptr);
 
   buckets_.reserve(count);
+  std::vector<size_t> first_of;
   for (size_t u = 0; u < units.size(); ++u) {
     const UnitLayout& unit = units[u];
-    first_of_.push_back(buckets_.size());
+    first_of.push_back(buckets_.size());
     place_of_.emplace_back(unit.params.size());
     for (size_t g = 0; g < unit.groups.size(); ++g) {
       const FlatGroup& group = unit.groups[g];
@@ -121,44 +117,29 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
       buckets_.emplace_back(unit, g, place, options_, comm_, std::move(full), std::move(grads));
     }
   }
-  first_of_.push_back(buckets_.size());
+  first_of.push_back(buckets_.size());
+  order_.emplace(std::move(first_of), options_.all);
 }
 
 void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm) {
   // The order is kept if buckets were already launched or completed. A pass that gives parameters no gradients
   // (torch.autograd.grad of an output) can launch or complete buckets before the first backward.
-  if (!sync || basis_ != Basis::kUnits || next_ != 0 || !completed_.empty()) return;
-  // A unit's bucket is launched where backward passes the unit's first use in forward, because the unit's last
-  // gradients come there. Unused units are launched last, because otherwise all other units would wait for them.
-  std::vector<size_t> order;
-  std::vector<bool> used(num_units(), false);
-  const auto append = [&](size_t unit) {
-    if (used.at(unit)) return;
-    used[unit] = true;
-    for (size_t bucket = first_of_[unit]; bucket < first_of_[unit + 1]; ++bucket) order.push_back(bucket);
-  };
-  std::vector<int> uses(num_units(), 0);  // by unit; consecutive uses count as one, because their backward ends once
-  for (size_t i = 0; i < needed.size(); ++i) {
-    append(needed[i]);
-    uses[needed[i]] += i == 0 || needed[i] != needed[i - 1] ? 1 : 0;
-  }
+  if (!sync || next_ != 0 || !order_->can_learn_forward()) return;
+  std::vector<int> uses(order_->num_units(), 0);  // consecutive uses count as one, because their backward ends once
+  for (size_t i = 0; i < needed.size(); ++i) uses.at(needed[i]) += i == 0 || needed[i] != needed[i - 1] ? 1 : 0;
   for (size_t unit = 0; unit < uses.size(); ++unit) {
-    for (size_t bucket = first_of_[unit]; bucket < first_of_[unit + 1]; ++bucket)
-      due_at_[bucket] = std::max(uses[unit], 1);
+    for (size_t bucket = order_->first_of(unit); bucket < order_->first_of(unit + 1); ++bucket)
+      progress_[bucket].due_at = std::max(uses[unit], 1);
   }
-  std::reverse(order.begin(), order.end());
-  const auto unused = std::ptrdiff_t(order.size());
-  for (size_t unit = 0; unit < num_units(); ++unit) append(unit);
-  std::reverse(order.begin() + unused, order.end());
-  take_order_of_rank_0(order, gather_comm, "order of forward");
-  basis_ = Basis::kForward;
+  order_->learn_forward(needed, gather_comm);
 }
 
 void Reducer::read_ahead() {
   if (options_.files == nullptr) return;
   std::vector<ChunkStore::Announced> next;
-  for (auto unit = order_of_forward_.rbegin(); unit != order_of_forward_.rend(); ++unit) {
-    for (size_t bucket = first_of_[*unit]; bucket < first_of_[*unit + 1]; ++bucket) {
+  const std::vector<size_t>& units = order_->units_of_forward();
+  for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
+    for (size_t bucket = order_->first_of(*unit); bucket < order_->first_of(*unit + 1); ++bucket) {
       if (!buckets_[bucket].reduced().are_current()) continue;
       const Array& grads = buckets_[bucket].reduced().values();
       if (const auto place = grads.place_in_files({0, grads.numel()})) next.push_back(*place);
@@ -181,13 +162,10 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
     if (const size_t before = std::exchange(last_added_, index); before != index) buckets_[before].pack();
     bucket.add(place.index, grad);
   }
-  if (empty_[index]) {
-    empty_[index] = false;
-    ready_at_[index] = ends_[index] + 1;
-    if (basis_ != Basis::kBackward) {  // so that later passes launch the bucket at the place where its gradients came
-      std::erase(completed_, index);
-      completed_.push_back(index);
-    }
+  if (Progress& progress = progress_[index]; progress.is_empty) {
+    progress.is_empty = false;
+    progress.ready_at = progress.ends + 1;
+    order_->complete(index);  // so that later passes launch the bucket at the place where its gradients came
   }
   if (bucket.is_complete()) mark_ready(index);
 }
@@ -224,27 +202,28 @@ SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
 }
 
 void Reducer::flush(size_t unit) {
-  for (size_t index = first_of_.at(unit); index < first_of_.at(unit + 1); ++index) {
-    ++ends_[index];
-    if (!ready_[index] && !buckets_[index].is_filling() && ends_[index] >= due_at_[index]) {
+  for (size_t index = order_->first_of(unit); index < order_->first_of(unit + 1); ++index) {
+    Progress& progress = progress_[index];
+    ++progress.ends;
+    if (!progress.is_ready && !buckets_[index].is_filling() && progress.ends >= progress.due_at) {
       filling(index);
-      empty_[index] = true;
+      progress.is_empty = true;
     }
     if (buckets_[index].is_filling()) mark_ready(index);
-    if (ready_[index] && ready_at_[index] == 0) ready_at_[index] = ends_[index];
+    if (progress.is_ready && progress.ready_at == 0) progress.ready_at = progress.ends;
   }
 }
 
 void Reducer::mark_ready(size_t index) {
-  if (ready_[index]) return;
-  ready_[index] = true;
-  if (basis_ != Basis::kBackward) completed_.push_back(index);
+  if (std::exchange(progress_[index].is_ready, true)) return;
+  order_->complete(index);
   launch_ready();
 }
 
 void Reducer::launch_ready() {
-  while (next_ < order_.size() && ready_[order_[next_]]) {
-    launch(order_[next_], /*with_local=*/!empty_[order_[next_]]);
+  const std::vector<size_t>& order = order_->buckets();
+  while (next_ < order.size() && progress_[order[next_]].is_ready) {
+    launch(order[next_], /*with_local=*/!progress_[order[next_]].is_empty);
     ++next_;  // after launch(), because launch_all() must try a failed launch again
     finish_overlapped();
   }
@@ -290,8 +269,8 @@ void Reducer::finish_replicas() {
 
 void Reducer::launch_all(bool sync) {
   if (!sync) return;
-  for (const size_t index : order_) {
-    if (ready_[index]) continue;
+  for (const size_t index : order_->buckets()) {
+    if (progress_[index].is_ready) continue;
     filling(index);  // a bucket without gradients is launched, too, because other ranks may have gradients for it
     mark_ready(index);
   }
@@ -310,14 +289,14 @@ std::vector<int64_t> Reducer::late() const {
   std::vector<int64_t> late(buckets_.size(), 0);
   for (size_t i = 0; i < buckets_.size(); ++i)
     if (buckets_[i].is_filling() || buckets_[i].has_local())
-      late[i] = kMaxEnds - std::clamp<int64_t>(ready_at_[i], 1, kMaxEnds - 1);
+      late[i] = kMaxEnds - std::clamp<int64_t>(progress_[i].ready_at, 1, kMaxEnds - 1);
   return late;
 }
 
 void Reducer::launch_again(const std::vector<int64_t>& late) {
-  for (const size_t index : order_) {
+  for (const size_t index : order_->buckets()) {
     if (late.at(index) == 0) continue;
-    ready_at_[index] = int(kMaxEnds - late[index]);
+    progress_[index].ready_at = int(kMaxEnds - late[index]);
     filling(index);
     launch(index, /*with_local=*/true);
     finish_overlapped();
@@ -330,20 +309,14 @@ void Reducer::end_backward(bool sync) {
   launch_again(late());
   finish_all();
   for (GradBucket& bucket : buckets_) bucket.end_backward();
-  if (basis_ != Basis::kBackward) {
-    take_order_of_rank_0(completed_, comm_, "order of backward");
-    basis_ = Basis::kBackward;
-  }
-  for (size_t i = 0; i < buckets_.size(); ++i)
-    if (ready_at_[i] > 0) due_at_[i] = ready_at_[i];
+  order_->learn_backward(comm_);
+  for (Progress& progress : progress_)
+    if (progress.ready_at > 0) progress.due_at = progress.ready_at;
   reset_pass();
 }
 
 void Reducer::reset_pass() {
-  ready_.assign(buckets_.size(), false);
-  empty_.assign(buckets_.size(), false);
-  ends_.assign(buckets_.size(), 0);
-  ready_at_ = ends_;
+  for (Progress& progress : progress_) progress = {.due_at = progress.due_at};
   next_ = 0;
 }
 
@@ -351,19 +324,8 @@ void Reducer::discard() {
   for (GradBucket& bucket : buckets_) {
     if (SlotRing::Slot* const slot = bucket.discard()) ring_->release(slot);
   }
-  completed_.clear();
+  order_->discard();
   reset_pass();
-}
-
-void Reducer::take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag) {
-  std::vector<int64_t> order(own.begin(), own.end());
-  ZS_ASSERT(order.size() == buckets_.size());
-  // The broadcast among the ranks of one replica comes first. It finds ranks whose passes differ before all replicas
-  // take the order of rank 0.
-  for (Comm* const ranks : {&comm, options_.all})
-    if (ranks != nullptr)
-      ranks->host().broadcast({order.data(), std::ssize(order), DType::kOther8}, /*root=*/0, tag)->wait();
-  set_order({order.begin(), order.end()});
 }
 
 void Reducer::gather_reduced() {
@@ -394,19 +356,6 @@ void Reducer::drop(size_t unit, size_t param) {
 
 void Reducer::end_step() {
   for (GradBucket& bucket : buckets_) bucket.end_step();
-}
-
-void Reducer::set_order(std::vector<size_t> order) {
-  order_ = std::move(order);
-  order_of_forward_.clear();
-  std::vector<bool> listed(num_units(), false);
-  const auto append = [&](size_t unit) {
-    if (!listed[unit]) order_of_forward_.push_back(unit);
-    listed[unit] = true;
-  };
-  for (auto bucket = order_.rbegin(); bucket != order_.rend(); ++bucket)
-    append(size_t(std::upper_bound(first_of_.begin(), first_of_.end(), *bucket) - first_of_.begin()) - 1);
-  for (size_t unit = 0; unit < num_units(); ++unit) append(unit);
 }
 
 ExactSum Reducer::squares() const {

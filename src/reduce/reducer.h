@@ -8,6 +8,7 @@
 
 #include "plan/state_rules.h"
 #include "reduce/grad_bucket.h"
+#include "reduce/launch_order.h"
 #include "reduce/replica_sum.h"
 
 namespace zeroshard {
@@ -15,12 +16,10 @@ namespace zeroshard {
 // Owns all gradient buckets of a run. Decides when the reduction of each bucket is launched and finished, and lends
 // buffers to the buckets.
 //
-// All ranks launch the buckets in the same order, even if gradients arrive in another order. In the first backward
-// pass, this is the reverse of the order in which rank 0's forward pass first needed the units. In later passes, it is
-// the order in which rank 0 completed the buckets in the first pass. A parameter that gets no gradient on some rank
-// delays the launch of its bucket there, but does not change the order. Reductions run while backward continues. A
-// bucket is finished at the latest when the next bucket is launched or when backward ends. Without Options::overlap it
-// is finished as soon as it is launched.
+// All ranks launch the buckets in the same order (see LaunchOrder), even if gradients arrive in another order. A
+// parameter that gets no gradient on some rank delays the launch of its bucket there, but does not change the order.
+// Reductions run while backward continues. A bucket is finished at the latest when the next bucket is launched or when
+// backward ends. Without Options::overlap it is finished as soon as it is launched.
 //
 // Note [Buckets without gradients]
 // A unit's backward may give no gradients on one rank, because backward failed there or because this rank's forward
@@ -109,7 +108,7 @@ class Reducer {
 
   // Returns the units in the order in which the next forward pass probably needs them. This is the reverse of the order
   // of launches, so it is the same on all ranks. Units without a bucket come last.
-  const std::vector<size_t>& order_of_forward() const { return order_of_forward_; }
+  const std::vector<size_t>& order_of_forward() const { return order_->units_of_forward(); }
   // Returns one bucket per trained group, in the order of units and their groups.
   const std::vector<GradBucket>& buckets() const { return buckets_; }
   // Returns the sum of squares of this rank's reduced gradients over all units. The gradients are still multiplied by
@@ -117,13 +116,19 @@ class Reducer {
   ExactSum squares() const;
 
  private:
-  enum class Basis { kUnits, kForward, kBackward };  // what order_ comes from
-  struct Place {                                     // where a parameter is; bucket -1: it is frozen
+  struct Place {  // where a parameter is; bucket -1: it is frozen
     int bucket = -1;
     size_t index = 0;
   };
+  // How far a bucket is in a pass. Note [Buckets without gradients] says what an end is, and how ends are numbered.
+  struct Progress {
+    bool is_ready = false;
+    bool is_empty = false;  // launched, or ready to launch, without any gradient of this pass
+    int ends = 0;           // how many ends this pass has had so far
+    int ready_at = 0;       // number of the end at which the bucket was first ready in this pass; 0: not yet
+    int due_at = 1;         // number of the end from which on the bucket is ready even without gradients
+  };
   void make_buckets(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
-  size_t num_units() const { return first_of_.size() - 1; }
   GradBucket& filling(size_t bucket);
   SlotRing::Slot* acquire_slot(int64_t bytes);
   void mark_ready(size_t bucket);
@@ -134,8 +139,6 @@ class Reducer {
   void finish_overlapped();
   void finish_replicas();
   void finish_all();
-  void set_order(std::vector<size_t> order);
-  void take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag);
 
   Options options_;
   Comm& comm_;
@@ -146,22 +149,12 @@ class Reducer {
   std::optional<ReplicaSums> replicas_;  // sums over several replicas
   std::vector<FlatBuffer> scratch_;      // for transports that copy the pieces of peers' gradients
   std::vector<GradBucket> buckets_;
-  std::vector<size_t> first_of_;              // by unit: index of its first bucket; one more for the end
   std::vector<std::vector<Place>> place_of_;  // [unit][param]
-  std::vector<size_t> order_;                 // order of launches, the same on all ranks
-  std::vector<size_t> order_of_forward_;      // order of units, derived from order_
-  std::vector<size_t> completed_;             // buckets of the first backward pass, in the order of completion
-  Basis basis_ = Basis::kUnits;
+  std::optional<LaunchOrder> order_;          // set by make_buckets()
+  std::vector<Progress> progress_;            // by bucket
   size_t launches_ = 0;
-  std::vector<bool> ready_;
-  // The next four members are indexed by bucket. Note [Buckets without gradients] says what an end is, and how ends are
-  // numbered.
-  std::vector<bool> empty_;    // launched, or ready to launch, without any gradient of this pass
-  std::vector<int> ends_;      // how many ends this pass has had so far
-  std::vector<int> ready_at_;  // number of the end at which the bucket was first ready in this pass; 0: not yet
-  std::vector<int> due_at_;    // number of the end from which on the bucket is ready even without gradients
-  size_t next_ = 0;            // position in order_
-  size_t last_added_ = 0;      // bucket that got the last gradient; only in this one may gradients wait for packing
+  size_t next_ = 0;        // position in the order of launches
+  size_t last_added_ = 0;  // bucket that got the last gradient; only in this one may gradients wait for packing
   std::deque<size_t> in_flight_;
   std::map<int64_t, std::deque<GradBucket::Lent>> draining_;  // buffers that peers may still read, by size
   SideStream stream_;  // stream of exchanges and their sums; the last member, so that it is destroyed before the memory

@@ -32,8 +32,8 @@ MUTANTS = [
         ),
         (
             "replicas-order-their-own-buckets",
-            _REDUCER,
-            "{&comm, options_.all}",
+            "src/reduce/launch_order.cpp",
+            "{&comm, all_}",
             "{&comm}",
             _DIFFER,
         ),

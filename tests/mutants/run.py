@@ -187,9 +187,9 @@ MUTANTS = [
     ),
     Mutant(
         "update-in-the-order-of-backward",
-        "src/reduce/reducer.cpp",
-        "for (auto bucket = order_.rbegin(); bucket != order_.rend(); ++bucket)",
-        "for (auto bucket = order_.begin(); bucket != order_.end(); ++bucket)",
+        "src/reduce/launch_order.cpp",
+        "for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket)",
+        "for (auto bucket = buckets_.begin(); bucket != buckets_.end(); ++bucket)",
         "reduce",
         "Reducer.TellsInWhichOrderTheNextForwardPassNeedsUnits",
     ),
