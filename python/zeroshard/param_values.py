@@ -171,7 +171,7 @@ def _is_assigned(grad: torch.Tensor | None) -> bool:
 def write_gradient(param: torch.Tensor, value: torch.Tensor, local: bool, who: str) -> None:
     place = place_of(param, who)
     if not local and _is_assigned(param.grad):
-        param.grad.copy_(value)
+        param.grad.copy_(_checked(value, param.numel(), who, "param.grad").view_as(param.grad))
         return
     own = _slice(place) if place is not None else None
     if own is None:

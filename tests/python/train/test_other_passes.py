@@ -239,6 +239,9 @@ def assign(stage):
         engine.backward(loss_of_pass(engine, 1))
         if world.rank() == 0:
             param.grad = torch.full_like(param, 5.0)
+            with pytest.raises(ValueError, match="value has 1 elements, 'param.grad' has"):
+                zeroshard.set_gradient(param, torch.ones(1))
+            zeroshard.set_gradient(param, torch.full([param.numel()], 5.0))
         try:
             engine.step()
         except zeroshard.StateError as error:
