@@ -85,9 +85,9 @@ void ShmMemory::connect(std::vector<ShmHello> hellos) {
   if (rank_ != 0) {
     const ShmHello& first = peers_.front().hello;
     const Fd fd = open_peer(first.process.pid, first.control_fd, first.control_inode);
-    control_memory_ = map_shared(fd, ControlBlock::bytes(int(peers_.size())), /*writable=*/true);
+    control_memory_ = map_shared(fd, ControlBlock::bytes(world_size()), /*writable=*/true);
   }
-  control_.emplace(control_memory_.data(), int(peers_.size()));
+  control_.emplace(control_memory_.data(), world_size());
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
     if (peer == size_t(rank_)) continue;
     const ShmHello& hello = peers_[peer].hello;
@@ -131,7 +131,7 @@ void ShmMemory::free(uint64_t segment) noexcept {
 }
 
 void ShmMemory::sweep() noexcept {
-  for (int peer = 0; peer < int(peers_.size()); ++peer) {
+  for (int peer = 0; peer < world_size(); ++peer) {
     auto& live = control_->rank(peer).live_segments;
     std::erase_if(peers_[size_t(peer)].segments, [&](const auto& entry) {
       const uint64_t id = entry.first;

@@ -64,11 +64,12 @@ class ShmMemory final : public DirectMemory {
   void sweep() noexcept override;
 
  private:
-  // What this rank knows of another one.
+  // Keeps the hello of a rank, and those of its segments that this rank has mapped.
   struct Peer {
     ShmHello hello;
     std::unordered_map<uint64_t, Mapping> segments;  // by id, read-only
   };
+  int world_size() const { return int(peers_.size()); }
   RankControl& own_control() { return control_->rank(rank_); }
 
   int rank_;
