@@ -27,7 +27,7 @@ void broadcast(World& world, const at::Tensor& tensor, int root, const std::stri
   }
 }
 
-// Gives `tensor` the shape `shape` and a storage without memory. Its dtype and device do not change. Access to its
+// Gives `tensor` the shape `shape` and a storage without memory. Keeps the dtype and the device. Access to its
 // elements throws an error with the text `message`.
 void make_hollow(const at::Tensor& tensor, const std::vector<int64_t>& shape, const std::string& message) {
   at::TensorImpl* const impl = tensor.unsafeGetTensorImpl();

@@ -11,8 +11,8 @@ namespace zeroshard {
 // inputs in memory from allocate() in place, so ThreadSanitizer sees races.
 std::vector<std::unique_ptr<Comm>> make_local_world(int world_size, const CommOptions& options = {});
 
-// Creates the communicator of a world of one rank. Its operations only copy input to output, and are complete when they
-// return.
+// Creates the communicator of a world of one rank. The operations only copy input to output, and are complete when
+// they return.
 std::unique_ptr<Comm> make_single_comm();
 
 }  // namespace zeroshard

@@ -71,8 +71,8 @@ class Digest {
 }  // namespace
 
 // The digest leaves out the keys whose values can differ among ranks without harm. These are steps_per_print,
-// wall_clock_breakdown, the two timeouts, the blocks of metrics, and "aio". Of the keys about offload, the digest
-// leaves out the directories, the sizes and numbers of buffers, `pin_memory` and `verify`.
+// wall_clock_breakdown, the two timeouts, the blocks of metrics, and "aio". The digest also
+// leaves out some keys about offload: the directories, the sizes and numbers of buffers, `pin_memory` and `verify`.
 uint64_t Config::digest() const {
   Digest digest;
   digest.all(train_batch_size, micro_batch_size, grad_accumulation_steps, managed_accumulation, world_size,

@@ -14,7 +14,7 @@ namespace zeroshard {
 // the table, of pack_all() and of take_written() have the same bits as those on the CPU. A null function means that the
 // device has no such kernel.
 struct DeviceKernels {
-  // The table has only pack, pack_add, sum_in_order, and the optimizers with fp32 moments. Its other entries are null.
+  // The table has only pack, pack_add, sum_in_order, and the optimizers with fp32 moments. All other entries are null.
   // If sum_in_order gets more than three pieces, the pieces must lie at equal distances in memory.
   const kernels::KernelTable* table = nullptr;
   // Packs each tensor as table->pack does. One launch packs dozens of tensors.

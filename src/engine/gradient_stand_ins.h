@@ -10,8 +10,8 @@ namespace zeroshard {
 
 // Sets param.grad to a stand-in, a tensor without memory, while a gradient waits for the step. The gradient itself is
 // spread over the ranks. Reading the stand-in throws an error that names the functions that read and change gradients.
-// If the user sets param.grad to None, taken_away() returns the parameter. The same stand-in is shown again for later
-// gradients, unless somebody has kept it. Parameters without elements have no stand-in.
+// If the user sets param.grad to None, taken_away() returns the parameter. A parameter gets its stand-in again for
+// later gradients, unless somebody has kept the stand-in. Parameters without elements have no stand-in.
 class GradientStandIns {
  public:
   // Identifies a parameter by the index of its unit and its index in the unit.

@@ -74,7 +74,7 @@ struct AdamArgs {
 void adam(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const AdamArgs& args);
 
 // Values as 8-bit codes, with one scale for each kScaledNumel elements; see Note [The dynamic map]. The codes of an
-// optimizer's first or only moment are signed. Those of the second moment are not.
+// optimizer's first or only moment are signed. The second moment has codes without a sign.
 struct CodedValues {
   void* codes = nullptr;
   float* scales = nullptr;
