@@ -73,9 +73,7 @@ list(TRANSFORM torch_libraries REPLACE "(.+)" "${torch_root}/lib/lib\\1.so")
 # The CUDA wheel's own needs (cuBLAS, NCCL, ...) lie elsewhere, or, where the variant is only compiled, nowhere.
 target_link_options(zs_torch INTERFACE -Wl,--no-as-needed $<$<BOOL:${ZEROSHARD_CUDA}>:-Wl,--allow-shlib-undefined>)
 target_link_libraries(zs_torch INTERFACE ${torch_libraries})
-# at::parallel_for is a header: without OpenMP it runs on one thread, and says nothing. The runtime is LibTorch's own, as
-# there must be one in a process.
-target_compile_options(zs_torch INTERFACE -fopenmp)
+# The OpenMP runtime, of which src/device/parallel_for.cpp asks for threads, is LibTorch's own: a process has one.
 set(openmp gomp)
 if(EXISTS ${torch_root}/lib/libgomp.so.1)
   set(openmp ${torch_root}/lib/libgomp.so.1)
@@ -121,6 +119,10 @@ target_precompile_headers(zs_torch_pch PRIVATE <base/torch_pch.h>)
 # in its place, which says what the header is made of; options of the compiler it compares by itself.
 file(SHA256 ${PROJECT_SOURCE_DIR}/src/base/torch_pch.h pch_hash)
 file(READ ${torch_root}/version.py torch_build)
-file(CONFIGURE OUTPUT CMakeFiles/zs_torch_pch.dir/cmake_pch.hxx.gch.sum @ONLY
+set(pch_ending gch)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  set(pch_ending pch)
+endif()
+file(CONFIGURE OUTPUT CMakeFiles/zs_torch_pch.dir/cmake_pch.hxx.${pch_ending}.sum @ONLY
      CONTENT "@pch_hash@ @CMAKE_CXX_COMPILER_ID@ @CMAKE_CXX_COMPILER_VERSION@\n@torch_build@")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/base/torch_pch.h)

@@ -1,6 +1,5 @@
 #include "ops/row_ops.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "device/parallel_for.h"
 #include "kernels/kernels.h"
 #include "kernels/rows.h"
 
@@ -36,7 +36,7 @@ int64_t num_chunks(int64_t rows) {
 template <class Run>
 void for_each_chunk(int64_t rows, int64_t features, const Run& run) {
   const int64_t grain = std::max<int64_t>(1, kGrainNumel / (kChunkRows * features));
-  at::parallel_for(0, num_chunks(rows), grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, num_chunks(rows), grain, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk)
       run(chunk * kChunkRows, std::min(kChunkRows, rows - chunk * kChunkRows));
   });
@@ -115,7 +115,7 @@ at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor&
   const float* const cosines = cos.const_data_ptr<float>();
   const float* const sines = sin.const_data_ptr<float>();
   const int64_t grain = std::max<int64_t>(1, kGrainNumel / (heads * features));
-  at::parallel_for(0, batch * length, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, batch * length, grain, [&](int64_t begin, int64_t end) {
     for (int64_t place = begin; place < end; ++place) {
       const int64_t row = place / length, at = place % length;
       const kernels::Rotation rotation{features, cosines + place * features, sines + place * features};

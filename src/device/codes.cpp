@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -18,6 +17,7 @@
 #include "base/check.h"
 #include "device/device_kernels.h"
 #include "device/math.h"
+#include "device/parallel_for.h"
 #include "kernels/kernels.h"
 #include "layout/shard_layout.h"
 
@@ -83,9 +83,8 @@ at::Tensor rows(const at::Tensor& flat) {
 template <typename Body>
 void for_block_ranges(int64_t numel, const Body& body) {
   constexpr int64_t kGrainBlocks = 256;
-  at::parallel_for(0, ceil_div(numel, kScaledNumel), kGrainBlocks, [&](int64_t first, int64_t last) {
-    body(first * kScaledNumel, std::min(numel, last * kScaledNumel));
-  });
+  parallel_for(0, ceil_div(numel, kScaledNumel), kGrainBlocks,
+               [&](int64_t first, int64_t last) { body(first * kScaledNumel, std::min(numel, last * kScaledNumel)); });
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 #include "device/host_copy.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
 #include "comm/copy.h"
 #include "device/named_range.h"
+#include "device/parallel_for.h"
 
 namespace zeroshard {
 namespace {
@@ -23,7 +23,7 @@ void copy(void* to, c10::Device to_device, const void* from, c10::Device from_de
 void copy_to_host(void* to, const void* from, int64_t bytes, c10::Device device) {
   constexpr int64_t kGrain = int64_t{4} << 20;
   if (device.is_cpu()) {
-    at::parallel_for(0, bytes, kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, bytes, kGrain, [&](int64_t begin, int64_t end) {
       copy_bytes(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, end - begin);
     });
     return;

@@ -1,6 +1,5 @@
 #include "device/math.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/DeviceGuard.h>
@@ -14,11 +13,8 @@
 #include "device/device_squares.h"
 #include "device/dtype.h"
 #include "device/flat_buffer.h"
+#include "device/parallel_for.h"
 #include "kernels/kernels.h"
-
-#ifndef INTRA_OP_PARALLEL
-#error "LibTorch's parallel loops need OpenMP here, or they run on one thread: compile with -fopenmp"
-#endif
 
 namespace zeroshard::math {
 namespace {
@@ -44,7 +40,7 @@ const char* at_offset(const void* data, int64_t elements, DType dtype) {
 // Calls body(begin, end) for pieces of kCached elements. The pieces are spread over the threads.
 template <typename Body>
 void for_cached_pieces(int64_t numel, const Body& body) {
-  at::parallel_for(0, num_pieces(numel), kGrain / kCached, [&](int64_t first, int64_t last) {
+  parallel_for(0, num_pieces(numel), kGrain / kCached, [&](int64_t first, int64_t last) {
     for (int64_t piece = first; piece < last; ++piece) body(piece * kCached, std::min(numel, (piece + 1) * kCached));
   });
 }
@@ -131,7 +127,7 @@ void pack(const Packed& packed, const at::Tensor& out, float scale, bool add) {
     add ? kernels::pack_add(*table, src_here, from, dst_here, to, scale, end - begin)
         : kernels::pack(*table, src_here, from, dst_here, to, scale, end - begin);
   };
-  if (on_host) return at::parallel_for(0, numel, kGrain, pack_range);
+  if (on_host) return parallel_for(0, numel, kGrain, pack_range);
   const c10::OptionalDeviceGuard guard(out.device());
   pack_range(0, numel);
 }

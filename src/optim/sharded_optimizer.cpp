@@ -1,6 +1,5 @@
 #include "optim/sharded_optimizer.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/DeviceGuard.h>
@@ -15,6 +14,7 @@
 #include "device/device_kernels.h"
 #include "device/dtype.h"
 #include "device/math.h"
+#include "device/parallel_for.h"
 #include "kernels/table.h"
 #include "optim/aten_step.h"
 #include "optim/matrix_rule.h"
@@ -352,7 +352,7 @@ void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update
   const bool takes = update.is_open && tensors.master.defined();
   // Each thread gets whole blocks of codes, because the codes of a block have one scale.
   const int64_t unit = tensors.scales.empty() ? 1 : kScaledNumel, numel = tensors.param.numel();
-  at::parallel_for(0, ceil_div(numel, unit), kGrain / unit, [&](int64_t first, int64_t last) {
+  parallel_for(0, ceil_div(numel, unit), kGrain / unit, [&](int64_t first, int64_t last) {
     const int64_t begin = first * unit, end = std::min(last * unit, numel);
     // Compares and updates a small piece at a time, so that the compared values are still in the processor's cache.
     const int64_t piece = takes ? kUpdatedPiece : end - begin;
@@ -390,7 +390,7 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
   const Range all{0, std::clamp<int64_t>(group.layout().numel() - updated.begin, 0, updated.size())};
   const auto take = [&](Range part, const at::Tensor& master, const at::Tensor& params) {
     if (!params.is_cpu()) return take_written_on_device(master, params);
-    at::parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {
       take_written(cut(master, {begin, end}), cut(params, {begin, end}));
     });
   };

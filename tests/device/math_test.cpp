@@ -8,7 +8,6 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -156,15 +155,6 @@ TEST(Math, SquaresDoNotDependOnTheCutOrOnThreads) {
   math::add_sum_of_squares(flat, alone);
   at::set_num_threads(threads);
   EXPECT_EQ(alone.value(), whole.value());
-}
-
-TEST(Math, LoopsUseAllThreads) {
-  const int threads = at::get_num_threads();
-  at::set_num_threads(2);
-  std::atomic<int> pieces{0};
-  at::parallel_for(0, 2, 1, [&](int64_t, int64_t) { ++pieces; });
-  at::set_num_threads(threads);
-  EXPECT_EQ(pieces, 2);
 }
 
 TEST(Math, SquaresAreExactWhereDoublesAre) {
