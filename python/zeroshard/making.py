@@ -99,6 +99,7 @@ def _make_core(
     def begin() -> None:
         refuse_half_loaded(left)
         take_over()
+        _keep_layout(module)
         for buffer in buffers:
             buffer.place()
         drop_gradients(module)
@@ -138,6 +139,16 @@ def _make_core(
     size = parsed.config.shard_size
     purpose = f"process groups with {size} rank(s) for each replica of the states" if size else "process groups"
     return connect(parsed.config.timeout_ms, lambda groups: _C.Engine(definitions, options, **groups), purpose)
+
+
+def _keep_layout(module: nn.Module) -> None:
+    """Stops bitsandbytes from giving 4-bit weights another layout, which their shards would not have.
+
+    Without this, a forward in evaluation on a CPU with AVX512-BF16 replaces the weights by ones for another kernel.
+    """
+    for layer in module.modules():
+        if getattr(layer, "support_avx512bf16_for_cpu", False):
+            layer.support_avx512bf16_for_cpu = False
 
 
 def _tensors_of(

@@ -129,7 +129,8 @@ def test_adapters_go_on_after_a_rank_was_killed(saved, tmp_path, release, adapte
         pytest.skip("qlora has all that lora has")
     if not (saved / "large").exists():
         models.tiny_llama(hidden=64).save_pretrained(saved / "large")
-    settings = {"model": "large", "optim": "paged_adamw_8bit", "ADAPTERS": adapters}
+    saves = f"{KEEPS_THE_LAST} --eval_strategy steps --eval_steps 2"
+    settings = {"model": "large", "optim": "paged_adamw_8bit", "saves": saves, "ADAPTERS": adapters}
     for name in ("whole", "killed", "after2", "after4", "after1"):
         (tmp_path / name).mkdir()
     reference, expected = run_trainer(saved, tmp_path / "whole", 2, 3, **settings)

@@ -44,6 +44,21 @@ class Layer(nn.Module):
         return self.adapter(x) + seen[:48].to(x.dtype) / 255
 
 
+class Repacking(nn.Module):
+    """As Linear4bit of bitsandbytes, which takes another kernel in evaluation on some CPUs."""
+
+    def __init__(self):
+        super().__init__()
+        self.support_avx512bf16_for_cpu = True
+        self.packed = nn.Parameter(raw(0), requires_grad=False)
+        self.adapter = nn.Linear(48, 48)
+
+    def forward(self, x):
+        if self.support_avx512bf16_for_cpu and not self.training:
+            self.packed.data = self.packed.data.view(-1, 2).contiguous()
+        return self.adapter(x) + self.packed.view(-1)[:48].to(x.dtype) / 255
+
+
 def bits(tensor):
     return tensor.detach().reshape(-1).view(torch.uint8)
 
@@ -108,3 +123,27 @@ def complex_weights():
 def test_a_dtype_that_no_checkpoint_holds_is_refused_at_the_start():
     (rank,) = world.run_ranks(1, complex_weights)
     assert "parameter '0.table': a checkpoint cannot hold tensors of type ComplexDouble" in rank.error
+
+
+def losses_around_an_evaluation(stage):
+    torch.manual_seed(0)
+    model = nn.Sequential(Repacking(), Repacking())
+    trained = [param for param in model.parameters() if param.requires_grad]
+    engine, *_ = zeroshard.initialize(
+        model=model, optimizer=torch.optim.AdamW(trained, lr=1e-2), config=models.configuration(stage)
+    )
+    losses = []
+    for training in (True, False, True, False):
+        engine.train(training)
+        loss = engine(torch.ones(2, 48)).pow(2).mean()
+        losses.append(loss.item())
+        if training:
+            engine.backward(loss)
+            engine.step()
+    return losses
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_weights_keep_their_layout_in_evaluation(stage):
+    (first, second) = world.run(2, losses_around_an_evaluation, stage=stage)
+    assert first == second and first[0] > first[1] > first[3]
