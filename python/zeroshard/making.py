@@ -93,13 +93,13 @@ def _make_core(
     device: torch.device,
     take_over: Callable[[], None],
 ) -> _C.Engine:
+    _keep_layout(module)
     buffers = find_buffers(module, device, parsed)
     left = half_loaded(module)
 
     def begin() -> None:
         refuse_half_loaded(left)
         take_over()
-        _keep_layout(module)
         for buffer in buffers:
             buffer.place()
         drop_gradients(module)
@@ -144,11 +144,13 @@ def _make_core(
 def _keep_layout(module: nn.Module) -> None:
     """Stops bitsandbytes from giving 4-bit weights another layout, which their shards would not have.
 
-    Without this, a forward in evaluation on a CPU with AVX512-BF16 replaces the weights by ones for another kernel.
+    Without this, a forward in evaluation on a CPU with AVX512-BF16 replaces the weights by ones for another kernel,
+    which knows no gradients.
     """
     for layer in module.modules():
         if getattr(layer, "support_avx512bf16_for_cpu", False):
             layer.support_avx512bf16_for_cpu = False
+            layer.state_dict()  # replaces the weights by those from before, if an earlier forward has replaced them
 
 
 def _tensors_of(
