@@ -9,6 +9,10 @@
 
 #include "base/align.h"
 
+#if !AT_PARALLEL_OPENMP
+#error "this LibTorch has threads of its own in place of OpenMP's: zeroshard needs one that was built with OpenMP"
+#endif
+
 // Of libgomp, the OpenMP runtime that LibTorch links: what GCC compiles `#pragma omp parallel` to.
 extern "C" {
 void GOMP_parallel(void (*run)(void*), void* data, unsigned num_threads, unsigned flags);
