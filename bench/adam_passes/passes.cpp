@@ -8,7 +8,7 @@
 #include "layout/shard_layout.h"
 
 #ifdef __x86_64__
-#define ZS_BENCH_CLONES __attribute__((target_clones("arch=skylake-avx512", "avx2", "default"), optimize("O3")))
+#define ZS_BENCH_CLONES __attribute__((target_clones("arch=skylake-avx512", "avx2", "default")))
 #else
 #define ZS_BENCH_CLONES
 #endif

@@ -157,7 +157,6 @@ TEST(Training, FrozenParametersStay) {
   ASSERT_THAT(
       run(material, second.path(), {2, 3, 1, R"(, "freeze": ["model.embed_tokens", "model.layers.1."])", 1}).errors,
       Each(""));
-  ConfigContext context;
   const auto initial = make_causal_lm_of(material.root.path());
   allocate(*initial);
   initial->initialize(3);
