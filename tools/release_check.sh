@@ -12,6 +12,7 @@ fuzz_seconds=600  # for each fuzzer
 list() {
   echo "tests        45 minutes: make test-all"
   echo "faults       80 minutes: make test-faults"
+  echo "gcc          25 minutes: the C++ tests, compiled by g++"
   for part in $(seq $mutant_parts); do echo "mutants-$part    80 minutes: a part of tests/mutants/run.py"; done
   echo "fuzz         $((7 * fuzz_seconds / 60)) minutes: $((fuzz_seconds / 60)) for each fuzzer and the build; needs clang"
 }
@@ -20,14 +21,19 @@ run_part() {
   case "$1" in
     tests) make test-all ;;
     faults) make test-faults ;;
+    gcc) gcc ;;
     mutants-[1-"$mutant_parts"]) make build && .venv/bin/python tests/mutants/run.py --part "${1#*-}/$mutant_parts" ;;
     fuzz) fuzz ;;
   esac
 }
 
+gcc() {
+  CXX=g++ cmake --preset release -B build/gcc -DZEROSHARD_WERROR=ON -DZEROSHARD_BUILD_PYTHON=OFF >/dev/null || return 1
+  cmake --build build/gcc --target zs_tests && .venv/bin/python tools/run_ctest.py 2 -j4 --output-on-failure --test-dir build/gcc
+}
+
 fuzz() {
-  command -v clang++ >/dev/null || { echo "release_check: the fuzzers need clang: apt-get install clang" >&2; return 1; }
-  cmake --preset fuzz >/dev/null && cmake --build --preset fuzz || return 1
+  CXX=$(tools/compiler.sh) cmake --preset fuzz >/dev/null && cmake --build --preset fuzz || return 1
   local fuzzer name dictionary
   for fuzzer in build/fuzz/fuzz/fuzz_*; do
     [ -x "$fuzzer" ] && [ -f "$fuzzer" ] || continue

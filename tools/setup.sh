@@ -18,6 +18,17 @@ have_header() { echo "#include <$1>" | c++ -x c++ -std=c++20 ${2:-} -fsyntax-onl
 need_command() { command -v "$1" >/dev/null || missing+=("$2"); }
 need_header() { have_header "$1" "${3:-}" || missing+=("$2"); }  # header, package, compiler option
 
+# The packages of the newest clang that tools/compiler.sh takes, with sanitizers and what names functions in their reports.
+newest_clang() {
+  local version
+  for version in {21..16}; do
+    if apt-cache show "clang-$version" >/dev/null 2>&1; then
+      echo "clang-$version" "libclang-rt-$version-dev" "llvm-$version"
+      return
+    fi
+  done
+}
+
 find_missing() {
   missing=()
   need_command make make
@@ -40,30 +51,33 @@ find_missing() {
   "${PYTHON:-python3}" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
   "${PYTHON:-python3}" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null || missing+=(python3-dev)
-  # Not required, and so installed only together with something that is: a compiler cache and a faster linker.
-  optional=()
+  # Not required, and so installed only together with something that is: a compiler cache, a faster linker and compiler.
+  optional=() clang=()
   command -v ccache >/dev/null || optional+=(ccache)
   command -v mold >/dev/null || optional+=(mold)
   command -v strace >/dev/null || optional+=(strace)  # some tests kill ranks at a system call
+  [ "$(tools/compiler.sh)" != c++ ] || clang=($(newest_clang))
   # Some tests start hosts over ssh.
   [ -x /usr/sbin/sshd ] && command -v ssh >/dev/null || optional+=(openssh-server openssh-client)
 }
 
 find_missing
 if [ ${#missing[@]} -eq 0 ]; then
-  [ ${#optional[@]} -eq 0 ] || echo "setup: optional, for faster builds: ${optional[*]}"
+  [ -z "${optional[*]}${clang[*]}" ] || echo "setup: optional, for faster builds: ${optional[*]} ${clang[*]}"
   exit 0
 fi
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
   echo "setup: missing: ${missing[*]}" >&2
-  echo "setup: run: sudo apt-get update && sudo apt-get install -y ${missing[*]} ${optional[*]}" >&2
+  echo "setup: run: sudo apt-get update && sudo apt-get install -y ${missing[*]} ${optional[*]} ${clang[*]}" >&2
   exit 1
 fi
-echo "setup: installing ${missing[*]} ${optional[*]}"
+echo "setup: installing ${missing[*]} ${optional[*]} ${clang[*]}"
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q
+find_missing  # with the list of packages
 apt-get install -qy --no-install-recommends "${missing[@]}"
 [ ${#optional[@]} -eq 0 ] || apt-get install -qy --no-install-recommends "${optional[@]}" || true
+[ ${#clang[@]} -eq 0 ] || apt-get install -qy --no-install-recommends "${clang[@]}" || true
 find_missing
 if [ ${#missing[@]} -gt 0 ]; then
   echo "setup: still missing after apt-get install: ${missing[*]}" >&2

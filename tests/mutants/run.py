@@ -419,6 +419,7 @@ class Tree:
             elif source.exists():
                 shutil.copy2(source, path / name)
         self.env = os.environ | {"CCACHE_BASEDIR": str(path), "CCACHE_NOHASHDIR": "1"}
+        self.env["CXX"] = run([str(ROOT / "tools" / "compiler.sh")]).stdout.strip()
         if "python" in programs:
             self.use_own_package()
         if programs - {"python"}:
