@@ -114,7 +114,7 @@ TRAIN := examples/configs/train_shakespeare.json
 demo_took = @echo "demo: part $(1) took $$(($$(date +%s) - $$(cat build/demo.began))) s"; date +%s >build/demo.began
 demo: $(DEPS)
 	@mkdir -p build && date +%s >build/demo.began
-	@echo "demo: three parts, about 10 minutes from a fresh clone; training begins after about 6"
+	@echo "demo: three parts, about 8 minutes from a fresh clone; training begins after about 5"
 	@echo "demo 1 of 3: compile the Python package; train a 10 M parameter Llama on two ranks; compare the stages"
 	@$(COMPILER) $(BIN)/python tools/build.py --target front --lm $(LM) --unity $(UNITY)
 	$(DEMO)
