@@ -28,9 +28,15 @@ INSTANTIATE_TEST_SUITE_P(Memory, PlacementsOfExternalStates, placement_cases([](
                          }),
                          name_of_case);
 
+// What each step needs is in files. If the device updates fp32 parameters, only frozen ones are, and the buffer that
+// has those of a single unit is not read again.
 class PlacementsInFiles : public Placements {};
-INSTANTIATE_TEST_SUITE_P(Files, PlacementsInFiles,
-                         placement_cases([](const PlaceCase& of) { return of.place.has_files(); }), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Files, PlacementsInFiles, placement_cases([](const PlaceCase& of) {
+                           const Place& place = of.place;
+                           return place.states == OffloadDevice::kNvme ||
+                                  (place.parameters == OffloadDevice::kNvme && place.moves_parameters(of.dtype));
+                         }),
+                         name_of_case);
 
 // Two whole parameters by their numbers, and one through its tensor while two units are gathered.
 void set_weights(test::Rank& rank, int pass) {
@@ -49,14 +55,15 @@ void write_gathered_units(test::Rank& rank, int pass) {
 TEST_P(Placements, CountWhatUsersWrite) {
   Scenario later = scenario();
   later.steps = 5;
-  later.skip = [](int /*rank*/, int step, size_t unit) { return unit == 1 && step < 3; };
+  later.skip = [](int /*rank*/, int step, size_t unit) { return unit == 1 && step < 2; };
   const auto write = [](test::Rank& rank, int step) {
     const at::NoGradGuard no_grad;
     if (step == 1 && rank.scenario.config.stage < 3)
       for (const auto& [unit, param] : {std::pair<size_t, size_t>{2, 0}, {1, 0}, {2, 4}})
         rank.model.params()[unit][param].data().mul_(1.5);
     if (step == 3) write_gathered_units(rank, step);
-    if (step == 2 || step == 4) set_weights(rank, step);
+    // Not in step 2, where set_weights() would lead the engine to the writes of step 1.
+    if (step == 0 || step == 4) set_weights(rank, step);
   };
   expect_the_same_values(later, [&](test::Rank& rank) { train_without_waits(rank, write); });
 }

@@ -102,7 +102,8 @@ inline std::vector<std::tuple<Schedule, int, int>> cases_of_all_stages() {
 }
 
 // Returns the cases that `is_wanted` chooses. For a release, each place has all schedules, ranks, stages and dtypes.
-// Otherwise it has two or three cases, and each place begins with another dtype than the place before.
+// Otherwise it has two or three cases, and each place begins with another dtype than the place before. Shared states
+// of whole parameters have both dtypes.
 inline auto placement_cases(const std::function<bool(const PlaceCase&)>& is_wanted) {
   std::vector<std::tuple<Schedule, int, int>> some = cases_of_all_stages();
   if (!testing::release()) some = {{Schedule::kLazy, 2, 1}, {Schedule::kLazy, 1, 3}, {Schedule::kLate, 2, 3}};
@@ -114,7 +115,8 @@ inline auto placement_cases(const std::function<bool(const PlaceCase&)>& is_want
       if (stage < 3 && place.has_offloaded_parameters()) continue;
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
         const PlaceCase each{place, schedule, ranks, stage, dtype};
-        const bool is_turn = testing::release() || (number % 2 == 0) == (dtype == DType::kBFloat16);
+        const bool is_turn =
+            testing::release() || (stage < 3 && place.is_shared()) || (number % 2 == 0) == (dtype == DType::kBFloat16);
         if (is_turn && is_wanted(each)) cases.push_back(each);
       }
       ++number;
