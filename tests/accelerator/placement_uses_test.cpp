@@ -28,8 +28,8 @@ INSTANTIATE_TEST_SUITE_P(Memory, PlacementsOfExternalStates, placement_cases([](
                          }),
                          name_of_case);
 
-// What each step needs is in files. If the device updates fp32 parameters, only frozen ones are, and the buffer that
-// has those of a single unit is not read again.
+// Each step reads files in these places. If the device updates fp32 parameters, only frozen parameters go to files. The
+// test's model has one frozen parameter, which the engine reads once and then finds in its buffer.
 class PlacementsInFiles : public Placements {};
 INSTANTIATE_TEST_SUITE_P(Files, PlacementsInFiles, placement_cases([](const PlaceCase& of) {
                            const Place& place = of.place;
@@ -62,7 +62,7 @@ TEST_P(Placements, CountWhatUsersWrite) {
       for (const auto& [unit, param] : {std::pair<size_t, size_t>{2, 0}, {1, 0}, {2, 4}})
         rank.model.params()[unit][param].data().mul_(1.5);
     if (step == 3) write_gathered_units(rank, step);
-    // Not in step 2, where set_weights() would lead the engine to the writes of step 1.
+    // set_weights() is not called in step 2, because it would lead the engine to the writes of step 1.
     if (step == 0 || step == 4) set_weights(rank, step);
   };
   expect_the_same_values(later, [&](test::Rank& rank) { train_without_waits(rank, write); });
