@@ -16,8 +16,8 @@ for i in 0 1; do
   rm -rf "${folder:?}/${trees[i]}"
   mkdir -p "$folder/${trees[i]}"
   git archive "${revisions[i]}" | tar -x -C "$folder/${trees[i]}"
-  compiler=$folder/${trees[i]}/tools/compiler.sh
-  CXX=$(if [ -x "$compiler" ]; then "$compiler"; else echo "${CXX:-}"; fi) cmake -S "$folder/${trees[i]}" -B "$folder/${trees[i]}/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+  compiler=$("$folder/${trees[i]}/tools/compiler.sh" 2>/dev/null) || compiler=${CXX:-}  # the revision's own choice
+  CXX=$compiler cmake -S "$folder/${trees[i]}" -B "$folder/${trees[i]}/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_MAKE_PROGRAM="$ninja" -DPython_EXECUTABLE="$python" >"$folder/${trees[i]}.log"
 done
 

@@ -16,7 +16,7 @@ add_compile_options(-Wall -Wextra -Wconversion -Wno-sign-conversion -ffp-contrac
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options(-fpch-preprocess)
 else()
-  add_compile_options(-Wno-deprecated-declarations)  # within libstdc++'s std::stable_sort
+  add_compile_options(-Wno-deprecated-declarations)  # libstdc++'s own std::stable_sort calls one
 endif()
 if(ZEROSHARD_WERROR)
   add_compile_options(-Werror)
@@ -26,9 +26,9 @@ if(ZEROSHARD_SANITIZE)
   add_compile_options(-fsanitize=${ZEROSHARD_SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all
                       -fno-omit-frame-pointer -g1)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND ZEROSHARD_SANITIZE STREQUAL "thread")
-    add_compile_definitions(__SANITIZE_THREAD__)  # as GCC
+    add_compile_definitions(__SANITIZE_THREAD__)  # GCC defines it by itself
   elseif(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND NOT ZEROSHARD_FUZZ)
-    add_compile_options(-O0)  # a third of the time to compile; tests take as long
+    add_compile_options(-O0)  # clang compiles in a third of the time, and tests take as long
   endif()
   add_link_options(-fsanitize=${ZEROSHARD_SANITIZE})
   set(ZS_TEST_ENVIRONMENT

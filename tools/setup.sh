@@ -18,7 +18,8 @@ have_header() { echo "#include <$1>" | c++ -x c++ -std=c++20 ${2:-} -fsyntax-onl
 need_command() { command -v "$1" >/dev/null || missing+=("$2"); }
 need_header() { have_header "$1" "${3:-}" || missing+=("$2"); }  # header, package, compiler option
 
-# The packages of the newest clang that tools/compiler.sh takes, with sanitizers and what names functions in their reports.
+# Prints the packages of the newest clang that tools/compiler.sh takes: also its sanitizers, and the program that names
+# functions in their reports.
 newest_clang() {
   local version
   for version in {21..16}; do
@@ -74,7 +75,7 @@ fi
 echo "setup: installing ${missing[*]} ${optional[*]} ${clang[*]}"
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q
-find_missing  # with the list of packages
+find_missing  # again, because apt-cache knows clang's packages only now
 apt-get install -qy --no-install-recommends "${missing[@]}"
 [ ${#optional[@]} -eq 0 ] || apt-get install -qy --no-install-recommends "${optional[@]}" || true
 [ ${#clang[@]} -eq 0 ] || apt-get install -qy --no-install-recommends "${clang[@]}" || true
