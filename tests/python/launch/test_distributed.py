@@ -57,9 +57,14 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
 
 def ends_only_its_own_group():
     """Whether a default group of the script's own outlives end_default_group(), whatever its address."""
+
+    def end_group():
+        torch.distributed.barrier()  # a rank that ends its side would disturb one that still connects
+        torch.distributed.destroy_process_group()
+
     distributed.init_distributed()
     unused = distributed._unused_group
-    torch.distributed.destroy_process_group()
+    end_group()
     for port in range(5):
         store = torch.distributed.PrefixStore(str(port), unused[-1])
         torch.distributed.init_process_group("gloo", store=store, rank=world.rank(), world_size=world.size())
@@ -67,7 +72,7 @@ def ends_only_its_own_group():
         distributed.end_default_group()
         if not torch.distributed.is_initialized():
             return False
-        torch.distributed.destroy_process_group()
+        end_group()
     return True
 
 
