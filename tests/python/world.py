@@ -61,7 +61,7 @@ class World:
 
     def __init__(self, world_size: int, case: Callable, *, on: str | None = None, **kwargs: Any) -> None:
         context = _server()
-        port, self._port_claim = _reserve_port()
+        port, self._port_claim = reserve_port()
         self._started = time.monotonic()
         self._ended: dict[int, float] = {}
         self._logs = []
@@ -192,7 +192,7 @@ def _server() -> multiprocessing.context.BaseContext:
     return context
 
 
-def _reserve_port() -> tuple[int, socket.socket]:
+def reserve_port() -> tuple[int, socket.socket]:
     """A loopback port on which nobody listens, and what keeps it from other worlds while it is open.
 
     Not one that the system gives to whoever asks for any: rank 0 listens later, and another process may be faster.

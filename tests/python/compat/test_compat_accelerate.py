@@ -48,7 +48,7 @@ def test_an_accelerator_counts_all_ranks(script, order):
 
 def test_accelerate_launch(script):
     command = [sys.executable, "-m", "accelerate.commands.launch", "--use_deepspeed", "--zero_stage", "2"]
-    port, claim = world._reserve_port()
+    port, claim = world.reserve_port()
     command += ["--num_processes", "2", "--num_machines", "1", "--main_process_port", str(port)]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     told = called(*command, script(ACCELERATE), "later")

@@ -124,7 +124,7 @@ print("codes", codes, engine.parameter_digest(), flush=True)
 def run_script(tmp_path, ranks, *arguments):
     script = tmp_path / "forking.py"
     script.write_text(SCRIPT.format(here=str(TESTS)))
-    port, claim = world._reserve_port()
+    port, claim = world.reserve_port()
     with claim:
         ranks = [
             subprocess.Popen(

@@ -16,7 +16,7 @@ SCRIPT = str(TESTS / "waiting_rank.py")
 
 @contextlib.contextmanager
 def two_ranks(place, transport):
-    port, claim = world._reserve_port()
+    port, claim = world.reserve_port()
     environment = os.environ | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONUNBUFFERED": "1"}
     ranks = [

@@ -179,7 +179,7 @@ def test_ranks_of_zeroshard_train_name_one_that_never_comes(tmp_path):
         f' "train": {{"model": "{tmp_path}/none", "output": "{tmp_path}/out", "steps": 1,'
         f' "data": {{"train": ["{tmp_path}/none.npy"], "length": 8}}}}}}'
     )
-    port, claim = world._reserve_port()
+    port, claim = world.reserve_port()
     for rank, text in ((0, r"of 2 ranks, rank 1 has not come within 2 s .*; rank 0 came"), (1, "rank 0 has not come")):
         variables = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
         command = [ZEROSHARD, "train", config]
@@ -199,7 +199,7 @@ def test_an_interpreter_ends_in_good_order_after_the_error(tmp_path):
         "zeroshard.initialize(model=torch.nn.Linear(4, 4), config={'train_micro_batch_size_per_gpu': 2,"
         " 'optimizer': {'type': 'Adam'}})\n"
     )
-    port, claim = world._reserve_port()
+    port, claim = world.reserve_port()
     ranks = []
     for rank in range(3):
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "MASTER_PORT": str(port)}

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import world
 from built import ZEROSHARD, needs
 from launched import (
     DAEMON,
@@ -486,12 +487,12 @@ def test_a_taken_port_is_refused():
 
 @pytest.mark.row("L1")
 def test_two_jobs_cannot_share_a_port(script):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-    first = launch("--nproc", "1", "--master_port", port, script(SERVE), stdin=subprocess.PIPE)
-    assert first.stdout.readline().decode().strip() == port
-    assert run("--nproc", "1", "--master_port", port, "true")[0] == 2
-    first.communicate(timeout=20)
+    port, claim = world.reserve_port()
+    with claim:
+        first = launch("--nproc", "1", "--master_port", str(port), script(SERVE), stdin=subprocess.PIPE)
+        assert first.stdout.readline().decode().strip() == str(port)
+        assert run("--nproc", "1", "--master_port", str(port), "true")[0] == 2
+        first.communicate(timeout=20)
     assert first.returncode == 0
 
 

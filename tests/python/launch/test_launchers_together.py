@@ -27,7 +27,7 @@ WAIT = HERE + "time.sleep(60)\n"
 @pytest.fixture
 def start():
     """start(node, nnodes, *arguments) starts the launcher of a host; all that are left are killed at the end."""
-    port, claim = world._reserve_port()
+    port, claim = world.reserve_port()
     with claim, contextlib.ExitStack() as stack:
 
         def one(node, nnodes, *arguments, nproc=1, variables=None):

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+import world
 from built import ZEROSHARD, needs
 from launched import (
     DAEMON,
@@ -94,16 +95,14 @@ def test_a_failed_job_starts_again(script, tmp_path):
 
 def test_a_port_of_the_user_stays(script):
     """Rank 0 can listen on it again at once."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
+    port, claim = world.reserve_port()
     body = RESTART + ENVIRONMENT
     body += "import socket\ns = socket.create_server(('127.0.0.1', int(os.environ['MASTER_PORT'])))\n"
     body += "c = socket.create_connection(s.getsockname()); s.accept()[0].close()\nif restart == 0: sys.exit(1)\n"
-    code, out, err = run("--nproc", "1", "--max-restarts", "1", "--master_port", port, script(body))
+    with claim:
+        code, out, err = run("--nproc", "1", "--max-restarts", "1", "--master_port", str(port), script(body))
     assert code == 0, err
-    assert {env["MASTER_PORT"] for env in environments(out).values()} == {port}
+    assert {env["MASTER_PORT"] for env in environments(out).values()} == {str(port)}
 
 
 def test_the_last_failure_gives_the_code(script):

@@ -5,11 +5,11 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 
 import numpy
 import pytest
+import world
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from train_program import (
     LENGTH,
@@ -25,16 +25,16 @@ assert tokens  # a fixture
 
 def run_ranks(folders, configs):
     """Each rank with a configuration of its own, as where every host has its own copy."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
+    port, claim = world.reserve_port()
     ranks = []
     for rank, (folder, (train, more)) in enumerate(zip(folders, configs, strict=True)):
         folder.mkdir(exist_ok=True)
-        variables = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "MASTER_PORT": port}
+        variables = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         command = [ZEROSHARD, "train", write(folder, train, **more)]
         ranks.append(subprocess.Popen(command, env=os.environ | variables, **pipes))
-    return [(rank.communicate(timeout=60)[0], rank.returncode) for rank in ranks]
+    with claim:
+        return [(rank.communicate(timeout=60)[0], rank.returncode) for rank in ranks]
 
 
 def changed(train, path, value):

@@ -9,7 +9,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy
 import pytest
 import torch
 import transformers
+import world
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from test_causal_lm import CASES
 from tokenizer_data import train_byte_level
@@ -175,16 +175,17 @@ def test_a_rank_of_another_launcher_tells_it_of_a_signal(tmp_path, tokens):
     """Each rank ends with 143, though one alone was signalled: `a && b`, and Slurm, see no success."""
     _, train = make(tmp_path, tokens, steps=10**6, log_every=1)
     config = write(tmp_path, train, stage=1)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-    ranks = []
-    for rank in range(2):
-        variables = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "MASTER_PORT": port}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        ranks.append(subprocess.Popen([ZEROSHARD, "train", config], env=os.environ | variables, **pipes))
-    assert any("step 3/" in line for line in ranks[0].stdout)
-    ranks[1].send_signal(signal.SIGTERM)
-    told = [rank.communicate(timeout=60)[0] for rank in ranks]
+    port, claim = world.reserve_port()
+    with claim:
+        ranks = []
+        for rank in range(2):
+            variables = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            ranks.append(subprocess.Popen([ZEROSHARD, "train", config], env=os.environ | variables, **pipes))
+        lines = []
+        assert any(lines.append(line) or "step 3/" in line for line in ranks[0].stdout), lines
+        ranks[1].send_signal(signal.SIGTERM)
+        told = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [143, 143], told
     assert "stopped by a signal; a checkpoint is in" in told[0]
 

@@ -130,7 +130,7 @@ def test_dropout_inside_of_attention_is_refused(tmp_path, tokens, kind, key):
 @contextlib.contextmanager
 def started(configs):
     """Ranks without a launcher, each with its configuration."""
-    port, claim = world._reserve_port()
+    port, claim = world.reserve_port()
     variables = {"WORLD_SIZE": len(configs), "LOCAL_WORLD_SIZE": len(configs), "MASTER_ADDR": "127.0.0.1"}
     ranks = []
     try:

@@ -78,7 +78,7 @@ def test_a_file_of_accelerate_configures_the_same(saved, alone, tmp_path):
     }
     path = tmp_path / "alst.yaml"
     path.write_text(json.dumps(configuration))  # which is YAML, too
-    port, claim = world._reserve_port()
+    port, claim = world.reserve_port()
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
     launch += ["--main_process_port", str(port)]
     told = dict(called(*launch, SCRIPT, saved, "3", "2", "tuned"))
