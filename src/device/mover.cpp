@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/cut.h"
 #include "device/host_copy.h"
 
 namespace zeroshard {
@@ -62,7 +63,7 @@ void Mover::lend_on_host(const at::Tensor& far, const at::Tensor& near, Ways way
     if (piece.arrived) piece.arrived->synchronize();
     use(piece.range, piece.near);
     if (!ways.writes) continue;
-    move(far.slice(0, piece.range.begin, piece.range.end), piece.near);
+    move(cut(far, piece.range), piece.near);
     if (piece.slot) piece.slot->last = record();
   }
 }
@@ -73,14 +74,14 @@ Mover::Piece Mover::begin_piece(const at::Tensor& far, const at::Tensor& near, W
   Piece piece{{at, std::min(at + piece_numel_, far.numel())}, near};
   if (piece.range.size() == 0) return piece;
   if (near.defined()) {
-    piece.near = near.slice(0, piece.range.begin, piece.range.end);
+    piece.near = cut(near, piece.range);
   } else {
     piece.slot = &next_slot();
     if (piece.slot->last) piece.slot->last->synchronize();
     piece.near = piece.slot->memory.view(far.scalar_type(), 0, piece.range.size());
   }
   if (!ways.reads) return piece;
-  move(piece.near, far.slice(0, piece.range.begin, piece.range.end));
+  move(piece.near, cut(far, piece.range));
   piece.arrived = record();
   if (piece.slot) piece.slot->last = record();
   return piece;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "device/cut.h"
 #include "engine/impl.h"
 
 // Lets users read and set master weights, states and gradients of single parameters between passes.
@@ -50,7 +51,7 @@ std::optional<at::Tensor> assemble(const Ranks& ranks, const TrainedParam& param
   for (int rank = 0; rank < comm.world_size(); ++rank) {
     const Range owned = layout.owned(param.index, rank);
     if (owned.size() == 0) continue;
-    at::Tensor piece = values.slice(0, owned.begin - whole.begin, owned.end - whole.begin);
+    at::Tensor piece = cut(values, owned - whole.begin);
     if (rank == comm.rank() && mine) {
       piece.copy_(*mine);
     } else {
@@ -108,9 +109,7 @@ std::optional<at::Tensor> Engine::local_param(size_t unit, size_t param) {
       if (group.flat().params[i] != param) continue;
       if (!group.parameters().in_memory()) return std::nullopt;
       const Range owned = intersect(group.layout().param(i), group.shard());
-      const int64_t first = group.shard().begin;
-      return owned.size() == 0 ? group.my_shard().slice(0, 0, 0)
-                               : group.my_shard().slice(0, owned.begin - first, owned.end - first);
+      return cut(group.my_shard(), owned.size() == 0 ? Range{} : owned - group.shard().begin);
     }
   }
   return std::nullopt;
@@ -212,7 +211,7 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
   ZS_CHECK(both == owned, "values are for elements [", begin, ", ", begin + scaled.numel(), ") of '",
            found->spec().name(), "', but this rank keeps [", owned.begin - first + begin, ", ",
            owned.end - first + begin, "): give values for all that it keeps");
-  impl.reducer->replace(found->group->number(), found->index, scaled.slice(0, both.begin - first, both.end - first));
+  impl.reducer->replace(found->group->number(), found->index, cut(scaled, both - first));
   impl.pass->gradients().show();
 }
 
@@ -236,8 +235,7 @@ void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Ten
   impl.update->replace(group, positions, flat);
   const auto copy_to = [&](const at::Tensor& memory, Range held) {
     const Range both = intersect(positions, held);
-    memory.slice(0, both.begin - held.begin, both.end - held.begin)
-        .copy_(flat.slice(0, both.begin - first, both.end - first));
+    cut(memory, both - held.begin).copy_(cut(flat, both - first));
   };
   group.write_parameters(positions, flat);
   if (impl.update->is_pending()) UserWrites::remember_open_parameters(group);

@@ -92,8 +92,7 @@ class Saves::States {
       slice.trainable = param.requires_grad;
       slice.updates = group.updates()[i];
       if (range.size() > 0) {
-        const int64_t start = group.layout().param(i).begin;
-        slice.elements = {range.begin - start, range.end - start};
+        slice.elements = range - group.layout().param(i).begin;
         slice.data = state.data;
         slice.offset = (range.begin - state.positions.begin) * element_size(state.dtype);
       } else if (saves() && (saves_.ranks_.all.rank() != 0 || param.numel() > 0)) {
@@ -241,8 +240,7 @@ std::vector<StateSlice> Saves::own_share(const std::vector<TensorState>& states)
     slice.trainable = true;
     if (group->place().updates_whole() || ranks_.has_replicas_of_states()) {
       const Range owned = intersect(group->layout().param(index), ranks_.saved_part(group->mine()));
-      const int64_t start = group->layout().param(index).begin;
-      const Range mine = intersect(slice.elements, {owned.begin - start, owned.end - start});
+      const Range mine = intersect(slice.elements, owned - group->layout().param(index).begin);
       if (mine.size() == 0) continue;
       slice.offset += (mine.begin - slice.elements.begin) * dtype_bytes(slice.dtype);
       slice.elements = mine;

@@ -7,6 +7,7 @@
 
 #include "base/align.h"
 #include "base/check.h"
+#include "device/cut.h"
 #include "device/flat_buffer.h"
 #include "device/host_copy.h"
 #include "device/mover.h"
@@ -153,7 +154,7 @@ class ArrayData final : public SliceData {
   // also copies them into the master weights themselves.
   void take_params(int64_t offset, int64_t bytes, at::Tensor copy) const {
     const Range range{offset / bytes_, (offset + bytes) / bytes_};
-    const at::Tensor params = group_.updated_parameters().slice(0, range.begin, range.end).cpu();
+    const at::Tensor params = cut(group_.updated_parameters(), range).cpu();
     // The master weights need not be written here for fp32 parameters on a device, because each update copies these
     // parameters to them anyway.
     if (params.scalar_type() == at::kFloat) return void(copy.copy_(params));

@@ -107,7 +107,7 @@ std::vector<ChunkStore::Planned> ChunkStore::chunks_of(size_t group, Range range
     ZS_CHECK(!slot || (*slot >= 0 && *slot < chunk.slots), "slot ", *slot, " of group ", group, ", which has ",
              chunk.slots);
     const Range lent = intersect(range, chunk.elements);
-    const Range within{lent.begin - chunk.elements.begin, lent.end - chunk.elements.begin};
+    const Range within = lent - chunk.elements.begin;
     for (int each = slot.value_or(0); each < (slot ? *slot + 1 : chunk.slots); ++each) {
       for (int64_t block = within.begin / kSumNumel; block * kSumNumel < within.end; ++block) {
         const size_t bit = size_t(each) * chunk.blocks() + size_t(block);

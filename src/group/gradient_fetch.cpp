@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/cut.h"
+
 namespace zeroshard {
 
 void GradientFetch::will_need(const at::Tensor& grads, Range range) {
@@ -24,7 +26,7 @@ void GradientFetch::begin_pieces() {
     Range& left = wanted_.front().range;
     const Range range{left.begin, std::min(left.begin + mover_.piece_numel(), left.end)};
     at::Tensor values = mover_.next_slot().memory.view(grads.scalar_type(), 0, range.size());
-    mover_.move(values, grads.slice(0, range.begin, range.end));
+    mover_.move(values, cut(grads, range));
     under_way_.push_back({grads.const_data_ptr(), range, std::move(values), mover_.record()});
     left.begin = range.end;
     if (left.size() == 0) wanted_.pop_front();
@@ -53,7 +55,7 @@ void GradientFetch::lend(const at::Tensor& grads, Range range, const Use& use) {
     const Piece& piece = arrived(grads, {at, range.end});
     const int64_t first = piece.range.begin, end = piece.range.end;
     const Range part{at, std::min(end, range.end)};
-    use(part, piece.values.slice(0, part.begin - first, part.end - first));
+    use(part, cut(piece.values, part - first));
     at = part.end;
     if (at < end) continue;
     under_way_.pop_front();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/cut.h"
 
 namespace zeroshard {
 namespace {
@@ -48,8 +49,7 @@ at::Tensor ShardedGroup::updated_parameters() const {
 
 at::Tensor ShardedGroup::updated_part(Range range) const {
   await_copies();
-  const int64_t first = updated_.begin - kept_.begin;
-  return parameters_->part({first + range.begin, first + range.end});
+  return parameters_->part(range + (updated_.begin - kept_.begin));
 }
 
 void ShardedGroup::await_copies() const {
@@ -69,37 +69,34 @@ void ShardedGroup::begin_copy_of_shard(void* to, const SideStream& stream) {
     const SideStream::Scope scope(stream);
     if (writing_) current_stream_waits(*writing_, options_.device);
   }
-  const int64_t first = shard().begin - kept_.begin;
-  parameters_->begin_read({first, first + shard().size()}, to, options_.device, stream);
+  parameters_->begin_read(shard() - kept_.begin, to, options_.device, stream);
   if (parameters_->in_memory()) reading_ = stream.record();
 }
 
 Range ShardedGroup::state_range(size_t index) const {
   const Range positions = intersect(layout().param(index), updated_);
   if (positions.size() == 0) return {};
-  return {positions.begin - updated_.begin, positions.end - updated_.begin};
+  return positions - updated_.begin;
 }
 
 at::Tensor ShardedGroup::memory(Range positions) const {
-  return parameters_->view({positions.begin - kept_.begin, positions.end - kept_.begin});
+  return parameters_->view(positions - kept_.begin);
 }
 
 void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
   if (!has_master()) return;
   const Range both = intersect(positions, updated_);
-  const Range states{both.begin - updated_.begin, both.end - updated_.begin};
   if (both.size() == 0) return;
   forget_parameters();
-  states_->lend_one(states, kMasterWeights, Array::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
-    const int64_t first = updated_.begin + part.begin - positions.begin;
-    to.copy_(values.slice(0, first, first + part.size()));
+  states_->lend_one(both - updated_.begin, kMasterWeights, Access::kOverwrite, [&](Range part, const at::Tensor& to) {
+    to.copy_(cut(values, part + (updated_.begin - positions.begin)));
   });
 }
 
 void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   const Range both = intersect(positions, kept_);
   if (both.size() == 0) return;
-  at::Tensor from = values.slice(0, both.begin - positions.begin, both.end - positions.begin);
+  at::Tensor from = cut(values, both - positions.begin);
   // The values are copied to the host before they are converted, because a conversion on the device would need memory
   // there.
   if (!is_resident()) from = from.cpu();
@@ -107,10 +104,9 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
     if (WriteHold* const hold = states_ ? states_->hold() : nullptr) hold->await_readers();
     await_copies();
   }
-  const int64_t first = both.begin - kept_.begin;
-  parameters_->lend({first, first + both.size()}, Access::kOverwrite, [&](Range part, const at::Tensor& params) {
-    params.copy_(from.slice(0, part.begin - first, part.end - first));
-  });
+  const Range here = both - kept_.begin;
+  parameters_->lend(here, Access::kOverwrite,
+                    [&](Range part, const at::Tensor& params) { params.copy_(cut(from, part - here.begin)); });
 }
 
 // If a group has no master weights, its fp32 parameters are their own. Code that writes them then updates master
@@ -134,10 +130,8 @@ void ShardedGroup::await_readers_of_parameters(Ways ways) const {
 
 void ShardedGroup::lend_parameters(Range range, Ways ways, const Array::BorrowerOfOne& use) {
   const int64_t first = updated_.begin - kept_.begin;
-  parameters_->lend({first + range.begin, first + range.end}, access_to_parameters(ways),
-                    [&](Range part, const at::Tensor& params) {
-                      use({part.begin - first, part.end - first}, params);
-                    });
+  parameters_->lend(range + first, access_to_parameters(ways),
+                    [&](Range part, const at::Tensor& params) { use(part - first, params); });
 }
 
 void ShardedGroup::lend(Range range, Access access, Ways ways, const Use& use) {
@@ -176,7 +170,7 @@ void ShardedGroup::lend_updated(Range range, Access access, Ways ways, const Len
   if (first.size() == 0) return;
   lend_states(first, access, [&](Range lent, const StateTensors& states) {
     lend_parameters(lent, ways, [&](Range part, const at::Tensor& params) {
-      use(part, part == lent ? states : states.slice(part.begin - lent.begin, part.end - lent.begin), params);
+      use(part, part == lent ? states : states.slice(part - lent.begin), params);
     });
   });
 }
@@ -186,7 +180,7 @@ void ShardedGroup::lend_rest(Range rest, Access access, const LendStates& lend_s
   lend_states(rest, access, [&](Range part, const StateTensors& lent) {
     StateTensors states = lent;
     if (flat().dtype == DType::kFloat32) states.master = at::Tensor();
-    use(part, states, own.slice(0, part.begin, part.end));
+    use(part, states, cut(own, part));
   });
 }
 
@@ -199,10 +193,10 @@ void ShardedGroup::lend_to_host(Range range, Access access, Ways ways, const Len
     mover.follow();
     lend_states(range, reads ? Access::kRead : Access::kModify, [&](Range part, const StateTensors& lent) {
       const at::Tensor near = are_masters ? lent.master : at::Tensor();
-      mover.lend_on_host(own.slice(0, part.begin, part.end), near, ways, [&](Range piece, const at::Tensor& params) {
-        StateTensors states = lent.slice(piece.begin, piece.end);
+      mover.lend_on_host(cut(own, part), near, ways, [&](Range piece, const at::Tensor& params) {
+        StateTensors states = lent.slice(piece);
         if (are_masters) states.master = at::Tensor();
-        use({part.begin + piece.begin, part.begin + piece.end}, states, params);
+        use(piece + part.begin, states, params);
       });
     });
     if (!ways.writes) return;
@@ -230,10 +224,9 @@ void ShardedGroup::lend_to_device(Range range, Access access, Ways ways, const L
           const Range piece{at, std::min(at + mover.piece_numel(), part.end)};
           // If the parameters are in a file, the host waits for each piece to be copied back, because `away` is written
           // to the file as soon as it is no longer lent.
-          mover.lend_on_device(away.slice(0, piece.begin - part.begin, piece.end - part.begin), ways,
-                               /*waits=*/!in_memory, [&](const at::Tensor& params) {
-                                 use(piece, states.slice(piece.begin - lent.begin, piece.end - lent.begin), params);
-                               });
+          mover.lend_on_device(cut(away, piece - part.begin), ways,
+                               /*waits=*/!in_memory,
+                               [&](const at::Tensor& params) { use(piece, states.slice(piece - lent.begin), params); });
         }
       });
     });

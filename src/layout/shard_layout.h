@@ -12,6 +12,15 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
+// `range - origin` has the same elements as `range`, with positions counted from `origin`. `range + origin` undoes
+// that.
+inline Range operator-(Range range, int64_t origin) {
+  return {range.begin - origin, range.end - origin};
+}
+inline Range operator+(Range range, int64_t origin) {
+  return {range.begin + origin, range.end + origin};
+}
+
 // Returns the elements that are in both ranges, or {0, 0} if there are none.
 Range intersect(Range a, Range b);
 

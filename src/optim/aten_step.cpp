@@ -6,10 +6,6 @@
 
 #include <cmath>
 
-#include "base/align.h"
-#include "base/check.h"
-#include "layout/shard_layout.h"
-
 namespace zeroshard {
 namespace {
 
@@ -66,16 +62,6 @@ void adagrad(const at::Tensor& weights, at::Tensor grad, const at::Tensor& sum, 
 }
 
 }  // namespace
-
-UpdateTensors UpdateTensors::slice(int64_t begin, int64_t end) const {
-  const auto cut = [&](const at::Tensor& tensor) { return tensor.defined() ? tensor.slice(0, begin, end) : tensor; };
-  UpdateTensors result{cut(master), cut(param), cut(grad), {}};
-  for (const at::Tensor& moment : moments) result.moments.push_back(cut(moment));
-  ZS_ASSERT(scales.empty() || begin % kScaledNumel == 0, "elements ", begin, " to ", end, " begin within a block");
-  for (const at::Tensor& each : scales)
-    result.scales.push_back(each.slice(0, begin / kScaledNumel, ceil_div(end, kScaledNumel)));
-  return result;
-}
 
 void aten_step(OptimizerConfig::Type type, const UpdateTensors& tensors, const ParamGroupOptions& options, int64_t step,
                float grad_scale) {

@@ -1,18 +1,17 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <vector>
-
+#include "device/cut.h"
+#include "store/array.h"
 #include "zeroshard/optimizer.h"
 
 namespace zeroshard {
 
 // The 1-D tensors of one update, all for the same elements. `master` is undefined if `param` is fp32.
-struct UpdateTensors {
-  at::Tensor master, param, grad;
-  std::vector<at::Tensor> moments, scales = {};  // as in StateTensors
+struct UpdateTensors : StateTensors {
+  at::Tensor param, grad;
 
-  UpdateTensors slice(int64_t begin, int64_t end) const;
+  UpdateTensors slice(Range range) const { return {StateTensors::slice(range), cut(param, range), cut(grad, range)}; }
 };
 
 // Makes one optimizer update with LibTorch's operations, for devices for which zeroshard has no kernels

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/cut.h"
 
 namespace zeroshard {
 
@@ -52,8 +53,7 @@ void DelayedUpdate::publish(ShardedGroup& group) {
   if (own.runs.empty()) return;
   const at::Tensor to = group.updated_parameters();
   mover_.follow();  // the copies wait for work of the current stream that still reads the old parameters
-  for (const auto& run : std::exchange(own.runs, {}))
-    mover_.move(to.slice(0, run.range.begin, run.range.end), own.values.slice(0, run.range.begin, run.range.end));
+  for (const auto& run : std::exchange(own.runs, {})) mover_.move(cut(to, run.range), cut(own.values, run.range));
   own.sent = mover_.record();
   group.written_until(mover_.record());
 }
@@ -63,8 +63,7 @@ void DelayedUpdate::replace(const ShardedGroup& group, Range positions, const at
   if (both.size() == 0) return;
   Pending& own = pending_.at(group.number());
   if (own.sent) own.sent->synchronize();
-  own.values.slice(0, both.begin - updated.begin, both.end - updated.begin)
-      .copy_(values.slice(0, both.begin - positions.begin, both.end - positions.begin));
+  cut(own.values, both - updated.begin).copy_(cut(values, both - positions.begin));
 }
 
 }  // namespace zeroshard

@@ -11,6 +11,7 @@
 #include "base/align.h"
 #include "base/check.h"
 #include "base/format.h"
+#include "device/cut.h"
 #include "device/dtype.h"
 
 namespace zeroshard {
@@ -18,10 +19,6 @@ namespace {
 
 // The number of elements that gather() takes at a time, which limits its temporary memory.
 constexpr int64_t kGatherNumel = 1 << 22;
-
-at::Tensor piece_of(const at::Tensor& tensor, Range range) {
-  return tensor.slice(0, range.begin, range.end);
-}
 
 Span span_of(const at::Tensor& tensor, DType dtype) {
   return {tensor.numel() > 0 ? tensor.data_ptr() : nullptr, tensor.numel(), dtype};
@@ -87,7 +84,7 @@ MatrixUpdate::Slot MatrixUpdate::slot(size_t index) const {
   for (size_t i = 0; i < batch.pieces.size() && world_size > 1; ++i) {
     const MatrixPiece& piece = batch.pieces[i];
     if (batch.matrices[piece.matrix].owner != rank) continue;
-    slot.whole[i] = slot.got.slice(0, next, next + piece.positions.size());
+    slot.whole[i] = cut(slot.got, {next, next + piece.positions.size()});
     next += piece.positions.size();
   }
   return slot;
@@ -101,17 +98,15 @@ void MatrixUpdate::gather(ShardedGroup& group, const Step& step, const Runs& run
     const auto use = [&](Range part, const at::Tensor& state, const at::Tensor& values) {
       for (int64_t begin = 0; begin < part.size(); begin += kGatherNumel) {
         const Range piece{begin, std::min(begin + kGatherNumel, part.size())};
-        at::Tensor grad = piece_of(values, piece).to(at::kFloat);
+        at::Tensor grad = cut(values, piece).to(at::kFloat);
         if (step.grad_scale != 1) grad = grad.mul(step.grad_scale);
-        piece_of(updates, {part.begin + piece.begin, part.begin + piece.end})
-            .copy_(rule.gather(piece_of(state, piece), grad, options));
+        cut(updates, piece + part.begin).copy_(rule.gather(cut(state, piece), grad, options));
       }
     };
     group.states().lend_one(run.range, 0, Array::Access::kModify, [&](Range part, const at::Tensor& state) {
       if (!state.is_cpu()) return use(part, state, gradients.values.view(part));
-      gradients.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
-        use(piece, piece_of(state, {piece.begin - part.begin, piece.end - part.begin}), values);
-      });
+      gradients.lend_on_host(
+          part, [&](Range piece, const at::Tensor& values) { use(piece, cut(state, piece - part.begin), values); });
     });
   }
 }
@@ -123,8 +118,8 @@ void MatrixUpdate::use_own_pieces(size_t index, const Slot& slot, const UsePiece
     if (piece.rank != comm_.rank()) continue;
     const size_t group = batch.matrices[piece.matrix].group;
     const int64_t begin = batch.groups[group].first + piece.positions.begin - groups_of(index)[group]->updated().begin;
-    use(piece_of(slot.updates, {begin, begin + piece.positions.size()}),
-        piece_of(slot.sent, {next, next + piece.positions.size()}));
+    use(cut(slot.updates, {begin, begin + piece.positions.size()}),
+        cut(slot.sent, {next, next + piece.positions.size()}));
     next += piece.positions.size();
   }
 }
@@ -137,7 +132,7 @@ std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
     Runs& runs = runs_[first_of_[index] + g];
     runs = ShardedOptimizer::count(*groups[g], step.has_grad(*groups[g]));
     const MatrixBatch::Group& own = batch.groups[g];
-    gather(*groups[g], step, runs, slot.updates.slice(0, own.first, own.first + own.numel));
+    gather(*groups[g], step, runs, cut(slot.updates, {own.first, own.first + own.numel}));
   }
   if (comm_.world_size() == 1) return nullptr;
   use_own_pieces(index, slot, [](const at::Tensor& here, const at::Tensor& travels) { travels.copy_(here); });
@@ -161,7 +156,7 @@ void MatrixUpdate::transform(size_t index, size_t matrix, const Step& step, std:
   if (pieces.size() == 1) return;
   int64_t next = 0;
   for (const at::Tensor& piece : pieces) {
-    piece.copy_(whole.slice(0, next, next + piece.numel()));
+    piece.copy_(cut(whole, {next, next + piece.numel()}));
     next += piece.numel();
   }
 }
@@ -176,7 +171,7 @@ std::unique_ptr<Work> MatrixUpdate::transform(size_t index, const Step& step) {
       const ShardedGroup& group = *groups_of(index)[batch.matrices[m].group];
       const Range range = group.layout().param(batch.matrices[m].param);
       const int64_t first = batch.groups[batch.matrices[m].group].first;
-      pieces.push_back(slot.updates.slice(0, first + range.begin, first + range.end));
+      pieces.push_back(cut(slot.updates, range + first));
     } else {
       for (const size_t i : batch.pieces_of(m)) pieces.push_back(slot.whole[i]);
     }
@@ -195,11 +190,11 @@ void MatrixUpdate::apply(size_t index, const Step& step) {
     use_own_pieces(index, slot, [](const at::Tensor& here, const at::Tensor& travels) { here.copy_(travels); });
   for (size_t g = 0; g < groups.size(); ++g) {
     const MatrixBatch::Group& own = batch.groups[g];
-    const at::Tensor updates = slot.updates.slice(0, own.first, own.first + own.numel);
+    const at::Tensor updates = cut(slot.updates, {own.first, own.first + own.numel});
     if (groups[g]->place().updates_whole() && comm_.world_size() > 1) {
       const Range mine = groups[g]->mine();
-      const auto work = comm_.all_gather(span_of(updates, options_.dtype),
-                                         span_of(piece_of(updates, mine), options_.dtype), "updates of matrices");
+      const auto work = comm_.all_gather(span_of(updates, options_.dtype), span_of(cut(updates, mine), options_.dtype),
+                                         "updates of matrices");
       work->drain();
     }
     optimizer_.apply(*groups[g], updates, runs_[first_of_[index] + g], step.options, step.has_grad(*groups[g]));

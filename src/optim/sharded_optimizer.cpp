@@ -11,6 +11,7 @@
 #include "base/align.h"
 #include "base/check.h"
 #include "base/text_hash.h"
+#include "device/cut.h"
 #include "device/device_kernels.h"
 #include "device/dtype.h"
 #include "device/math.h"
@@ -31,15 +32,11 @@ constexpr int64_t kUpdatedPiece = 1 << 15;  // elements compared and updated at 
 // The number of elements that LibTorch updates at a time, which limits its temporary memory.
 constexpr int64_t kAtenPiece = 1 << 23;
 
-at::Tensor cut(const at::Tensor& tensor, Range range) {
-  return tensor.slice(0, range.begin, range.end);
-}
-
 StateTensors copied(Array& states, Range range) {
   StateTensors copy;
   const auto append = [&](at::Tensor& to, const at::Tensor& part, Range at) {
     if (!to.defined()) to = at::empty({range.size()}, part.options());
-    cut(to, {at.begin - range.begin, at.end - range.begin}).copy_(part);
+    cut(to, at - range.begin).copy_(part);
   };
   states.lend(range, Array::Access::kRead, [&](Range part, const StateTensors& lent) {
     if (lent.master.defined()) append(copy.master, lent.master, part);
@@ -259,8 +256,8 @@ void ShardedOptimizer::update_beside(ShardedGroup& group, const at::Tensor& grad
     const Update update{type_of(group), options[size_t(run.param_group)], run.step, grad_scale, /*is_open=*/false};
     group.states().lend(run.range, Array::Access::kModify, [&](Range part, const StateTensors& lent) {
       const at::Tensor to = cut(params, part);
-      const UpdateTensors tensors{are_masters ? at::Tensor() : lent.master, are_masters ? lent.master : to,
-                                  cut(grads, part), lent.moments, lent.scales};
+      UpdateTensors tensors{lent, to, cut(grads, part)};
+      if (are_masters) tensors.param = std::exchange(tensors.master, at::Tensor());
       update_on_host(group, part, tensors, update);
       if (are_masters) to.copy_(lent.master);
     });
@@ -276,12 +273,10 @@ bool ShardedOptimizer::updates_all(const ShardedGroup& group, const std::vector<
 void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range,
                                   const Update& update) const {
   const auto on_part = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
-    if (!params.is_cpu())
-      return update_on_device({lent.master, params, grads.values.view(part), lent.moments, lent.scales}, update);
+    if (!params.is_cpu()) return update_on_device({lent, params, grads.values.view(part)}, update);
     grads.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
-      const Range here{piece.begin - part.begin, piece.end - part.begin};
-      const StateTensors states = lent.slice(here.begin, here.end);
-      update_on_host(group, piece, {states.master, cut(params, here), values, states.moments, states.scales}, update);
+      const Range here = piece - part.begin;
+      update_on_host(group, piece, {lent.slice(here), cut(params, here), values}, update);
     });
   };
   group.lend(range, Array::Access::kModify, {.reads = update.is_open, .writes = true}, on_part);
@@ -293,7 +288,7 @@ void ShardedOptimizer::update_codes_on_device(const UpdateTensors& tensors, cons
   // A param group without momentum leaves its codes as they are.
   const bool has_moments = update.type != OptimizerConfig::Type::kSgd || update.options.momentum != 0;
   for (int64_t begin = 0; begin < tensors.param.numel(); begin += kDecodedNumel) {
-    UpdateTensors piece = tensors.slice(begin, std::min(begin + kDecodedNumel, tensors.param.numel()));
+    UpdateTensors piece = tensors.slice({begin, std::min(begin + kDecodedNumel, tensors.param.numel())});
     const std::vector<at::Tensor> codes = std::exchange(piece.moments, {}), scales = std::exchange(piece.scales, {});
     std::optional<Temporary> temporary;
     if (ledger_) temporary.emplace(*ledger_, decoded_bytes(piece.param.numel(), int(codes.size())));
@@ -315,13 +310,13 @@ void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Upda
   if (update.type == OptimizerConfig::Type::kMuon) {
     if (takes) take_written_on_device(tensors.master, tensors.param);
     for (int64_t begin = 0; begin < numel; begin += kAtenPiece)
-      apply_matrix(tensors.slice(begin, std::min(begin + kAtenPiece, numel)), update.options, update.rate_factor);
+      apply_matrix(tensors.slice({begin, std::min(begin + kAtenPiece, numel)}), update.options, update.rate_factor);
     return;
   }
   if (!own) {
     if (takes) take_written_on_device(tensors.master, tensors.param);
     for (int64_t begin = 0; begin < numel; begin += kAtenPiece)
-      aten_step(update.type, tensors.slice(begin, std::min(begin + kAtenPiece, numel)), update.options, update.step,
+      aten_step(update.type, tensors.slice({begin, std::min(begin + kAtenPiece, numel)}), update.options, update.step,
                 update.grad_scale);
     return;
   }
@@ -342,7 +337,7 @@ void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, co
     const Range own = intersect(group.state_range(i), piece);
     if (own.size() == 0) continue;
     const int64_t first = group.updated().begin + own.begin - group.layout().param(i).begin;
-    update_stretch(tensors.slice(own.begin - piece.begin, own.end - piece.begin), update,
+    update_stretch(tensors.slice(own - piece.begin), update,
                    {kernels::random_key(hash_text(group.param(i).name()), update.step), first});
   }
 }
@@ -360,7 +355,7 @@ void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update
       const int64_t to = std::min(from + piece, end);
       if (takes) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
       if (update.type == OptimizerConfig::Type::kMuon) {
-        apply_matrix(tensors.slice(from, to), update.options, update.rate_factor);
+        apply_matrix(tensors.slice({from, to}), update.options, update.rate_factor);
         continue;
       }
       kernels::StepBuffers buffers = buffers_of(tensors, from, to, update.grad_scale);
@@ -412,7 +407,7 @@ std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index) {
   if (range.size() == 0) return std::nullopt;
   StateTensors own;
   if (const StateTensors* const all = group.states().in_memory()) {
-    own = all->slice(range.begin, range.end);
+    own = all->slice(range);
   } else {
     own = copied(group.states(), range);
   }

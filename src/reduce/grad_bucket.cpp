@@ -8,6 +8,7 @@
 
 #include "base/align.h"
 #include "base/check.h"
+#include "device/cut.h"
 #include "device/dtype.h"
 #include "device/math.h"
 #include "device/named_range.h"
@@ -119,10 +120,10 @@ void GradBucket::launch(Span scratch, bool with_local) {
   pack_waiting(filling);
   for (size_t i = 0; i < group_.params.size(); ++i) {
     const Range range = group_.layout.param(i), padding = group_.layout.padding_behind(i);
-    if (!filling.filled[i]) filling.buffer.slice(0, range.begin, range.end).zero_();
+    if (!filling.filled[i]) cut(filling.buffer, range).zero_();
     // A buffer of a ring must get zeros as padding, because units with other layouts have used it. A bucket's own
     // buffer needs none, because nobody writes to its padding.
-    if (filling.slot && padding.size() > 0) filling.buffer.slice(0, padding.begin, padding.end).zero_();
+    if (filling.slot && padding.size() > 0) cut(filling.buffer, padding).zero_();
   }
   if (with_local) own_sum_.move_to(filling.buffer);
   const Span span{filling.buffer.data_ptr(), padded, place_.wire_dtype};
@@ -146,8 +147,7 @@ std::vector<const void*> GradBucket::arrived_pieces(InFlight& in_flight) const {
     return {pieces.begin(), pieces.end()};
   }
   in_flight.work->wait();
-  const Range mine = group_.layout.shard(comm_.rank());
-  return {in_flight.buffer.slice(0, mine.begin, mine.end).const_data_ptr()};
+  return {cut(in_flight.buffer, group_.layout.shard(comm_.rank())).const_data_ptr()};
 }
 
 DType GradBucket::dtype_of_pieces(const InFlight& in_flight) const {

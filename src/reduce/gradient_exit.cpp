@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/cut.h"
 #include "device/device_squares.h"
 #include "plan/device_memory.h"
 
@@ -48,7 +49,7 @@ void GradientExit::settle() {
   const SideStream::Scope scope(mover_.stream());
   pending.buffer->uses.take();
   pending.file->lend({0, pending.file->numel()}, Array::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
-    mover_.move(to, pending.values.slice(0, part.begin, part.end));
+    mover_.move(to, cut(pending.values, part));
     mover_.wait();
   });
   pending.buffer->uses.end();

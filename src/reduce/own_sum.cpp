@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "device/cut.h"
 #include "device/dtype.h"
 
 namespace zeroshard {
@@ -28,8 +29,7 @@ void OwnSum::move_to(const at::Tensor& buffer) {
 void OwnSum::drop(size_t index) {
   if (!used_) return;
   uses_.take();
-  const Range range = group_.layout.param(index);
-  values().slice(0, range.begin, range.end).zero_();
+  cut(values(), group_.layout.param(index)).zero_();
 }
 
 }  // namespace zeroshard

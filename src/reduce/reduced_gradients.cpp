@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/cut.h"
 #include "device/dtype.h"
 #include "device/math.h"
 
@@ -37,7 +38,7 @@ Range ReducedGradients::mine() const {
 
 Range ReducedGradients::owned(size_t index) const {
   const Range mine = group_.layout.part(options_.rank), owned = group_.layout.owned(index, options_.rank);
-  return owned.size() > 0 ? Range{owned.begin - mine.begin, owned.end - mine.begin} : Range{};
+  return owned.size() > 0 ? owned - mine.begin : Range{};
 }
 
 at::Tensor ReducedGradients::shard() const {
@@ -79,13 +80,12 @@ void ReducedGradients::replace(size_t index, const at::Tensor& values) {
   const Range here = owned(index);
   if (options_.exit) {
     const at::Tensor own = options_.exit->begin(*values_, /*has_values=*/true);
-    if (here.size() > 0) own.slice(0, here.begin, here.end).copy_(values);
+    if (here.size() > 0) cut(own, here).copy_(values);
     return end_exit();
   }
-  const int64_t first = mine().begin + here.begin;
-  this->values().lend({first, first + here.size()}, Array::Access::kModify, [&](Range part, const at::Tensor& to) {
-    to.copy_(values.slice(0, part.begin - first, part.end - first));
-  });
+  const Range at = here + mine().begin;
+  this->values().lend(at, Array::Access::kModify,
+                      [&](Range part, const at::Tensor& to) { to.copy_(cut(values, part - at.begin)); });
   squares_ = ExactSum();
   ExactSum* const squares = squares_here();
   if (squares == nullptr) return;
@@ -97,7 +97,7 @@ bool ReducedGradients::zero_under_way(size_t index) {
   if (!options_.device.is_cpu() || !values_->in_memory()) return false;
   const Range here = owned(index);
   const at::Tensor sum = kept_.defined() ? kept_ : shard();
-  if (here.size() > 0) sum.slice(0, here.begin, here.end).zero_();
+  if (here.size() > 0) cut(sum, here).zero_();
   return true;
 }
 

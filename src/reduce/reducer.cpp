@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/cut.h"
 #include "device/device_squares.h"
 #include "device/dtype.h"
 #include "plan/device_memory.h"
@@ -111,8 +112,7 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
         grads =
             std::make_unique<Array>(grad_memory.take(place.grad_dtype, place.reduced_gradients.numel(group.layout)));
       } else {
-        const Range mine = group.layout.part(options_.rank);
-        grads = std::make_unique<Array>(place.updates_whole() ? full : full.slice(0, mine.begin, mine.end));
+        grads = std::make_unique<Array>(place.updates_whole() ? full : cut(full, group.layout.part(options_.rank)));
       }
       buckets_.emplace_back(unit, g, place, options_, comm_, std::move(full), std::move(grads));
     }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/cut.h"
 #include "device/flat_buffer.h"
 #include "device/host_copy.h"
 #include "kernels/kernels.h"
@@ -21,11 +22,7 @@ Range before(Range range, int64_t border) {
 // Returns the part of `range` after the border. Positions of the result count from the border, like those of the
 // storage `rest`.
 Range behind(Range range, int64_t border) {
-  return {std::max(range.begin, border) - border, std::max(range.end, border) - border};
-}
-
-Range moved(Range range, int64_t by) {
-  return {range.begin + by, range.end + by};
+  return Range{std::max(range.begin, border), std::max(range.end, border)} - border;
 }
 
 class SplitReader final : public ArrayReader {
@@ -46,9 +43,9 @@ class SplitReader final : public ArrayReader {
   int64_t bytes_;
 };
 
-at::Tensor scales_of(const at::Tensor& all, int64_t begin, int64_t end) {
-  ZS_ASSERT(begin % kScaledNumel == 0, "element ", begin, " is inside a block");
-  return all.slice(0, begin / kScaledNumel, ceil_div(end, kScaledNumel));
+at::Tensor scales_of(const at::Tensor& all, Range range) {
+  ZS_ASSERT(range.begin % kScaledNumel == 0, "element ", range.begin, " is inside a block");
+  return cut(all, {range.begin / kScaledNumel, ceil_div(range.end, kScaledNumel)});
 }
 
 // Returns the tensor itself if it is on the host. Otherwise returns an uninitialised host tensor of the same size.
@@ -89,11 +86,11 @@ std::unique_ptr<Storage> states_in_memory(const StateTensors& states) {
   return std::make_unique<MemoryStorage>(std::move(columns));
 }
 
-StateTensors StateTensors::slice(int64_t begin, int64_t end) const {
+StateTensors StateTensors::slice(Range range) const {
   StateTensors part;
-  if (master.defined()) part.master = master.slice(0, begin, end);
-  for (const at::Tensor& moment : moments) part.moments.push_back(moment.slice(0, begin, end));
-  for (const at::Tensor& each : scales) part.scales.push_back(scales_of(each, begin, end));
+  if (master.defined()) part.master = cut(master, range);
+  for (const at::Tensor& moment : moments) part.moments.push_back(cut(moment, range));
+  for (const at::Tensor& each : scales) part.scales.push_back(scales_of(each, range));
   return part;
 }
 
@@ -118,7 +115,7 @@ StateTensors Array::tensors_of(Range part, std::span<const at::Tensor> columns) 
   StateTensors tensors;
   if (has_master_) tensors.master = columns.front();
   tensors.moments.assign(columns.begin() + column_of(0), columns.end());
-  for (const at::Tensor& each : scales_) tensors.scales.push_back(scales_of(each, part.begin, part.end));
+  for (const at::Tensor& each : scales_) tensors.scales.push_back(scales_of(each, part));
   return tensors;
 }
 
@@ -128,7 +125,7 @@ void Array::lend_columns(Range range, std::optional<int> column, Access access, 
   if (first.size() > 0) storage_->lend(first, column, access, use);
   if (rest.size() == 0) return;
   rest_->lend(rest, column, access,
-              [&](Range part, std::span<const at::Tensor> columns) { use(moved(part, border_), columns); });
+              [&](Range part, std::span<const at::Tensor> columns) { use(part + border_, columns); });
 }
 
 void Array::lend(Range range, Access access, const Borrower& use) {
@@ -144,9 +141,9 @@ void Array::lend_one(Range range, int state, Access access, const BorrowerOfOne&
 void Array::write_moment(Range range, int slot, const at::Tensor& values) {
   const at::Tensor from = has_codes() ? values.to(at::kCPU, at::kFloat).contiguous() : values;
   lend_one(range, slot, Access::kOverwrite, [&](Range part, const at::Tensor& to) {
-    const at::Tensor piece = from.slice(0, part.begin - range.begin, part.end - range.begin);
+    const at::Tensor piece = cut(from, part - range.begin);
     if (!has_codes()) return void(to.copy_(piece));
-    const at::Tensor scales = scales_of(scales_.at(size_t(slot)), part.begin, part.end);
+    const at::Tensor scales = scales_of(scales_.at(size_t(slot)), part);
     const at::Tensor codes = on_host(to), of_codes = on_host(scales);
     kernels::encode(piece.const_data_ptr<float>(), part.size(), coded(codes.data_ptr(), of_codes, slot));
     if (to.is_cpu()) return;
@@ -159,7 +156,7 @@ void Array::read_moment(Range part, int slot, const at::Tensor& values, void* to
   if (!has_codes()) return void(view_memory(to, part.size(), at::kFloat, at::kCPU).copy_(values));
   const int64_t begin = part.begin % kScaledNumel;
   const at::Tensor read = values.cpu(),
-                   scales = scales_of(scales_.at(size_t(slot)), part.begin - begin, part.end).cpu();
+                   scales = scales_of(scales_.at(size_t(slot)), {part.begin - begin, part.end}).cpu();
   std::byte* const codes = static_cast<std::byte*>(read.data_ptr()) - begin;
   const kernels::CodedValues from = coded(codes, scales, slot);
   kernels::decode(from, begin, begin + part.size(), static_cast<float*>(to));
@@ -210,7 +207,7 @@ at::Tensor Array::part(Range range) {
 
 at::Tensor Array::view(Range range) const {
   ZS_ASSERT(in_memory_, "the values are in files");
-  return in_memory_->moments.at(0).slice(0, range.begin, range.end);
+  return cut(in_memory_->moments.at(0), range);
 }
 
 at::Tensor Array::copy_of(Range range) {

@@ -26,8 +26,8 @@ struct StateTensors {
   // For each slot of 8-bit codes: its scales, one for each kScaledNumel elements. Empty if moments are not codes.
   std::vector<at::Tensor> scales = {};
 
-  // Returns the states of the elements [begin, end). If there are scales, `begin` must be a multiple of kScaledNumel.
-  StateTensors slice(int64_t begin, int64_t end) const;
+  // Returns the states of the elements `range`. If there are scales, it must begin at a multiple of kScaledNumel.
+  StateTensors slice(Range range) const;
   const at::Tensor& at(int state) const { return state == kMasterWeights ? master : moments.at(size_t(state)); }
 };
 

@@ -6,6 +6,7 @@
 
 #include "base/align.h"
 #include "base/check.h"
+#include "device/cut.h"
 
 namespace zeroshard {
 namespace {
@@ -94,9 +95,9 @@ void MemoryStorage::lend(Range range, std::optional<int> column, Access access, 
   }
   access == Access::kRead ? uses_.share() : uses_.take();
   std::vector<at::Tensor> lent;
-  if (column) lent.push_back(columns_.at(size_t(*column)).slice(0, range.begin, range.end));
+  if (column) lent.push_back(cut(columns_.at(size_t(*column)), range));
   if (!column)
-    for (const at::Tensor& each : columns_) lent.push_back(each.slice(0, range.begin, range.end));
+    for (const at::Tensor& each : columns_) lent.push_back(cut(each, range));
   use(range, lent);
   if (access == Access::kRead) uses_.end();
 }

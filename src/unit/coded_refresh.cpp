@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "layout/shard_layout.h"
+#include "device/cut.h"
 
 namespace zeroshard {
 namespace {
@@ -31,8 +31,8 @@ template <typename Convert>
 void for_each_piece(const at::Tensor& part, const CodedPart& coded, const Convert& convert) {
   const at::Tensor rows = part.view({-1, kScaledNumel});
   for (int64_t begin = 0; begin < rows.size(0); begin += kConvertedNumel / kScaledNumel) {
-    const int64_t end = std::min(begin + kConvertedNumel / kScaledNumel, rows.size(0));
-    convert(rows.slice(0, begin, end), coded.numbers.slice(0, begin, end), coded.scales.slice(0, begin, end));
+    const Range piece{begin, std::min(begin + kConvertedNumel / kScaledNumel, rows.size(0))};
+    convert(cut(rows, piece), cut(coded.numbers, piece), cut(coded.scales, piece));
   }
 }
 
@@ -55,7 +55,7 @@ void decode(const CodedPart& from, const at::Tensor& part) {
 
 at::Tensor part_of(const at::Tensor& shard, int parts, int part) {
   const int64_t numel = shard.numel() / parts;
-  return shard.slice(0, part * numel, (part + 1) * numel);
+  return cut(shard, {part * numel, (part + 1) * numel});
 }
 
 }  // namespace

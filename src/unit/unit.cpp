@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "device/cut.h"
 #include "device/dtype.h"
 #include "device/named_range.h"
 #include "device/swap_storage.h"
@@ -79,7 +80,7 @@ void Unit::load(UnitSource& source) {
       const Range range = group.layout.param(i);
       at::Tensor dense = value.detach().to(device_);
       if (!is_floating_point(group.dtype)) dense = dense.contiguous().view(target);
-      staging.slice(0, range.begin, range.end).view(dense.sizes()).copy_(dense);
+      cut(staging, range).view(dense.sizes()).copy_(dense);
     }
     const Span span{staging.data_ptr(), staging.numel(), to_dtype(type)};
     comms_.all.broadcast(span, /*root=*/0, layout_.name)->wait();
@@ -318,7 +319,7 @@ void Unit::return_tensors() {
     const at::Tensor whole = full(g);
     for (size_t i = 0; i < group.params.size(); ++i) {
       const Range range = group.layout.param(i);
-      params_[group.params[i]].give_back(whole.slice(0, range.begin, range.end).clone());
+      params_[group.params[i]].give_back(cut(whole, range).clone());
     }
   }
   params_.clear();
@@ -336,7 +337,7 @@ void Unit::take_written() {
       std::memcpy(shard.data_ptr(), group_memory(const_cast<char*>(whole), g) + own.begin * size,
                   size_t(own.size() * size));
     } else {
-      shard.copy_(full(g).slice(0, own.begin, own.end));
+      shard.copy_(cut(full(g), own));
     }
   }
 }
@@ -355,7 +356,7 @@ void Unit::write_back(int root) {
     if (&comms_.all != &comms_.gather) comms_.gather.barrier(layout_.name);
     if (placement_ == Placement::kReplicated) continue;
     const Range own = groups_[g].shard();
-    groups_[g].write_parameters(own, whole.slice(0, own.begin, own.end));
+    groups_[g].write_parameters(own, cut(whole, own));
   }
   gathers_.after_current_stream();  // because prefetch() would not make a gather wait for the writes
 }

@@ -352,7 +352,7 @@ TEST(ShardedOptimizer, SlicesOfCodesAreTheirValues) {
     rank.run(test);
     for (const ParamSlice& slice : slices(rank.groups[0])) {
       const Range range = rank.groups[0].state_range(slice.index);
-      const StateTensors own = rank.states[0].slice(range.begin, range.end);
+      const StateTensors own = rank.states[0].slice(range);
       for (int slot = 0; slot < 2; ++slot) {
         std::vector<float> values(static_cast<size_t>(range.size()));
         kernels::decode({own.moments[size_t(slot)].data_ptr(), own.scales[size_t(slot)].data_ptr<float>(), slot == 0},
