@@ -237,6 +237,17 @@ void ShardedGroup::lend_to_device(Range range, Access access, Ways ways, const L
   }
 }
 
+void ShardedGroup::lend_beside(Range range, const at::Tensor& params, const Use& use) {
+  states_->lend(range, Access::kModify, [&](Range part, const StateTensors& lent) {
+    const at::Tensor to = cut(params, part);
+    if (flat().dtype != DType::kFloat32) return use(part, lent, to);
+    StateTensors states = lent;
+    const at::Tensor master = std::exchange(states.master, at::Tensor());
+    use(part, states, master);
+    to.copy_(master);
+  });
+}
+
 bool ShardedGroup::is_untouched() const {
   if (!checksum_) return false;
   await_copies();

@@ -103,9 +103,14 @@ class ShardedGroup {
   using Ways = Mover::Ways;
   using Use = std::function<void(Range part, const StateTensors& states, const at::Tensor& params)>;
   void lend(Range range, Access access, Ways ways, const Use& use);
-  // Does the same for the master weights alone, which the group must have. The moments are not fetched. `use` is not
-  // called for fp32 parameters that are their own master weights where they are lent, because there is nothing to
-  // convert. The copies that `ways` asks for are still made. If the call may change master weights, forgets the
+  // Lends `range` of the states for modification, together with the same elements of `params` in place of the group's
+  // own parameters, which stay as they are. `params` is on the side of the states, and has the elements of updated().
+  // If the parameters are fp32, `use` gets the master weights as its parameters, and they are copied to `params`
+  // afterwards.
+  void lend_beside(Range range, const at::Tensor& params, const Use& use);
+  // Does the same as lend() for the master weights alone, which the group must have. The moments are not fetched. `use`
+  // is not called for fp32 parameters that are their own master weights where they are lent, because there is nothing
+  // to convert. The copies that `ways` asks for are still made. If the call may change master weights, forgets the
   // remembered parameters.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
   void lend_master(Range range, Access access, Ways ways, const MasterUse& use);

@@ -251,17 +251,10 @@ void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& g
 void ShardedOptimizer::update_beside(ShardedGroup& group, const at::Tensor& grads, std::span<const Run> runs,
                                      std::span<const ParamGroupOptions> options, float grad_scale,
                                      const at::Tensor& params) const {
-  const bool are_masters = group.flat().dtype == DType::kFloat32;
-  for (const Run& run : runs) {
-    const Update update{type_of(group), options[size_t(run.param_group)], run.step, grad_scale, /*is_open=*/false};
-    group.states().lend(run.range, Array::Access::kModify, [&](Range part, const StateTensors& lent) {
-      const at::Tensor to = cut(params, part);
-      UpdateTensors tensors{lent, to, cut(grads, part)};
-      if (are_masters) tensors.param = std::exchange(tensors.master, at::Tensor());
-      update_on_host(group, part, tensors, update);
-      if (are_masters) to.copy_(lent.master);
-    });
-  }
+  Array values(grads);
+  for (const Run& run : runs)
+    update_run(group, {values}, run.range,
+               {type_of(group), options[size_t(run.param_group)], run.step, grad_scale, /*is_open=*/false}, params);
 }
 
 bool ShardedOptimizer::updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad) {
@@ -270,8 +263,8 @@ bool ShardedOptimizer::updates_all(const ShardedGroup& group, const std::vector<
   return true;
 }
 
-void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range,
-                                  const Update& update) const {
+void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update,
+                                  const at::Tensor& beside) const {
   const auto on_part = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
     if (!params.is_cpu()) return update_on_device({lent, params, grads.values.view(part)}, update);
     grads.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
@@ -279,6 +272,7 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& gr
       update_on_host(group, piece, {lent.slice(here), cut(params, here), values}, update);
     });
   };
+  if (beside.defined()) return group.lend_beside(range, beside, on_part);
   group.lend(range, Array::Access::kModify, {.reads = update.is_open, .writes = true}, on_part);
 }
 

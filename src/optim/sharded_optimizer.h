@@ -92,7 +92,9 @@ class ShardedOptimizer {
   OptimizerConfig::Type type_of(const ShardedGroup& group) const;
   // Returns whether all parameters that this rank is to update have a gradient.
   static bool updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad);
-  void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update) const;
+  // If `beside` is defined, writes the new parameters there, like update_beside().
+  void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update,
+                  const at::Tensor& beside = {}) const;
   void update_on_device(const UpdateTensors& tensors, const Update& update) const;
   void update_codes_on_device(const UpdateTensors& tensors, const Update& update) const;
   // `piece` is the range of the group's states that `tensors` have.
