@@ -24,7 +24,7 @@ void LaunchOrder::learn_forward(std::span<const size_t> needed, Comm& comm) {
   const auto append = [&](size_t unit) {
     if (used.at(unit)) return;
     used[unit] = true;
-    for (size_t bucket = first_of_[unit]; bucket < first_of_[unit + 1]; ++bucket) order.push_back(bucket);
+    for (const size_t bucket : of_unit(unit)) order.push_back(bucket);
   };
   for (const size_t unit : needed) append(unit);
   std::reverse(order.begin(), order.end());

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <ranges>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -19,8 +20,8 @@ class LaunchOrder {
 
   size_t num_units() const { return first_of_.size() - 1; }
   size_t num_buckets() const { return first_of_.back(); }
-  // The buckets of a unit are those from first_of(unit) to first_of(unit + 1) - 1.
-  size_t first_of(size_t unit) const { return first_of_.at(unit); }
+  // Returns the indices of a unit's buckets.
+  auto of_unit(size_t unit) const { return std::views::iota(first_of_.at(unit), first_of_.at(unit + 1)); }
   // Returns the buckets in the order of launches.
   const std::vector<size_t>& buckets() const { return buckets_; }
   // Returns the order of the units in forward, which is derived from buckets(). Units without a bucket come last.

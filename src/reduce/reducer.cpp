@@ -127,10 +127,8 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& ga
   if (!sync || next_ != 0 || !order_->can_learn_forward()) return;
   std::vector<int> uses(order_->num_units(), 0);  // consecutive uses count as one, because their backward ends once
   for (size_t i = 0; i < needed.size(); ++i) uses.at(needed[i]) += i == 0 || needed[i] != needed[i - 1] ? 1 : 0;
-  for (size_t unit = 0; unit < uses.size(); ++unit) {
-    for (size_t bucket = order_->first_of(unit); bucket < order_->first_of(unit + 1); ++bucket)
-      progress_[bucket].due_at = std::max(uses[unit], 1);
-  }
+  for (size_t unit = 0; unit < uses.size(); ++unit)
+    for (const size_t bucket : order_->of_unit(unit)) progress_[bucket].due_at = std::max(uses[unit], 1);
   order_->learn_forward(needed, gather_comm);
 }
 
@@ -139,7 +137,7 @@ void Reducer::read_ahead() {
   std::vector<ChunkStore::Announced> next;
   const std::vector<size_t>& units = order_->units_of_forward();
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
-    for (size_t bucket = order_->first_of(*unit); bucket < order_->first_of(*unit + 1); ++bucket) {
+    for (const size_t bucket : order_->of_unit(*unit)) {
       if (!buckets_[bucket].reduced().are_current()) continue;
       const Array& grads = buckets_[bucket].reduced().values();
       if (const auto place = grads.place_in_files({0, grads.numel()})) next.push_back(*place);
@@ -202,7 +200,7 @@ SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
 }
 
 void Reducer::flush(size_t unit) {
-  for (size_t index = order_->first_of(unit); index < order_->first_of(unit + 1); ++index) {
+  for (const size_t index : order_->of_unit(unit)) {
     Progress& progress = progress_[index];
     ++progress.ends;
     if (!progress.is_ready && !buckets_[index].is_filling() && progress.ends >= progress.due_at) {
