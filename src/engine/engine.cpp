@@ -207,9 +207,8 @@ void Engine::publish_master_weights() {
   for (ShardedGroup* const group : impl.memory->groups->trained()) group->forget_parameters();
   impl.update->refresh([](ShardedGroup& group) { group.publish_master(); });
   impl.writes->forget_readings();
-  for (size_t u = 0; u < impl.plan.layouts.size(); ++u)
-    for (size_t i = 0; i < impl.plan.layouts[u].params.size(); ++i)
-      if (impl.plan.layouts[u].params[i].requires_grad) impl.writes->tell_autograd(u, i);
+  for (const ParamPlace place : impl.executor->params())
+    if (impl.executor->spec(place).requires_grad) impl.writes->tell_autograd(place);
 }
 
 void Engine::finish_step(const StepResult& result) {

@@ -29,6 +29,13 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
   }
 }
 
+std::vector<ParamPlace> Executor::params() const {
+  std::vector<ParamPlace> places;
+  for (size_t unit = 0; unit < units_.size(); ++unit)
+    for (size_t param = 0; param < units_[unit]->layout().params.size(); ++param) places.push_back({unit, param});
+  return places;
+}
+
 void Executor::begin_pass(bool training) {
   if (backward_begun_) end_units_of_backward();  // after a backward without end_backward(), such as autograd.grad()
   forwards_.abandon();                           // a forward that failed has left its units in forwards_

@@ -85,6 +85,11 @@ class Executor {
 
   Unit& unit(size_t index) { return *units_.at(index); }
   size_t size() const { return units_.size(); }
+  // Returns all parameters, in the order of the units.
+  std::vector<ParamPlace> params() const;
+  const ParamSpec& spec(ParamPlace place) const { return units_.at(place.unit)->layout().params.at(place.param); }
+  // Returns Unit::tensors() of a parameter.
+  const std::vector<at::Tensor>& tensors(ParamPlace place) const { return units_.at(place.unit)->tensors(place.param); }
   // Returns whether some unit is kSharded. If so, the ranks wait for one another at each gather of a backward pass.
   bool is_sharded() const { return bool(callbacks_.max_over_ranks); }
 

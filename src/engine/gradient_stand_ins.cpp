@@ -23,13 +23,13 @@ at::Tensor stand_in_for(const at::Tensor& tensor, const std::string& name) {
 
 }  // namespace
 
-void GradientStandIns::add(const at::Tensor& tensor, Place place, const std::string& name) {
+void GradientStandIns::add(const at::Tensor& tensor, ParamPlace place, const std::string& name) {
   tensors_.push_back(tensor);
   index_of_.emplace(tensor.unsafeGetTensorImpl(), stand_ins_.size());
   stand_ins_.push_back({tensor.numel() > 0 ? stand_in_for(tensor, name) : at::Tensor(), place, name});
 }
 
-void GradientStandIns::show(const std::function<bool(Place)>& has_gradient) {
+void GradientStandIns::show(const std::function<bool(ParamPlace)>& has_gradient) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     StandIn& stand_in = stand_ins_[i];
     if (!stand_in.grad.defined() || tensors_[i].grad().defined() || !has_gradient(stand_in.place)) continue;
@@ -48,8 +48,8 @@ bool GradientStandIns::shows(const at::Tensor& tensor) const {
   return stand_in.is_shown && tensor.grad().is_same(stand_in.grad) && is_swapped(stand_in.grad);
 }
 
-std::vector<GradientStandIns::Place> GradientStandIns::taken_away() {
-  std::vector<Place> taken;
+std::vector<ParamPlace> GradientStandIns::taken_away() {
+  std::vector<ParamPlace> taken;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const StandIn& stand_in = stand_ins_[i];
     if (!stand_in.is_shown || tensors_[i].grad().defined()) continue;

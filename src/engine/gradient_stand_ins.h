@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "layout/unit_layout.h"
+
 namespace zeroshard {
 
 // Sets param.grad to a stand-in, a tensor without memory, while a gradient waits for the step. The gradient itself is
@@ -14,26 +16,20 @@ namespace zeroshard {
 // later gradients, unless somebody has kept the stand-in. Parameters without elements have no stand-in.
 class GradientStandIns {
  public:
-  // Identifies a parameter by the index of its unit and its index in the unit.
-  struct Place {
-    size_t unit, param;
-    bool operator==(const Place&) const = default;
-  };
-
   // Adds one of the tensors of the parameter `name`. The tensor requires a gradient.
-  void add(const at::Tensor& tensor, Place place, const std::string& name);
+  void add(const at::Tensor& tensor, ParamPlace place, const std::string& name);
   // Returns the tensors in the order in which they were added.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
   // Sets param.grad to a stand-in for each tensor whose parameter has a gradient (`has_gradient`), if param.grad is
   // None.
-  void show(const std::function<bool(Place)>& has_gradient);
+  void show(const std::function<bool(ParamPlace)>& has_gradient);
   // Returns whether param.grad of `tensor` is its stand-in. Returns false if param.grad is None, or another tensor, or
   // a stand-in whose `data` the user has set.
   bool shows(const at::Tensor& tensor) const;
   // Returns the parameters for which the user has set param.grad to None since show(), and ends their stand-ins. The
   // caller drops their gradients.
-  std::vector<Place> taken_away();
+  std::vector<ParamPlace> taken_away();
   // Removes all stand-ins from param.grad before a backward pass, so that autograd does not add to them.
   void take_back();
   // Removes all stand-ins. Call it when a step has used the gradients, or when they were dropped. Reading a stand-in
@@ -43,7 +39,7 @@ class GradientStandIns {
  private:
   struct StandIn {
     at::Tensor grad;  // undefined for a parameter without elements
-    Place place;
+    ParamPlace place;
     std::string name;
     bool is_shown = false;
   };

@@ -42,19 +42,17 @@ Pass::Pass(const Config& config, const Ranks& ranks, Executor& executor, Reducer
 
 void Pass::install_hooks(const std::vector<UnitDefinition>& units) {
   hooks_.of_units.resize(executor_.size());
-  for (size_t u = 0; u < executor_.size(); ++u) {
-    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i) {
-      if (!units[u].params[i].requires_grad) continue;
-      for (const at::Tensor& tensor : executor_.unit(u).tensors(i)) {
-        if (!executor_.unit(u).layout().params[i].requires_grad) {
-          hooks_.of_units[u].push_back(
-              {tensor, {[] {}, [](const at::Tensor&) {}}});  // no optimizer updates it, so its gradient is dropped
-          continue;
-        }
-        gradients_.add(tensor, {u, i}, executor_.unit(u).layout().params[i].name());
-        const auto take = [this, u, i](const at::Tensor& grad) { add_gradient(u, i, grad); };
-        hooks_.of_units[u].push_back({tensor, {[this] { before_gradient(); }, take}});
+  for (const ParamPlace place : executor_.params()) {
+    if (!units[place.unit].params[place.param].requires_grad) continue;
+    std::vector<GradHook>& hooks = hooks_.of_units[place.unit];
+    for (const at::Tensor& tensor : executor_.tensors(place)) {
+      if (!executor_.spec(place).requires_grad) {  // no optimizer updates it, so its gradient is dropped
+        hooks.push_back({tensor, {[] {}, [](const at::Tensor&) {}}});
+        continue;
       }
+      gradients_.add(tensor, place, executor_.spec(place).name());
+      const auto take = [this, place](const at::Tensor& grad) { add_gradient(place, grad); };
+      hooks.push_back({tensor, {[this] { before_gradient(); }, take}});
     }
   }
 }
@@ -232,17 +230,17 @@ void Pass::end_plain_pass() {
   if (progress_.has_open_gradients() && !progress_.is_in_pass()) throw_discarded(end(""));
 }
 
-void Pass::add_gradient(size_t unit, size_t param, const at::Tensor& grad) {
+void Pass::add_gradient(ParamPlace place, const at::Tensor& grad) {
   const double divisor = progress_.is_in_pass() ? 1 : plain_.divisor;
   progress_.add_gradient();
   last_grad_scale_.reset();
   ZS_CHECK(
-      grad.layout() == at::kStrided, "parameter '", executor_.unit(unit).layout().params[param].name(),
+      grad.layout() == at::kStrided, "parameter '", executor_.spec(place).name(),
       "' got a sparse gradient, and only dense ones are reduced: build its embedding with sparse=False, or let its "
       "backward return grad.to_dense()");
-  in_hook("add a gradient", unit, [&] {
+  in_hook("add a gradient", place.unit, [&] {
     for (const size_t ended : std::exchange(other_.ended, {})) reducer_.flush(ended);
-    reducer_.add(unit, param, divisor > 1 ? grad / divisor : grad, progress_.syncs());
+    reducer_.add(place.unit, place.param, divisor > 1 ? grad / divisor : grad, progress_.syncs());
   });
 }
 

@@ -112,7 +112,7 @@ class Pass {
   void in_hook(std::string_view doing, size_t unit, const Call& call);
   void pre_backward(size_t unit, int64_t output, int64_t publishes_at_forward);
   void before_gradient();
-  void add_gradient(size_t unit, size_t param, const at::Tensor& grad);
+  void add_gradient(ParamPlace place, const at::Tensor& grad);
   // Throws a CommError with the text of `error`, and keeps this text in errors_. If `error` says that ranks disagree,
   // first adds to the text what this rank was about to do (`doing`) and the likely cause.
   [[noreturn]] void explain_backward(const CommError& error, const std::string& doing);

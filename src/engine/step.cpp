@@ -108,11 +108,9 @@ uint32_t Step::hash(const std::vector<ParamGroupOptions>& groups) const {
 void Step::check(const std::vector<ParamGroupOptions>& groups) const {
   if (!consensus_.same_hash) {
     NamedValues now;
-    for (size_t u = 0; u < executor_.size(); ++u) {
-      for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i) {
-        const bool is_frozen = !executor_.unit(u).tensors(i).front().requires_grad();
-        now.emplace_back(executor_.unit(u).layout().params[i].name(), is_frozen ? "frozen" : "to be trained");
-      }
+    for (const ParamPlace place : executor_.params()) {
+      const bool is_frozen = !executor_.tensors(place).front().requires_grad();
+      now.emplace_back(executor_.spec(place).name(), is_frozen ? "frozen" : "to be trained");
     }
     check_agreement(ranks_.all, "parameters that require a gradient", now);
     check_agreement(ranks_.all, "param groups of the optimizer", settings_of(groups));
@@ -142,12 +140,9 @@ void Step::compare_replicas() {
   if (every == 0 || ++uncompared_steps_ < every) return;
   uncompared_steps_ = 0;
   std::vector<std::pair<std::string, at::Tensor>> replicas;
-  for (size_t u = 0; u < executor_.size(); ++u) {
-    const Unit& unit = executor_.unit(u);
-    if (unit.placement() != Placement::kReplicated) continue;
-    for (size_t i = 0; i < unit.layout().params.size(); ++i)
-      replicas.emplace_back(unit.layout().params[i].name(), unit.tensors(i).front());
-  }
+  for (const ParamPlace place : executor_.params())
+    if (executor_.unit(place.unit).placement() == Placement::kReplicated)
+      replicas.emplace_back(executor_.spec(place).name(), executor_.tensors(place).front());
   check_replicas(
       ranks_.all, replicas,
       "The memory of a rank is faulty, or code wrote into the parameter on one rank alone. Go on from the last "

@@ -133,7 +133,7 @@ void Update::tell_autograd(const std::vector<std::vector<bool>>* has_grad) {
     for (const ShardedGroup& group : memory_.groups->of_unit(u)) {
       for (size_t i = 0; group.is_trained() && i < group.num_params(); ++i)
         if (group.param_group(i) >= 0 && (has_grad == nullptr || (*has_grad)[group.number()][i]))
-          writes_.tell_autograd(u, group.flat().params[i]);
+          writes_.tell_autograd({u, group.flat().params[i]});
     }
   }
 }

@@ -7,30 +7,24 @@
 namespace zeroshard {
 
 std::string UserGradients::assigned() const {
-  for (size_t u = 0; u < executor_.size(); ++u) {
-    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i) {
-      const std::vector<at::Tensor>& tensors = executor_.unit(u).tensors(i);
-      const auto has_one = [&](const at::Tensor& tensor) {
-        return tensor.grad().defined() && !stand_ins_.shows(tensor);
-      };
-      if (std::ranges::any_of(tensors, has_one)) return executor_.unit(u).layout().params[i].name();
-    }
-  }
+  const auto is_assigned = [&](const at::Tensor& tensor) {
+    return tensor.grad().defined() && !stand_ins_.shows(tensor);
+  };
+  for (const ParamPlace place : executor_.params())
+    if (std::ranges::any_of(executor_.tensors(place), is_assigned)) return executor_.spec(place).name();
   return "";
 }
 
 void UserGradients::drop_assigned() {
   stand_ins_.end();
-  for (size_t u = 0; u < executor_.size(); ++u)
-    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i)
-      for (const at::Tensor& tensor : executor_.unit(u).tensors(i)) tensor.mutable_grad().reset();
+  for (const ParamPlace place : executor_.params())
+    for (const at::Tensor& tensor : executor_.tensors(place)) tensor.mutable_grad().reset();
 }
 
 void UserGradients::take_dropped() {
-  for (const auto& [unit, param] : stand_ins_.taken_away()) {
-    reducer_.drop(unit, param);
-    dropped_.push_back(
-        concat(executor_.unit(unit).layout().params[param].name(), " behind pass ", passes_, " of the step"));
+  for (const ParamPlace place : stand_ins_.taken_away()) {
+    reducer_.drop(place.unit, place.param);
+    dropped_.push_back(concat(executor_.spec(place).name(), " behind pass ", passes_, " of the step"));
   }
   std::ranges::sort(dropped_);  // so that the list does not depend on the order in which they were dropped
 }
@@ -41,7 +35,7 @@ void UserGradients::hide() {
 }
 
 void UserGradients::show() {
-  stand_ins_.show([this](GradientStandIns::Place place) { return reducer_.has_grad(place.unit, place.param); });
+  stand_ins_.show([this](ParamPlace place) { return reducer_.has_grad(place.unit, place.param); });
 }
 
 void UserGradients::end_pass() {

@@ -16,9 +16,7 @@ class UserGradients {
   UserGradients(Executor& executor, Reducer& reducer) : executor_(executor), reducer_(reducer) {}
 
   // Adds one of the tensors of a trained parameter.
-  void add(const at::Tensor& tensor, GradientStandIns::Place place, const std::string& name) {
-    stand_ins_.add(tensor, place, name);
-  }
+  void add(const at::Tensor& tensor, ParamPlace place, const std::string& name) { stand_ins_.add(tensor, place, name); }
   const std::vector<at::Tensor>& tensors() const { return stand_ins_.tensors(); }
 
   // Returns the name of the first parameter whose param.grad is neither None nor a stand-in; "" if there is none.

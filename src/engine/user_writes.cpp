@@ -1,6 +1,7 @@
 #include "engine/user_writes.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/check.h"
@@ -86,31 +87,24 @@ void UserWrites::take_to_groups(OfMaster of_master) {
 }
 
 void UserWrites::check() {
+  const std::vector<ParamPlace> params = executor_.params();
   std::vector<int64_t> written = watch_.written();
-  size_t next = 0;
-  for (size_t u = 0; u < executor_.size(); ++u)
-    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i, ++next)
-      if (written[next] == WriteWatch::kMoved && !executor_.unit(u).prepare_take_back(i))
-        written[next] = WriteWatch::kRefused;
+  for (size_t p = 0; p < params.size(); ++p)
+    if (written[p] == WriteWatch::kMoved && !executor_.unit(params[p].unit).prepare_take_back(params[p].param))
+      written[p] = WriteWatch::kRefused;
   written = agree_on_flags(ranks_.all, written);
   drop_writes_to_shards(written);
-  next = 0;
-  for (size_t u = 0; u < executor_.size(); ++u)
-    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i) check_write(u, i, written[next++]);
+  for (size_t p = 0; p < params.size(); ++p) check_write(params[p], written[p]);
   std::vector<std::pair<std::string, at::Tensor>> replicas;
-  next = 0;
-  for (size_t u = 0; u < executor_.size(); ++u) {
-    Unit& unit = executor_.unit(u);
-    bool taken_back = false;
-    for (size_t i = 0; i < unit.layout().params.size(); ++i) {
-      const int64_t how = written[next++];
-      if (how == 0) continue;
-      unit.unshard();
-      unit.wait();
-      if (how == WriteWatch::kMoved && !std::exchange(taken_back, true)) unit.take_back(/*values=*/true);
-      watch_.reject(u, i);
-      replicas.emplace_back(unit.layout().params[i].name(), unit.tensors(i).front());
-    }
+  std::set<size_t> taken_back;  // units
+  for (size_t p = 0; p < params.size(); ++p) {
+    if (written[p] == 0) continue;
+    Unit& unit = executor_.unit(params[p].unit);
+    unit.unshard();
+    unit.wait();
+    if (written[p] == WriteWatch::kMoved && taken_back.insert(params[p].unit).second) unit.take_back(/*values=*/true);
+    watch_.reject(params[p]);
+    replicas.emplace_back(executor_.spec(params[p]).name(), executor_.tensors(params[p]).front());
   }
   check_replicas(ranks_.all, replicas,
                  "It was written, and not the same on every rank: write the same everywhere, or inside "
@@ -121,21 +115,21 @@ void UserWrites::check() {
 // Drops in-place writes to parameters of kSharded units. To do so, gathers the values of the shards again.
 // check_write() will refuse these writes, but only once, because they are dropped here. Collective.
 void UserWrites::drop_writes_to_shards(const std::vector<int64_t>& written) {
-  size_t next = 0;
-  for (size_t u = 0; u < executor_.size(); ++u) {
-    bool lost = false;
-    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i)
-      lost |= written[next++] == WriteWatch::kWritten;
-    if (!lost || executor_.unit(u).placement() != Placement::kSharded) continue;
-    executor_.unit(u).take_part();
-    watch_.accept(u);
+  const std::vector<ParamPlace> params = executor_.params();
+  std::set<size_t> units;
+  for (size_t p = 0; p < params.size(); ++p)
+    if (written[p] == WriteWatch::kWritten) units.insert(params[p].unit);
+  for (const size_t unit : units) {
+    if (executor_.unit(unit).placement() != Placement::kSharded) continue;
+    executor_.unit(unit).take_part();
+    watch_.accept(unit);
   }
 }
 
 // Throws StateError if the write to a parameter cannot be taken. `how` is the worst kind of write on any rank, or 0.
-void UserWrites::check_write(size_t unit, size_t param, int64_t how) const {
-  const std::string& name = executor_.unit(unit).layout().params[param].name();
-  if (how != 0 && executor_.unit(unit).placement() == Placement::kSharded) {
+void UserWrites::check_write(ParamPlace place, int64_t how) const {
+  const std::string& name = executor_.spec(place).name();
+  if (how != 0 && executor_.unit(place.unit).placement() == Placement::kSharded) {
     if (how == WriteWatch::kWritten)
       throw StateError(
           concat("parameter '", name,
@@ -147,11 +141,11 @@ void UserWrites::check_write(size_t unit, size_t param, int64_t how) const {
                             "modify_rank=...). Training would ignore that memory, because each rank trains its own "
                             "shard. Assign inside of zeroshard.gathered(..., modify_rank=0)"));
   }
-  if (how == WriteWatch::kRefused) throw StateError(refused_memory(unit, param));
+  if (how == WriteWatch::kRefused) throw StateError(refused_memory(place));
 }
 
-std::string UserWrites::refused_memory(size_t unit, size_t param) const {
-  const ParamSpec& spec = executor_.unit(unit).layout().params[param];
+std::string UserWrites::refused_memory(ParamPlace place) const {
+  const ParamSpec& spec = executor_.spec(place);
   return concat(
       "parameter '", spec.name(),
       "' was given other memory (param.data = ...) whose values cannot be taken: they have another shape than ",
@@ -165,25 +159,22 @@ std::string UserWrites::refused_memory(size_t unit, size_t param) const {
 // Collective.
 std::string UserWrites::take_moved(const std::vector<size_t>& units, int root) {
   const bool is_root = ranks_.all.rank() == root;
-  std::vector<std::pair<size_t, size_t>> params;
+  std::vector<ParamPlace> params;
   int64_t refused = 0;  // 1 + index of the refused parameter
   for (const size_t u : units) {
     for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i) {
-      params.emplace_back(u, i);
+      params.push_back({u, i});
       if (is_root && !executor_.unit(u).prepare_take_back(i)) refused = int64_t(params.size());
     }
   }
   if (ranks_.all.world_size() > 1)
     refused = all_reduce(ranks_.values(), {refused}, ReduceOp::kMax, "memory of parameters")[0];
   for (const size_t u : units) executor_.unit(u).take_back(is_root && refused == 0);
-  if (refused == 0) return "";
-  const auto [unit, param] = params.at(size_t(refused - 1));
-  return refused_memory(unit, param);
+  return refused == 0 ? "" : refused_memory(params.at(size_t(refused - 1)));
 }
 
 void UserWrites::accept_loaded() {
-  for (size_t u = 0; u < executor_.size(); ++u)
-    for (size_t i = 0; i < executor_.unit(u).layout().params.size(); ++i) watch_.tell_autograd(u, i);
+  for (const ParamPlace place : executor_.params()) watch_.tell_autograd(place);
   watch_.accept_all();
   watch_.forget_readings();
 }
@@ -216,7 +207,7 @@ bool UserWrites::wrote_late() {
     unit.take_written();
     if (unit.placement() == Placement::kSharded) continue;  // its parameters are not whole between steps
     for (size_t i = 0; i < unit.layout().params.size(); ++i)
-      if (unit.layout().params[i].requires_grad && watch_.is_written(u, i)) return true;
+      if (unit.layout().params[i].requires_grad && watch_.is_written({u, i})) return true;
   }
   return std::ranges::any_of(memory_.groups->trained(), [](const ShardedGroup* group) { return group->was_written(); });
 }

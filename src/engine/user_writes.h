@@ -42,7 +42,7 @@ class UserWrites {
   void take_to_groups(OfMaster of_master = OfMaster::kAll);
 
   // Says that the engine has written to the parameter (WriteWatch::tell_autograd()).
-  void tell_autograd(size_t unit, size_t param) { watch_.tell_autograd(unit, param); }
+  void tell_autograd(ParamPlace place) { watch_.tell_autograd(place); }
   // Says that a load has written to all parameters. Accepts all writes, and ends all readings.
   void accept_loaded();
   void forget_readings() { watch_.forget_readings(); }
@@ -78,8 +78,8 @@ class UserWrites {
  private:
   void check();
   void drop_writes_to_shards(const std::vector<int64_t>& written);
-  void check_write(size_t unit, size_t param, int64_t how) const;
-  std::string refused_memory(size_t unit, size_t param) const;
+  void check_write(ParamPlace place, int64_t how) const;
+  std::string refused_memory(ParamPlace place) const;
   std::string take_moved(const std::vector<size_t>& units, int root);
 
   const Ranks& ranks_;

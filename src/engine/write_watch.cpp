@@ -19,9 +19,9 @@ int64_t checksum(const at::Tensor& tensor) {
 
 }  // namespace
 
-uint64_t WriteWatch::version(size_t unit, size_t param) const {
+uint64_t WriteWatch::version(ParamPlace place) const {
   uint64_t sum = 0;
-  for (const at::Tensor& tensor : executor_.unit(unit).tensors(param)) {
+  for (const at::Tensor& tensor : executor_.tensors(place)) {
     const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
     if (counter.enabled()) sum += counter.current_version();  // a tensor made in inference mode has no counter
   }
@@ -30,27 +30,25 @@ uint64_t WriteWatch::version(size_t unit, size_t param) const {
 
 std::vector<int64_t> WriteWatch::written() const {
   std::vector<int64_t> result;
-  for (size_t u = 0; u < versions_.size(); ++u)
-    for (size_t i = 0; i < versions_[u].size(); ++i)
-      result.push_back(executor_.unit(u).is_moved(i) ? kMoved : version(u, i) != versions_[u][i] ? kWritten : 0);
+  for (const ParamPlace place : executor_.params()) {
+    const bool is_moved = executor_.unit(place.unit).is_moved(place.param);
+    result.push_back(is_moved ? kMoved : is_written(place) ? kWritten : 0);
+  }
   return result;
 }
 
 bool WriteWatch::any_written() const {
-  for (size_t u = 0; u < versions_.size(); ++u)
-    for (size_t i = 0; i < versions_[u].size(); ++i)
-      if (is_written(u, i)) return true;
-  return false;
+  return std::ranges::any_of(executor_.params(), [this](ParamPlace place) { return is_written(place); });
 }
 
-bool WriteWatch::is_written(size_t unit, size_t param) const {
-  return version(unit, param) != versions_[unit][param] || executor_.unit(unit).is_moved(param);
+bool WriteWatch::is_written(ParamPlace place) const {
+  return version(place) != versions_[place.unit][place.param] || executor_.unit(place.unit).is_moved(place.param);
 }
 
 void WriteWatch::accept(size_t unit) {
   std::vector<uint64_t>& versions = versions_.at(unit);
   versions.resize(executor_.unit(unit).layout().params.size());
-  for (size_t i = 0; i < versions.size(); ++i) versions[i] = version(unit, i);
+  for (size_t i = 0; i < versions.size(); ++i) versions[i] = version({unit, i});
 }
 
 void WriteWatch::accept_all() {
@@ -58,13 +56,13 @@ void WriteWatch::accept_all() {
   for (size_t unit = 0; unit < versions_.size(); ++unit) accept(unit);
 }
 
-void WriteWatch::tell_autograd(size_t unit, size_t param) {
-  const bool was_written = is_written(unit, param);
-  for (const at::Tensor& tensor : executor_.unit(unit).tensors(param)) {
+void WriteWatch::tell_autograd(ParamPlace place) {
+  const bool was_written = is_written(place);
+  for (const at::Tensor& tensor : executor_.tensors(place)) {
     c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
     if (impl->version_counter().enabled()) impl->bump_version();
   }
-  if (!was_written) versions_[unit][param] = version(unit, param);
+  if (!was_written) accepted(place) = version(place);
 }
 
 std::vector<int64_t> WriteWatch::checksums(size_t unit) const {

@@ -21,17 +21,17 @@ class WriteWatch {
   // Accepts everything that was written so far. `executor` must outlive the object.
   explicit WriteWatch(Executor& executor) : executor_(executor) { accept_all(); }
 
-  // Returns one number for each parameter of each unit, in order: 0, or how it was written since it was last accepted.
+  // Returns one number for each of Executor::params(): 0, or how it was written since it was last accepted.
   std::vector<int64_t> written() const;
   bool any_written() const;
-  bool is_written(size_t unit, size_t param) const;
+  bool is_written(ParamPlace place) const;
   void accept(size_t unit);
   // Counts the parameter as written until it is accepted.
-  void reject(size_t unit, size_t param) { versions_[unit][param] = ~uint64_t{0}; }
+  void reject(ParamPlace place) { accepted(place) = ~uint64_t{0}; }
   void accept_all();
   // Says that the engine has written to the parameter. Autograd then refuses a backward that needs the earlier values,
   // as after a step of a torch optimizer. A user's write that was not accepted before stays detected.
-  void tell_autograd(size_t unit, size_t param);
+  void tell_autograd(ParamPlace place);
 
   // begin_reading() begins a reading of an unsharded unit, and end_reading() ends it. During a reading the unit's
   // values must not change. Readings may be nested. end_reading() returns the names of the parameters whose values
@@ -52,7 +52,8 @@ class WriteWatch {
     std::vector<int64_t> checksums;  // by parameter
   };
 
-  uint64_t version(size_t unit, size_t param) const;
+  uint64_t version(ParamPlace place) const;
+  uint64_t& accepted(ParamPlace place) { return versions_[place.unit][place.param]; }
   std::vector<int64_t> checksums(size_t unit) const;
 
   Executor& executor_;

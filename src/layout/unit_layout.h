@@ -50,6 +50,12 @@ struct UnitLayout {
   int64_t shard_bytes() const;  // bytes of one rank's shards, in the dtypes of the parameters
 };
 
+// Identifies a parameter of a model by the index of its unit, and by its index in UnitLayout::params.
+struct ParamPlace {
+  size_t unit, param;
+  bool operator==(const ParamPlace&) const = default;
+};
+
 // Groups trainable parameters by (dtype, is_matrix, is_coded), and frozen parameters by dtype alone. In each group the
 // parameters keep their order. `world_size` and `parts` are those of ShardLayout. Throws ValueError if the dtype of a
 // trainable parameter is not fp32, bf16 or fp16.
