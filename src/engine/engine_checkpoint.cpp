@@ -40,14 +40,6 @@ int64_t bytes_of(const CheckpointContents& contents) {
   return bytes;
 }
 
-// Returns whether some states of the group are in files and the others on a device. A thread that reads such states
-// during training would need a copy of those on the device. So a save of them does not run in the background.
-bool are_split_beside_device(const ShardedGroup& group, c10::Device device) {
-  const GroupPlacement& place = group.place();
-  return !device.is_cpu() && place.state_tier() == Tier::kFile &&
-         place.numel_of_host(group.layout()) < group.updated().size();
-}
-
 // Throws ValueError if reading a damaged checkpoint has overwritten a state that the next older checkpoint does not
 // replace. `overwritten` has the damaged checkpoint of each overwritten state. `chosen` has the states that the older
 // checkpoint replaces.
@@ -73,8 +65,10 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   Saves& saves = *impl.saves;
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
   const int64_t staging = checkpoint_staging_bytes(impl.plan.layouts, impl.plan.options) + bytes_of(contents);
-  const bool at_once = std::ranges::any_of(impl.memory->groups->trained(), [&](const ShardedGroup* group) {
-    return are_split_beside_device(*group, impl.options.device);
+  // If a group has states in files and others on a device, a thread that reads them during training would need a copy
+  // of those on the device. So a save of such states does not run in the background.
+  const bool at_once = std::ranges::any_of(impl.memory->groups->trained(), [](const ShardedGroup* group) {
+    return group->place().is_split_beside_device(group->layout());
   });
   const bool async = wants_async && !at_once && saves.has_room_for_staging(staging);
   const bool staged = async || saves.must_stage();

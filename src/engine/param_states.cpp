@@ -83,10 +83,9 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   if (!found) return std::nullopt;
   ShardedGroup& group = *found->group;
   impl.update->await();
-  // If fp32 parameters are on a device and their master weights on the host or in files, users may have written to the
-  // parameters. So the master weights take the parameters' values first.
-  if (!impl.update->is_pending() && group.has_states_on_host() && group.is_open() &&
-      group.flat().dtype == DType::kFloat32)
+  // fp32 parameters have master weights only if they are on a device, and their master weights on the host or in files.
+  // Users may have written to such parameters, so their master weights take the parameters' values first.
+  if (!impl.update->is_pending() && group.has_master() && group.is_open() && group.flat().dtype == DType::kFloat32)
     group.take_parameters();
   if (const auto slice = zeroshard::slice(group, found->index)) {
     const ParamSpec& spec = found->spec();

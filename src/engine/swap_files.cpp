@@ -100,7 +100,7 @@ std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted
 }  // namespace
 
 void warn_of(const SwapFile& file, std::string_view what, std::string_view path_key, int rank) {
-  if (file.in_memory())
+  if (file.on_tmpfs())
     log(LogLevel::kWarning, concat(file.path(), " is in memory, because its file system is a tmpfs, so ", what,
                                    " in it save no memory. Set ", path_key, " to a directory on a disk"));
   else if (!file.direct() && rank == 0)

@@ -59,11 +59,10 @@ void Update::announce_gradients(const Step& step) {
     for (const ShardedGroup& group : memory_.groups->of_unit(unit)) {
       if (!group.is_trained()) continue;
       const GradBucket& bucket = reducer_.buckets()[group.number()];
-      const int64_t end = group.place().numel_of_host(group.layout());
+      const Range fetched = group.place().fetched(group.layout());
       for (const Range range : ShardedOptimizer::updated_ranges(group, step.of(group))) {
         if (const auto place = bucket.reduced().values().place_in_files(range)) in_files.push_back(*place);
-        if (group.place().fetches_gradients())
-          gradient_fetch_->will_need(bucket.reduced().tensor(), intersect(range, {0, end}));
+        if (fetched.size() > 0) gradient_fetch_->will_need(bucket.reduced().tensor(), intersect(range, fetched));
       }
     }
   }

@@ -138,7 +138,7 @@ DiskReport probe_disk(const std::string& directory, const DiskProbeOptions& opti
   bytes = std::max(bytes, kLeastBytes) / kRecordBytes * kRecordBytes;
   Probe probe(directory, options, bytes, io);
   report.direct = probe.file().direct();
-  report.in_memory = probe.file().in_memory();
+  report.in_memory = probe.file().on_tmpfs();
   report.file_bytes = probe.fill(options.seconds, report);
   for (const int64_t block_bytes : kBlocks)
     for (const int depth : kDepths) report.rates.push_back({.block_bytes = block_bytes, .queue_depth = depth});

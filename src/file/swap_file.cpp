@@ -25,7 +25,7 @@ SwapFile::SwapFile(Io& io, const std::string& path, int64_t bytes)
     : io_(&io), path_(concat("the swap file in ", path)) {
   const Directory directory = Directory::open(io, path);
   fd_ = open_unnamed(io, directory, path_);
-  in_memory_ = io.is_in_memory(fd_.get());
+  on_tmpfs_ = io.is_in_memory(fd_.get());
   if (bytes > 0) grow(bytes);
   direct_ = retry_interrupted([&] { return io.set_direct(fd_.get(), true); }) == 0;
 }

@@ -31,7 +31,7 @@ class SwapFile {
   int64_t bytes() const { return bytes_; }
   bool direct() const { return direct_; }  // whether the file system accepts O_DIRECT
   // Returns whether the file system is a tmpfs or ramfs, which keeps files in memory.
-  bool in_memory() const { return in_memory_; }
+  bool on_tmpfs() const { return on_tmpfs_; }
 
  private:
   ProcessMark process_;  // a forked child must not touch the file of its parent
@@ -39,7 +39,7 @@ class SwapFile {
   std::string path_;
   int64_t bytes_ = 0;
   OpenFd fd_;
-  bool direct_ = false, in_memory_ = false;
+  bool direct_ = false, on_tmpfs_ = false;
 };
 
 }  // namespace zeroshard

@@ -139,20 +139,20 @@ std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupP
   }
   const bool in_files = tier == Tier::kFile;
   ZS_ASSERT(!in_files || options_.states_in_files);
+  const int64_t border = place.states_on(tier, layout);
   std::unique_ptr<Storage> away =
       in_files
-          ? states_in_files(*options_.states_in_files, options_.states_in_files->next_group(), layout, place, ledger_)
-          : states_on_host(layout, place, options_.device, options_.pin_states, ledger_);
+          ? states_in_files(*options_.states_in_files, options_.states_in_files->next_group(), border, place, ledger_)
+          : states_on_host(border, place, options_.device, options_.pin_states, ledger_);
   Array::Options options{.has_master = place.master_weights.extent != Extent::kNothing};
   options.scales = scales_of(layout, place);
   const int64_t all = layout.part_numel();
-  const int64_t border = place.states_on(tier, layout);
   if (border < all) {
     at::Tensor master;
     if (!place.master_weights.has_rest) {
       const int64_t kept = place.parameters.extent == Extent::kWhole ? 0 : layout.shard(rank()).begin;
       const int64_t first = layout.part(rank()).begin - kept;
-      master = parameters.view({first + border, first + all});
+      master = parameters.view(Range{border, all} + first);
     }
     options.border = border;
     options.rest = states_in_memory(memory.cut(layout, place, master));

@@ -72,8 +72,6 @@ class ShardedGroup {
   at::Tensor updated_part(Range range) const;
   // Returns the same memory as updated_parameters(), but does not call await_copies().
   at::Tensor updated_memory() const { return memory(updated_); }
-  // Returns whether the parameters are on a device, and some or all of their states on the host or in a file.
-  bool has_states_on_host() const { return options_.to_host != nullptr; }
   // Returns the parameters that this rank keeps, in memory or files. Ranges of the array count from kept().begin.
   // Before a caller borrows parameters that are in memory, it must call await_copies().
   Array& parameters() const { return *parameters_; }

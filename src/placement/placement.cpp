@@ -123,7 +123,11 @@ int64_t GroupPlacement::numel_of_host(const ShardLayout& layout) const {
   if (!host_updates) return 0;
   const Held& states = moments.extent != Extent::kNothing ? moments : master_weights;
   if (states.extent != Extent::kNothing) return states.numel_on(states.tier, layout);
-  return updates_whole() ? layout.padded_numel() : layout.part_numel();
+  return updated_numel(layout);
+}
+
+int64_t GroupPlacement::updated_numel(const ShardLayout& layout) const {
+  return Held{updated}.numel(layout);
 }
 
 bool shards_parameters(const PlacementOptions& options) {

@@ -87,6 +87,17 @@ struct GroupPlacement {
   // Returns how many of this rank's elements the host updates instead of the ranks' device. These are the first
   // elements. The device updates the others. Returns 0 if the ranks' device is the CPU.
   int64_t numel_of_host(const ShardLayout& layout) const;
+  // Returns the elements whose gradients the host fetches from a device to update them. Positions count from the first
+  // element that this rank updates.
+  Range fetched(const ShardLayout& layout) const {
+    return fetches_gradients() ? Range{0, numel_of_host(layout)} : Range{};
+  }
+  // Returns how many elements this rank's optimizer updates.
+  int64_t updated_numel(const ShardLayout& layout) const;
+  // Returns whether some states are in files, while a device updates other elements of the group.
+  bool is_split_beside_device(const ShardLayout& layout) const {
+    return host_updates && state_tier() == Tier::kFile && numel_of_host(layout) < updated_numel(layout);
+  }
   bool updates_whole() const { return updated == Extent::kWhole; }
   // Returns whether gradients are packed in a buffer of their own. If not, they are packed in a slot of the reduce
   // ring.

@@ -173,9 +173,8 @@ void FileStorage::read_on(const SideStream& stream) {
   space_.read_on(std::make_shared<CopyToDevice>(stream.record()));
 }
 
-std::unique_ptr<Storage> states_on_host(const ShardLayout& layout, const GroupPlacement& place, at::Device device,
-                                        bool pin, Ledger& ledger) {
-  const int64_t numel = place.states_on(Tier::kHost, layout);
+std::unique_ptr<Storage> states_on_host(int64_t numel, const GroupPlacement& place, at::Device device, bool pin,
+                                        Ledger& ledger) {
   std::vector<FlatBuffer> memory;
   std::vector<at::Tensor> columns;
   for (const FileStorage::Column& column : columns_of(place)) {
@@ -185,10 +184,9 @@ std::unique_ptr<Storage> states_on_host(const ShardLayout& layout, const GroupPl
   return std::make_unique<MemoryStorage>(std::move(columns), std::move(memory));
 }
 
-std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, const ShardLayout& layout,
-                                         const GroupPlacement& place, Ledger& ledger) {
-  return std::make_unique<FileStorage>(
-      space, FileStorage::Options{group, place.states_on(Tier::kFile, layout), columns_of(place)}, ledger);
+std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, int64_t numel, const GroupPlacement& place,
+                                         Ledger& ledger) {
+  return std::make_unique<FileStorage>(space, FileStorage::Options{group, numel, columns_of(place)}, ledger);
 }
 
 std::unique_ptr<Storage> values_in_files(SwapSpace& space, size_t group, const Held& held, const ShardLayout& layout,

@@ -130,13 +130,13 @@ class FileStorage final : public Storage {
   Ledger& ledger_;
 };
 
-// states_on_host() and states_in_files() make the storage of those optimizer states of a group that `place` puts on the
-// host, or in files. On the host, the memory has exactly the size of the states. If `pin` is true, the memory is
-// pinned, so that `device` can copy to and from it directly.
-std::unique_ptr<Storage> states_on_host(const ShardLayout& layout, const GroupPlacement& place, at::Device device,
-                                        bool pin, Ledger& ledger);
-std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, const ShardLayout& layout,
-                                         const GroupPlacement& place, Ledger& ledger);
+// states_on_host() and states_in_files() make the storage of the optimizer states of a group's first `numel` elements,
+// which `place` puts on the host, or in files. On the host, the memory has exactly the size of the states. If `pin` is
+// true, the memory is pinned, so that `device` can copy to and from it directly.
+std::unique_ptr<Storage> states_on_host(int64_t numel, const GroupPlacement& place, at::Device device, bool pin,
+                                        Ledger& ledger);
+std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, int64_t numel, const GroupPlacement& place,
+                                         Ledger& ledger);
 // Makes a storage that has one packed column of parameters or gradients.
 std::unique_ptr<Storage> values_in_files(SwapSpace& space, size_t group, const Held& held, const ShardLayout& layout,
                                          Category category, Ledger& ledger);

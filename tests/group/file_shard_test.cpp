@@ -81,7 +81,8 @@ class FileShardTest : public ::testing::Test {
     if (states) {
       const GroupPlacement& place = table_[u].groups[0];
       own = std::make_unique<Array>(
-          states_in_files(*states, u - std::size(kDTypes), units_[u].groups[0].layout, place, ledger_),
+          states_in_files(*states, u - std::size(kDTypes), place.states_on(Tier::kFile, units_[u].groups[0].layout),
+                          place, ledger_),
           Array::Options{.has_master = place.master_weights.extent != Extent::kNothing});
     }
     return ShardedGroup(units_[u], 0, table_[u], std::move(options), std::move(in_file), std::move(own));

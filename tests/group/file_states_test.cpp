@@ -53,8 +53,9 @@ class FileStatesTest : public ::testing::Test {
     const GroupPlacement& place = table_[u].groups[g];
     Array::Options options{.has_master = place.master_weights.extent != Extent::kNothing,
                            .while_a_save_reads = std::move(while_a_save_reads)};
-    return std::make_unique<Array>(states_in_files(space, group, units_[u].groups[g].layout, place, ledger_),
-                                   std::move(options));
+    return std::make_unique<Array>(
+        states_in_files(space, group, place.states_on(Tier::kFile, units_[u].groups[g].layout), place, ledger_),
+        std::move(options));
   }
 
   testing::TemporaryDirectory directory_;
