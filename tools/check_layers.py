@@ -25,7 +25,7 @@ LEVELS = [
     ["layout", "config", "file", "schedule", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
     ["precision", "offload", "checkpoint", "placement", "store", "group", "plan", "monitor", "data", "parquet_plugin"],
     ["unit", "reduce", "optim"],
-    ["hooks", "ops", "sequence", "world", "activations"],
+    ["hooks", "ops", "sequence", "world", "activations", "checkpoint_torch"],
     ["engine", "launch"],
     ["nn"],
     ["train", "cli", "python"],

@@ -10,9 +10,9 @@
 #include "checkpoint/load.h"
 #include "checkpoint/store.h"
 #include "checkpoint/told.h"
+#include "checkpoint_torch/uploads.h"
 #include "engine/consensus.h"
 #include "engine/impl.h"
-#include "engine/uploads.h"
 #include "file/hash.h"
 #include "plan/state_rules.h"
 

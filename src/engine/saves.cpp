@@ -11,11 +11,11 @@
 #include "base/shape_text.h"
 #include "base/shown_text.h"
 #include "checkpoint/convert.h"
+#include "checkpoint_torch/saved_optimizer.h"
+#include "checkpoint_torch/state_data.h"
 #include "device/host_copy.h"
 #include "device/safetensors_dtype.h"
 #include "engine/consensus.h"
-#include "engine/saved_optimizer.h"
-#include "engine/state_data.h"
 #include "zeroshard/version.h"
 
 namespace zeroshard {

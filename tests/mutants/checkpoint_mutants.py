@@ -543,7 +543,7 @@ ENGINE = [
     ),
     (
         "engine-any-optimizer",
-        "src/engine/saved_optimizer.cpp",
+        "src/checkpoint_torch/saved_optimizer.cpp",
         "  ZS_CHECK(saved_outside == outside && same_name(saved_name, name, outside),",
         "  ZS_CHECK(true,",
         "ModuleCheckpoint.AnotherOptimizerIsRefused",

@@ -72,7 +72,7 @@ _TABLE = [
     ),
     (
         "writes-of-users-are-taken-by-the-copy-alone",
-        "src/engine/state_data.cpp",
+        "src/checkpoint_torch/state_data.cpp",
         "    if (!is_written(copy, params)) return;\n    take_written(copy, params);\n",
         "    return take_written(copy, params);\n",
         "engine",

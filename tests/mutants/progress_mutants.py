@@ -2,7 +2,7 @@
 
 from mutant import Mutant
 
-_PROGRESS, _RANDOM = "src/engine/step_progress.cpp", "src/engine/random_state.cpp"
+_PROGRESS, _RANDOM = "src/engine/step_progress.cpp", "src/checkpoint_torch/random_state.cpp"
 
 _TABLE = [
     (
@@ -36,7 +36,10 @@ _TABLE = [
 ]
 
 MUTANTS = [
-    *(Mutant(name, file, old, new, "engine", test) for name, file, old, new, test in _TABLE),
+    *(
+        Mutant(name, file, old, new, "checkpoint_torch" if file == _RANDOM else "engine", test)
+        for name, file, old, new, test in _TABLE
+    ),
     Mutant(
         "unsynced-gradients-stay",
         "src/engine/engine.cpp",

@@ -1,4 +1,4 @@
-#include "engine/state_data.h"
+#include "checkpoint_torch/state_data.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "engine/uploads.h"
+#include "checkpoint_torch/uploads.h"
 
 #include <gtest/gtest.h>
 

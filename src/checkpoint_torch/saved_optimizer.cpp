@@ -1,4 +1,4 @@
-#include "engine/saved_optimizer.h"
+#include "checkpoint_torch/saved_optimizer.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
