@@ -4,9 +4,30 @@
 
 #include <utility>
 
-namespace zeroshard {
+#include "file/hash.h"
 
-HeldValues::Values HeldValues::values_of(const Unit& unit) const {
+namespace zeroshard {
+namespace {
+
+int64_t checksum(const at::Tensor& tensor) {
+  const at::Tensor dense = tensor.detach().contiguous();
+  if (dense.is_cpu()) return int64_t(hash_bytes(dense.const_data_ptr(), int64_t(dense.nbytes())));
+  const auto words = dense.element_size() == 8   ? at::kLong
+                     : dense.element_size() == 4 ? at::kInt
+                     : dense.element_size() == 2 ? at::kShort
+                                                 : at::kByte;
+  return dense.view({-1}).view(words).sum(at::kLong).item<int64_t>();  // only the sum is copied to the host
+}
+
+std::vector<int64_t> checksums_of(const Unit& unit) {
+  std::vector<int64_t> result;
+  for (size_t i = 0; i < unit.layout().params.size(); ++i) result.push_back(checksum(unit.tensors(i).front()));
+  return result;
+}
+
+}  // namespace
+
+HeldValues::Values HeldValues::values_of(const Unit& unit) {
   Values values;
   for (size_t g = 0; g < unit.layout().groups.size(); ++g)
     values.groups.push_back(unit.full(g).to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
@@ -21,45 +42,58 @@ HeldValues::Values HeldValues::values_of(const Unit& unit) const {
 }
 
 void HeldValues::begin(size_t unit, Purpose purpose) {
-  Entry entry{purpose, std::nullopt};
+  Entry entry{purpose};
   const Unit& held = executor_.unit(unit);
   const bool stays = held.placement() != Placement::kSharded || entries_.contains(unit);
+  if (purpose == Purpose::kRead) entry.checksums = checksums_of(held);
   if ((purpose == Purpose::kModify || purpose == Purpose::kReadAndDrop) && stays) entry.before = values_of(held);
   entries_[unit].push_back(std::move(entry));
 }
 
-std::optional<HeldValues::Purpose> HeldValues::end(size_t unit) {
+std::optional<HeldValues::Entry> HeldValues::end(size_t unit) {
   const auto found = entries_.find(unit);
   if (found == entries_.end()) return std::nullopt;
-  const Purpose purpose = found->second.back().purpose;
+  Entry entry = std::move(found->second.back());
   found->second.pop_back();
   if (found->second.empty()) entries_.erase(found);
-  return purpose;
+  return entry;
 }
 
-std::optional<HeldValues::Purpose> HeldValues::end_and_restore(size_t unit) {
-  const auto found = entries_.find(unit);
-  if (found == entries_.end()) return std::nullopt;
-  const std::optional<Values> before = std::move(found->second.back().before);
+void HeldValues::end_and_restore(size_t unit) {
+  const std::optional<Entry> entry = end(unit);
   Unit& held = executor_.unit(unit);
-  if (before && held.is_unsharded()) {
-    const at::NoGradGuard no_grad;
-    held.take_back(/*values=*/false);
-    for (size_t g = 0; g < before->groups.size(); ++g) held.full(g).copy_(before->groups[g]);
-    for (const Moved& moved : before->moved) {
-      moved.tensor.set_data(moved.memory);
-      moved.memory.copy_(moved.values);
-    }
+  if (!entry || !entry->before || !held.is_unsharded()) return;
+  const at::NoGradGuard no_grad;
+  held.take_back(/*values=*/false);
+  for (size_t g = 0; g < entry->before->groups.size(); ++g) held.full(g).copy_(entry->before->groups[g]);
+  for (const Moved& moved : entry->before->moved) {
+    moved.tensor.set_data(moved.memory);
+    moved.memory.copy_(moved.values);
   }
-  return end(unit);
+}
+
+std::vector<std::string> HeldValues::end_and_compare(size_t unit) {
+  const std::optional<Entry> entry = end(unit);
+  Unit& held = executor_.unit(unit);
+  // If the unit is not unsharded, a step has freed the values in the meantime.
+  if (!entry || entry->checksums.empty() || !held.is_unsharded()) return {};
+  std::vector<std::string> names;
+  const std::vector<int64_t> now = checksums_of(held);
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (now[i] == entry->checksums[i]) continue;
+    names.push_back(held.layout().params[i].name());
+    held.point_back(i);
+  }
+  return names;
 }
 
 void HeldValues::accept(size_t unit) {
   const auto found = entries_.find(unit);
   if (found == entries_.end()) return;
-  const Unit& held = executor_.unit(unit);
-  for (Entry& entry : found->second)
-    if (entry.before) entry.before = values_of(held);
+  for (Entry& entry : found->second) {
+    if (entry.before) entry.before = values_of(executor_.unit(unit));
+    entry.checksums.clear();
+  }
 }
 
 bool HeldValues::may_change() const {
@@ -69,7 +103,13 @@ bool HeldValues::may_change() const {
   return false;
 }
 
+void HeldValues::forget_checksums() {
+  for (auto& [unit, entries] : entries_)
+    for (Entry& entry : entries) entry.checksums.clear();
+}
+
 void HeldValues::forget() {
+  forget_checksums();
   for (auto& [unit, entries] : entries_)
     for (Entry& entry : entries) entry.before.reset();
 }

@@ -3,16 +3,18 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/executor.h"
 
 namespace zeroshard {
 
-// Records the units that users hold gathered. There is one entry per Engine::gather() of a unit, innermost last. An
-// entry can keep a copy of the values that the unit had at the gather, so that a release with Engine::kDropWrites can
-// restore them. It keeps no copy if its purpose does not allow dropping the user's writes. It also keeps none if the
-// release reshards the unit, because the shards then still have the values.
+// Records the units that users hold gathered. There is one entry per Engine::gather() of a unit, innermost last. What
+// an entry keeps of the values that the unit had at the gather depends on its purpose. An entry for reading keeps
+// checksums, by which its end finds writes, even those that version counters do not show (tensor.data.mul_). An entry
+// that allows dropping the user's writes keeps a copy, so that a release with Engine::kDropWrites can restore the
+// values. It needs no copy if the release reshards the unit, because the shards then still have the values.
 class HeldValues {
  public:
   // These are the combinations of `to_modify` and `can_drop` of Engine::gather(). kReadAndDrop and kModify allow
@@ -26,17 +28,21 @@ class HeldValues {
   int64_t times(size_t unit) const { return entries_.contains(unit) ? std::ssize(entries_.at(unit)) : 0; }
   // Adds an entry. `unit` must be unsharded.
   void begin(size_t unit, Purpose purpose);
-  // Ends the innermost entry of the unit and returns its purpose; nothing if there is no entry.
-  std::optional<Purpose> end(size_t unit);
-  // Like end(), but also restores the values that the unit had at the gather, if the entry still keeps them and the
-  // unit is unsharded.
-  std::optional<Purpose> end_and_restore(size_t unit);
-  // Replaces the copies that the unit's entries keep by copies of the current values. Call it when all ranks have
-  // accepted the current values.
+  // These three functions end the innermost entry of the unit, if there is one. end_and_restore() also restores the
+  // values that the unit had at the gather, if the entry still has them and the unit is unsharded. end_and_compare()
+  // also returns the names of the parameters whose values have changed since the gather, and calls Unit::point_back()
+  // for them. It returns none if the entry has no checksums, or if the unit is no longer unsharded.
+  void end_alone(size_t unit) { end(unit); }
+  void end_and_restore(size_t unit);
+  std::vector<std::string> end_and_compare(size_t unit);
+  // Replaces the copies that the unit's entries keep by copies of the current values, and drops their checksums. Call
+  // it when all ranks have accepted the current values.
   void accept(size_t unit);
   // Returns whether some unit is held to be modified.
   bool may_change() const;
-  // Drops the copies of all entries, so that these entries restore nothing.
+  // Drops all checksums, so that no entry compares anything. Call it when the engine or all ranks have changed values.
+  void forget_checksums();
+  // Drops all checksums and copies, so that no entry compares or restores anything.
   void forget();
 
  private:
@@ -51,10 +57,13 @@ class HeldValues {
   };
   struct Entry {
     Purpose purpose;
-    std::optional<Values> before;
+    std::optional<Values> before = std::nullopt;
+    std::vector<int64_t> checksums = {};  // by parameter
   };
 
-  Values values_of(const Unit& unit) const;
+  static Values values_of(const Unit& unit);
+  // Removes the innermost entry of the unit and returns it; nothing if there is none.
+  std::optional<Entry> end(size_t unit);
 
   Executor& executor_;
   std::map<size_t, std::vector<Entry>> entries_;  // by unit

@@ -81,7 +81,7 @@ void Step::finish(const StepResult& result, const std::function<void()>& apply) 
   if (pass_.progress().is_unapplied()) pass_.scaler().update(!result.applied);
   if (result.applied) apply();
   if (result.applied && !update_.is_delayed()) update_.tell_autograd(&consensus_.has_grad);
-  writes_.end_step();
+  writes_.forget_held();
   reducer_.end_step();
   pass_.end_step(result.loss_scale);
   pass_.progress().end_step(result.applied);

@@ -16,7 +16,6 @@ void UserWrites::gather(const std::vector<size_t>& units, HeldValues::Purpose pu
   for (const size_t unit : units) {
     executor_.hold(unit);
     held_.begin(unit, purpose);
-    if (purpose == HeldValues::Purpose::kRead) watch_.begin_reading(unit);
   }
 }
 
@@ -30,17 +29,13 @@ void UserWrites::release(const std::vector<size_t>& units, int modify_rank) {
   const std::string refused = modify_rank >= 0 ? take_moved(units, modify_rank) : "";
   for (const size_t u : units) {
     Unit& unit = executor_.unit(u);
-    const auto purpose = modify_rank == Engine::kDropWrites ? held_.end_and_restore(u) : held_.end(u);
-    if (modify_rank == Engine::kDropWrites && purpose == HeldValues::Purpose::kRead) watch_.abandon_reading(u);
-    if (modify_rank == Engine::kReadOnly) {
-      for (std::string& name : watch_.end_reading(u)) written.push_back(std::move(name));
-    }
+    if (modify_rank == Engine::kDropWrites) held_.end_and_restore(u);
+    if (modify_rank == Engine::kReadOnly)
+      for (std::string& name : held_.end_and_compare(u)) written.push_back(std::move(name));
     if (modify_rank >= 0) {
+      held_.end_alone(u);
       unit.write_back(modify_rank);
       for (ShardedGroup& group : unit.groups()) group.take_parameters();
-    }
-    if (modify_rank >= 0) {
-      watch_.forget_reading(u);
       held_.accept(u);
     }
     const bool dropped = modify_rank == Engine::kDropWrites && unit.placement() == Placement::kSharded;
@@ -176,12 +171,7 @@ std::string UserWrites::take_moved(const std::vector<size_t>& units, int root) {
 void UserWrites::accept_loaded() {
   for (const ParamPlace place : executor_.params()) watch_.tell_autograd(place);
   watch_.accept_all();
-  watch_.forget_readings();
-}
-
-void UserWrites::end_step() {
-  watch_.forget_readings();
-  held_.forget();
+  held_.forget_checksums();
 }
 
 void UserWrites::publish_lent_shards() {

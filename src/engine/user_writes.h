@@ -43,13 +43,12 @@ class UserWrites {
 
   // Says that the engine has written to the parameter (WriteWatch::tell_autograd()).
   void tell_autograd(ParamPlace place) { watch_.tell_autograd(place); }
-  // Says that a load has written to all parameters. Accepts all writes, and ends all readings.
+  // Says that a load has written to all parameters. Accepts all writes, and calls forget_readings().
   void accept_loaded();
-  void forget_readings() { watch_.forget_readings(); }
-  // Says that a step may have changed the values that users hold. The release then neither checks nor restores these
-  // values.
-  void end_step();
-  // Forgets the values that a release would restore.
+  // Forgets the checksums by which a release finds writes to values that users hold for reading.
+  void forget_readings() { held_.forget_checksums(); }
+  // Does the same, and forgets the values that a release would restore. Call it if a step may have changed the values
+  // that users hold.
   void forget_held() { held_.forget(); }
 
   // Says that a caller may write to shards from now on: see Engine::local_param().

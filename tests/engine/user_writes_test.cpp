@@ -48,7 +48,7 @@ TEST(UserWrites, FindsNoneIfThereAreNone) {
     const at::Tensor before = parts.values();
     EXPECT_FALSE(parts.writes.any_written());
     for (int twice = 0; twice < 2; ++twice) parts.writes.take_all();
-    for (int twice = 0; twice < 2; ++twice) parts.writes.end_step();
+    for (int twice = 0; twice < 2; ++twice) parts.writes.forget_held();
     parts.writes.check_no_change_begun("step()");
     EXPECT_FALSE(parts.writes.wrote_late());
     parts.writes.check_late();

@@ -278,8 +278,8 @@ _TABLE += [
     (
         "rest-of-fp32-has-other-masters",
         "src/group/groups.cpp",
-        "parameters.view({first + border, first + all})",
-        "parameters.view({first + border, first + all}).clone()",
+        "parameters.view(Range{border, all} + first)",
+        "parameters.view(Range{border, all} + first).clone()",
         "*Placements.LoadWhatOthersSave*Shared*",
     ),
     (
@@ -304,7 +304,7 @@ _SHARES = [
     (
         "rest-begins-at-the-first-element",
         _ARRAY,
-        "use(moved(part, border_), columns)",
+        "use(part + border_, columns)",
         "use(part, columns)",
         "group",
         "SplitArray.LookLikeStatesInOnePlace",
