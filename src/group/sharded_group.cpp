@@ -28,8 +28,8 @@ ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlace
       parameters_(std::move(parameters)),
       states_(std::move(states)),
       updates_(num_params(), 0) {
-  const bool needs_checksum = options_.is_open && options_.to_host && ParameterChecksum::can_be_on(options_.device);
-  if (needs_checksum) checksum_.emplace(options_.device);
+  const bool is_host_asked = options_.is_open && options_.to_host && updated_.size() > 0;
+  if (is_host_asked && ParameterChecksum::can_be_on(options_.device)) checksum_.emplace(options_.device);
 }
 
 at::Tensor ShardedGroup::kept_parameters() const {

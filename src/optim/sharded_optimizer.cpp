@@ -251,6 +251,7 @@ void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& g
 void ShardedOptimizer::update_beside(ShardedGroup& group, const at::Tensor& grads, std::span<const Run> runs,
                                      std::span<const ParamGroupOptions> options, float grad_scale,
                                      const at::Tensor& params) const {
+  ZS_ASSERT(params.defined(), "unit ", group.unit().name, " has no memory for new parameters");
   Array values(grads);
   for (const Run& run : runs)
     update_run(group, {values}, run.range,

@@ -11,7 +11,11 @@ _ONCE = "*DeviceTraining.TheHostWaitsOnceAStep*"
 _SAVED = "*DeviceCheckpoint.HasWhatTheStateWas*"
 _FAILED = "*DeviceCheckpoint.EveryFailingFileCall*"
 _CHUNKS = "*DeviceCheckpoint.UploadsGoThrough*"
-_COPIES, _SAVER, _UPLOADS = "src/checkpoint_torch/state_data.cpp", "src/checkpoint/async_saver.cpp", "src/checkpoint_torch/uploads.cpp"
+_COPIES, _SAVER, _UPLOADS = (
+    "src/checkpoint_torch/state_data.cpp",
+    "src/checkpoint/async_saver.cpp",
+    "src/checkpoint_torch/uploads.cpp",
+)
 
 _TABLE = [
     (

@@ -4,12 +4,14 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "base/align.h"
+#include "device/cut.h"
 #include "device/dtype.h"
 #include "optim/aten_step.h"
 #include "support/piecewise_states.h"
@@ -100,9 +102,10 @@ UnitLayout make_unit(int world_size, bool is_coded) {
   return unit;
 }
 
-// One rank's groups and their tensors. With `piece` their states are lent in pieces of so many elements.
+// One rank's groups and their tensors. With `piece` their states are lent in pieces of so many elements. With `beside`
+// they are placed as for late updates of a device's parameters, so fp32 parameters have master weights, too.
 struct Rank {
-  Rank(const Case& test, int world_size, int rank_, bool whole_, int64_t piece = 0)
+  Rank(const Case& test, int world_size, int rank_, bool whole_, int64_t piece = 0, bool beside = false)
       : rank(rank_),
         whole(whole_),
         unit(make_unit(world_size, test.moment_dtype == kCodes)),
@@ -112,6 +115,8 @@ struct Rank {
     options.stage = whole ? 0 : 1;
     options.optimizer_slots = num_moments(test.type, /*momentum=*/true);
     options.moment_dtype = test.moment_dtype;
+    options.on_device = beside;
+    if (beside) options.state_tier = Tier::kHost;
     const std::vector<UnitPlacement> table = place({&unit, 1}, options);
     for (size_t g = 0; g < unit.groups.size(); ++g) {
       const GroupPlacement& place = table[0].groups[g];
@@ -154,6 +159,19 @@ struct Rank {
         optimizer.update(groups[g], {values}, test.groups, with_grad[g], 0.5F);
       }
     }
+  }
+  // Does the same with updates beside the parameters. Returns the new parameters of each group.
+  std::vector<at::Tensor> run_beside(const Case& test) {
+    std::vector<at::Tensor> beside;
+    for (size_t g = 0; g < groups.size(); ++g) beside.push_back(at::zeros_like(params(g)));
+    for (int step = 0; step < kSteps; ++step) {
+      for (size_t g = 0; g < groups.size(); ++g) {
+        grads[g].copy_(mine(g, flat(unit.groups[g], uint64_t(step) + 2, g)));
+        const auto runs = ShardedOptimizer::count(groups[g], has_grad(step)[g]);
+        optimizer.update_beside(groups[g], grads[g], runs, test.groups, 0.5F, beside[g]);
+      }
+    }
+    return beside;
   }
   at::Tensor params(size_t g) const { return groups[g].updated_parameters(); }
   // Parameters, masters and moments, one after another.
@@ -224,6 +242,33 @@ TEST_P(AllOptimizers, StatesLentInPiecesGiveTheSameBits) {
   for (const Case& test : with_each_moment_dtype(GetParam())) {
     SCOPED_TRACE(name_of(test.moment_dtype));
     expect_the_same_bits_in_pieces(test);
+  }
+}
+
+// As for a device that computes with the parameters from before, with states in memory and as from a file.
+TEST_P(AllOptimizers, AnUpdateBesideTheParametersGivesTheSameBits) {
+  for (const Case& test : with_each_moment_dtype(GetParam())) {
+    for (const int64_t piece : {0, 1024}) {
+      SCOPED_TRACE(::testing::Message() << name_of(test.moment_dtype) << " in pieces of " << piece);
+      Rank expected(test, 3, 1, /*whole=*/false), late(test, 3, 1, /*whole=*/false, piece, /*beside=*/true);
+      const std::vector<at::Tensor> before = {late.params(0).clone(), late.params(1).clone()};
+      expected.run(test);
+      const std::vector<at::Tensor> beside = late.run_beside(test);
+      for (size_t g = 0; g < kNumels.size(); ++g) {
+        EXPECT_TRUE(late.params(g).equal(before[g])) << "group " << g;
+        const bool has_master = expected.states[g].master.defined();
+        EXPECT_TRUE(late.states[g].master.equal(has_master ? expected.states[g].master : expected.params(g)));
+        for (size_t slot = 0; slot < late.states[g].moments.size(); ++slot)
+          EXPECT_TRUE(late.states[g].moments[slot].equal(expected.states[g].moments[slot])) << "group " << g;
+        for (size_t slot = 0; slot < late.states[g].scales.size(); ++slot)
+          EXPECT_TRUE(late.states[g].scales[slot].equal(expected.states[g].scales[slot])) << "group " << g;
+        for (size_t i = 0; i < kNumels[g].size(); ++i) {
+          const Range range = late.groups[g].state_range(i);
+          if (late.groups[g].updates()[i] == 0) continue;
+          EXPECT_TRUE(cut(beside[g], range).equal(cut(expected.params(g), range))) << "group " << g << ", " << i;
+        }
+      }
+    }
   }
 }
 
