@@ -138,7 +138,7 @@ class Engine {
   bool post_forward(size_t unit, const std::vector<at::Tensor>& outputs);
   // Does the same as post_forward(), for a caller that is not inside another unit's forward. Throws StateError if
   // post_forward() would return true.
-  void end_unit(size_t unit, const std::vector<at::Tensor>& outputs);
+  void end_unit_forward(size_t unit, const std::vector<at::Tensor>& outputs);
   // Returns whether the unit is unsharded because its backward pass is running.
   bool is_in_backward(size_t unit) const;
   // Calls `forward`, which returns a tensor, as the forward of a unit. This method is for modules without hooks, as in
@@ -147,7 +147,7 @@ class Engine {
   at::Tensor unit(size_t index, Forward&& forward) {
     pre_forward(index);
     at::Tensor output = std::forward<Forward>(forward)();
-    end_unit(index, {output});
+    end_unit_forward(index, {output});
     return output;
   }
 

@@ -100,7 +100,7 @@ class ModuleEngine : public Engine {
     for (const size_t unit : units) pre_forward(unit);
     auto output = std::forward<Forward>(forward)();
     const std::vector<at::Tensor> outputs = detail::tensors_in(output);
-    for (const size_t unit : units) end_unit(unit, outputs);
+    for (const size_t unit : units) end_unit_forward(unit, outputs);
     return output;
   }
 

@@ -6,7 +6,7 @@
 
 #include "bindings.h"
 #include "comm/comm.h"
-#include "device/swap_storage.h"
+#include "device/detachable_storage.h"
 #include "process_groups.h"
 #include "zeroshard/config.h"
 #include "zeroshard/error.h"
@@ -32,7 +32,7 @@ void broadcast(World& world, const at::Tensor& tensor, int root, const std::stri
 void make_hollow(const at::Tensor& tensor, const std::vector<int64_t>& shape, const std::string& message) {
   at::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   const int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(tensor.element_size());
-  impl->set_storage_keep_dtype(make_swapped_storage(bytes, tensor.device(), message));
+  impl->set_storage_keep_dtype(make_detachable_storage(bytes, tensor.device(), message));
   impl->set_sizes_contiguous(shape);
 }
 
@@ -40,7 +40,7 @@ void make_hollow(const at::Tensor& tensor, const std::vector<int64_t>& shape, co
 
 void bind_world(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
-  m.def("is_stand_in", &is_swapped, py::arg("grad"));
+  m.def("is_stand_in", &is_detachable, py::arg("grad"));
   m.def("make_hollow", &make_hollow, py::arg("tensor"), py::arg("shape"), py::arg("message"));
   py::class_<World, WithoutLock<World>>(m, "World", "The ranks of a run, for tensors that no engine has.")
       .def(py::init([](const Config& config, c10::Device device, const std::string& gather_group,

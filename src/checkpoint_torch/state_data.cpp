@@ -112,13 +112,13 @@ void PartialBlocks::add(Range piece, const float* from, int64_t end) {
 class ArrayData final : public SliceData {
  public:
   // `bytes` is the size of a saved element.
-  ArrayData(const ShardedGroup& group, Array& array, int state, int64_t bytes, bool is_engines)
-      : group_(group), array_(array), state_(state), bytes_(bytes), is_engines_(is_engines), codes_(group, state) {}
+  ArrayData(const ShardedGroup& group, Array& array, int state, int64_t bytes, bool writers_wait)
+      : group_(group), array_(array), state_(state), bytes_(bytes), writers_wait_(writers_wait), codes_(group, state) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
     lend(offset, bytes, Array::Access::kRead, [&](int64_t at, Range part, const at::Tensor& values) {
       read_values(part, values, static_cast<std::byte*>(to) + at);
     });
-    if (state_ == kMasterWeights && group_.is_open() && array_.in_memory() == nullptr)
+    if (state_ == kMasterWeights && group_.users_may_write() && array_.in_memory() == nullptr)
       take_params(offset, bytes, view_memory(to, bytes / bytes_, at::kFloat, at::kCPU));
   }
   void write(int64_t offset, int64_t bytes, const void* from) override {
@@ -142,7 +142,7 @@ class ArrayData final : public SliceData {
       TensorData(values).begin_write(0, int64_t(values.nbytes()), there);
     });
   }
-  bool writers_wait() const override { return is_engines_; }
+  bool writers_wait() const override { return writers_wait_; }
   std::byte* on_host() const override {
     const StateTensors* const all = array_.in_memory();
     const bool is_as_saved = all != nullptr && all->at(state_).element_size() == bytes_;
@@ -195,7 +195,7 @@ class ArrayData final : public SliceData {
   Array& array_;
   int state_;
   int64_t bytes_;
-  bool is_engines_;
+  bool writers_wait_;
   PartialBlocks codes_;
 };
 
@@ -277,19 +277,19 @@ std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor) {
 std::shared_ptr<SliceData> parameter_data(const ShardedGroup& group) {
   const int64_t bytes = element_size(group.flat().dtype);
   if (!group.parameters().in_memory())
-    return std::make_shared<ArrayData>(group, group.parameters(), 0, bytes, /*is_engines=*/false);
+    return std::make_shared<ArrayData>(group, group.parameters(), 0, bytes, /*writers_wait=*/false);
   return tensor_data(group.is_trained() ? group.updated_parameters() : group.kept_parameters());
 }
 
-std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines) {
-  return std::make_shared<ArrayData>(group, group.states(), state, kSavedBytes, is_engines);
+std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool writers_wait) {
+  return std::make_shared<ArrayData>(group, group.states(), state, kSavedBytes, writers_wait);
 }
 
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state) {
   return std::make_shared<HeldArray>(group.states(), state, kSavedBytes);
 }
 
-std::shared_ptr<SliceData> held_data(const ShardedGroup& group) {
+std::shared_ptr<SliceData> held_parameter_data(const ShardedGroup& group) {
   if (group.parameters().hold())
     return std::make_shared<HeldArray>(group.parameters(), 0, element_size(group.flat().dtype));
   return std::make_shared<HeldParameters>(group);

@@ -16,12 +16,12 @@ std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor);
 std::shared_ptr<SliceData> parameter_data(const ShardedGroup& group);
 
 // Accesses one optimizer state of a group (a slot or kMasterWeights), for all elements that this rank updates. The
-// saved elements are fp32. The group must outlive the result. `is_engines` says that all writers of the state borrow it
-// from the group, and so wait for copies of begin_read(). If master weights are in files, or on two tiers, the master
-// weights that read() returns include what users have written to the group's parameters. Unless the parameters are
-// fp32, read() also copies these writes to the master weights themselves, like ShardedOptimizer::take_writes(). So a
-// save need not read the weights twice.
-std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines);
+// saved elements are fp32. The group must outlive the result. `writers_wait` says that all writers of the state borrow
+// it from the group, and so wait for copies of begin_read(). If master weights are in files, or on two tiers, the
+// master weights that read() returns include what users have written to the group's parameters. Unless the parameters
+// are fp32, read() also copies these writes to the master weights themselves, like ShardedOptimizer::take_writes(). So
+// a save need not read the weights twice.
+std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool writers_wait);
 
 // Like state_data(), but another thread may read the state from where it is while training continues. The states must
 // have a hold (Array::hold()), as states in files have. Until end_reading() or the destruction of the result, a caller
@@ -31,7 +31,7 @@ std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state);
 // Does the same for parameters. If the parameters are in files, the result has all that this rank keeps of the group.
 // If they are in memory, it has those that this rank updates. In memory the parameters must be their own master
 // weights, because they are held with the states.
-std::shared_ptr<SliceData> held_data(const ShardedGroup& group);
+std::shared_ptr<SliceData> held_parameter_data(const ShardedGroup& group);
 
 // Returns an object that orders copies between host memory and `device` on a stream of its own; null for the CPU.
 std::unique_ptr<DeviceCopies> device_copies(c10::Device device);

@@ -45,7 +45,8 @@ class SlotRing {
   // Returns a free slot of exactly this size class, or null if all are in use.
   Slot* try_acquire(int64_t bytes);
   // Returns a free slot. If all slots of the size class are in use, returns a new slot, which release() frees. This
-  // happens if users have more units unsharded at a time than the ring has slots. The ledger's peak shows these slots.
+  // happens if users have more units unsharded at a time than the gather ring has slots, or if a backward fills more
+  // buckets at a time than the reduce ring has. The ledger's peak shows these slots.
   Slot* acquire(int64_t bytes);
   void release(Slot* slot);
   // Returns the memory of a slot, for tensors that can outlive the ring. A slot that stays in the ring gets new memory

@@ -71,8 +71,8 @@ RankLimits read_limits(const EngineOptions& options, Comm& comm) {
   return limits;
 }
 
-Config choose_offload(const EngineOptions& options, const std::vector<UnitLayout>& layouts, const RankLimits& limits,
-                      const std::function<PlanOptions(const Config&)>& plan_of, Comm& comm) {
+Config resolve_offload(const EngineOptions& options, const std::vector<UnitLayout>& layouts, const RankLimits& limits,
+                       const std::function<PlanOptions(const Config&)>& plan_of, Comm& comm) {
   const Config& asked = options.config;
   if (!has_auto_offload(asked)) return asked;
   const bool on_device = !options.device.is_cpu();

@@ -34,8 +34,8 @@ RankLimits read_limits(const EngineOptions& options, Comm& comm);
 // plan/auto_offload.h describes. All ranks then take the slowest configuration that any rank has chosen. If no
 // configuration fits, check_memory() throws later. Rank 0 logs the choice. `plan_of` makes the options of a plan from a
 // configuration.
-Config choose_offload(const EngineOptions& options, const std::vector<UnitLayout>& layouts, const RankLimits& limits,
-                      const std::function<PlanOptions(const Config&)>& plan_of, Comm& comm);
+Config resolve_offload(const EngineOptions& options, const std::vector<UnitLayout>& layouts, const RankLimits& limits,
+                       const std::function<PlanOptions(const Config&)>& plan_of, Comm& comm);
 
 // Throws ConfigError on every rank if the plan exceeds the limits of some rank. Call it before anything is allocated.
 // The message has the need and the limit. It also names a change of the configuration with which the model fits, or

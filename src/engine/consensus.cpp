@@ -85,8 +85,8 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
   return consensus;
 }
 
-std::vector<int64_t> agree_on_flags(Comm& comm, const std::vector<int64_t>& flags) {
-  return all_reduce(comm, flags, ReduceOp::kMax, "parameters that were written");
+bool on_any_rank(Comm& comm, bool flag, std::string_view tag) {
+  return all_reduce(comm, {flag ? 1 : 0}, ReduceOp::kMax, tag)[0] != 0;
 }
 
 std::string find_non_finite(Comm& comm, std::span<ShardedGroup* const> groups, const std::vector<GradBucket>& buckets) {

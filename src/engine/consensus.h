@@ -50,8 +50,8 @@ struct Consensus {
 Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
                         const StepSignals& signals, const StepState& state);
 
-// Returns, for each flag, the maximum over ranks. Collective.
-std::vector<int64_t> agree_on_flags(Comm& comm, const std::vector<int64_t>& flags);
+// Returns whether `flag` is true on some rank. Collective over comm.host().
+bool on_any_rank(Comm& comm, bool flag, std::string_view tag);
 
 // Returns the name of the first parameter, in the order of `groups`, whose reduced gradient is not finite on some rank;
 // "" if there is none. `groups` are all trained groups. Collective.

@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "device/cpu_allocator.h"
-#include "device/swap_storage.h"
+#include "device/detachable_storage.h"
 #include "engine/impl.h"
 #include "zeroshard/rank_observer.h"
 #include "zeroshard/world.h"
@@ -43,7 +43,7 @@ void Engine::begin_forward(bool training) {
   const WithoutTransforms plain_tensors;
   impl_->check_whole();
   impl_->pass->discard_failed();
-  impl_->writes->publish_lent_shards();
+  impl_->writes->order_lent_shards();
   impl_->pass->begin_forward(training);
   if (!training) end_cpu_memory_step();  // an evaluation never calls step(), which makes this call in training
 }
@@ -52,7 +52,7 @@ std::shared_ptr<KeptTensor> Engine::keep(const at::Tensor& tensor) {
   if (!impl_->memory->activations) return nullptr;
   // Views of parameters stay on the device. They must not be copied, because gathers write to parameters without
   // advancing the version counter, and the keeper would not notice such a change of a tensor.
-  if (is_swapped(tensor)) {
+  if (is_detachable(tensor)) {
     for (size_t u = 0; u < impl_->executor->size(); ++u)
       if (impl_->executor->unit(u).owns(tensor)) return nullptr;
   }
@@ -90,7 +90,7 @@ bool Engine::is_in_backward(size_t unit) const {
   return impl_->executor->is_in_backward(unit);
 }
 
-void Engine::end_unit(size_t unit, const std::vector<at::Tensor>& outputs) {
+void Engine::end_unit_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   if (!post_forward(unit, outputs)) return;
   throw StateError(
       concat("unit '", impl_->plan.layouts[unit].name,
@@ -109,13 +109,13 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
   const bool is_unsynced = pass.progress().is_unsynced();  // gradients of a pass under no_sync are not reduced yet
   if (is_unsynced) begin_backward();
   // See Note [Backward passes that are none of the engine's].
-  const bool has_other = pass.has_counted_other() && pass.progress().is_unapplied();
+  const bool has_other = pass.told_reducer_before_first_gradient() && pass.progress().is_unapplied();
   // Gradients are still open if end_backward() was not called after begin_backward().
   const bool ends_pass = is_unsynced || pass.progress().has_open_gradients();
   if (ends_pass || (has_other && impl.executor->is_in_backward())) {
     end_backward();
   } else if (has_other) {  // a later forward has already ended the backward of the units
-    pass.end_launched();
+    pass.end_only_reductions();
   }
   return impl.step->prepare(groups, impl.saves->failed());
 }
@@ -125,11 +125,11 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   Update& update = *impl.update;
   const StepResult result = prepare_step(groups);
   if (result.applied) impl.optimizer.check(impl.memory->groups->trained(), groups);
-  const Update::Step values = impl.step->values(groups);
+  const Update::Inputs inputs = impl.step->update_inputs(groups);
   update.publish();  // the update of the step before
   try {
-    if (result.applied && !update.is_delayed()) update.announce_gradients(values);
-    impl.step->finish(result, [&] { update.apply(values); });
+    if (result.applied && !update.is_delayed()) update.announce_gradients(inputs);
+    impl.step->finish(result, [&] { update.apply(inputs); });
   } catch (...) {
     if (!update.is_delayed()) update.end_gradients();
     throw;
@@ -176,7 +176,7 @@ std::pair<ShardedGroup*, size_t> Engine::Impl::find_trained(const std::string& n
 
 void Engine::set_updates(const std::string& name, int64_t updates) {
   const auto [group, index] = impl_->find_trained(name);
-  group->updates()[index] = updates;
+  group->update_counts()[index] = updates;
 }
 
 void Engine::set_moment(const std::string& name, size_t slot, const at::Tensor& values) {
@@ -205,7 +205,7 @@ void Engine::publish_master_weights() {
   impl.executor->end_gathers_ahead();
   impl.ranks.gather.barrier("weights that the optimizer has written");  // afterwards no gather reads shards
   for (ShardedGroup* const group : impl.memory->groups->trained()) group->forget_parameters();
-  impl.update->refresh([](ShardedGroup& group) { group.publish_master(); });
+  impl.update->update_and_refresh([](ShardedGroup& group) { group.copy_master_to_parameters(); });
   impl.writes->forget_readings();
   for (const ParamPlace place : impl.executor->params())
     if (impl.executor->spec(place).requires_grad) impl.writes->tell_autograd(place);
@@ -214,8 +214,9 @@ void Engine::publish_master_weights() {
 void Engine::finish_step(const StepResult& result) {
   impl_->check_in_use();
   impl_->step->finish(result, [&] {
-    impl_->update->refresh_with_states(impl_->step->values({}), [&](ShardedGroup& group) {
-      if (!impl_->options.external_optimizer.empty()) group.publish_master();
+    impl_->update->announce_states(impl_->step->update_inputs({}));
+    impl_->update->update_and_refresh([&](ShardedGroup& group) {
+      if (!impl_->options.external_optimizer.empty()) group.copy_master_to_parameters();
     });
   });
 }
@@ -228,7 +229,7 @@ void Engine::publish_update(bool ends) {
   Impl& impl = *impl_;
   if (!impl.update->is_pending()) return;
   impl.check_whole();
-  if (!ends && agree_on_flags(impl.ranks.all, {has_pending_gradients() ? 1 : 0}).front() != 0)
+  if (!ends && on_any_rank(impl.ranks.all, has_pending_gradients(), "pending gradients"))
     throw StateError(
         "a save, an export or zeroshard.gathered(..., modify_rank=...) was called between the micro-batches of a step. "
         "With zeroshard.offload.delayed_update, this call would apply the last step's update, and the gradients of "
@@ -278,12 +279,12 @@ void Engine::Impl::check_whole() const {
 void Engine::Impl::publish_outside_of_steps() {
   for (size_t unit = 0; unit < plan.layouts.size(); ++unit) executor->end_gather(unit);
   update->publish();
-  pass->end_forwards();
+  pass->refuse_earlier_forwards();
 }
 
 void Engine::Impl::publish_before_load(bool has_gradients) {
   if (!update->is_pending()) return;
-  if (agree_on_flags(ranks.all, {has_gradients ? 1 : 0}).front() != 0) return;  // then the load will be refused
+  if (on_any_rank(ranks.all, has_gradients, "pending gradients")) return;  // then the load will be refused
   publish_outside_of_steps();
 }
 

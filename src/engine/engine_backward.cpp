@@ -10,7 +10,7 @@ void Engine::begin_backward(bool sync) {
   // Open gradients are those that have arrived since the last pass ended, and their reductions may be running. A pass
   // under no_sync reduces nothing, so other ranks could wait in vain for this rank's part in these reductions.
   // Therefore the reductions are ended first.
-  if (!sync && pass.progress().has_open_gradients()) pass.end_launched();
+  if (!sync && pass.progress().has_open_gradients()) pass.end_only_reductions();
   // The thread of a delayed update may wait for a save that reads the states, and new gradients wait for this update.
   // The update is awaited here, because this wait can be interrupted.
   if (impl_->memory->states_in_files && impl_->saves->busy()) impl_->update->await();

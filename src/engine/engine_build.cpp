@@ -5,11 +5,11 @@
 
 #include "base/check.h"
 #include "device/cpu_allocator.h"
+#include "device/detachable_storage.h"
 #include "device/missing_memory.h"
-#include "device/swap_storage.h"
 #include "engine/consensus.h"
+#include "engine/engine_build.h"
 #include "engine/impl.h"
-#include "engine/make_parts.h"
 #include "engine/memory_needs.h"
 
 namespace zeroshard {
@@ -58,7 +58,7 @@ ReduceOptions reduce_options(const EngineOptions& options, int world_size) {
 // engines with the same parameter would take each other's gradients.
 void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tensor>>& params) {
   for (size_t i = 0; i < params.size(); ++i) {
-    if (std::none_of(params[i].begin(), params[i].end(), is_swapped)) continue;
+    if (std::none_of(params[i].begin(), params[i].end(), is_detachable)) continue;
     throw StateError(concat("parameter '", layout.params[i].name(),
                             "' belongs to another engine, or to one that is gone: let that one return its units first "
                             "(Engine::return_unit)"));
@@ -81,7 +81,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       ranks.check_while_waiting("it waited for a checkpoint to be read");
     });
     Executor::Callbacks callbacks;
-    callbacks.on_unit_done = [this](size_t unit) { pass->end_unit(unit); };
+    callbacks.on_unit_backward_ended = [this](size_t unit) { pass->end_unit_backward(unit); };
     if (memory->parameters_in_files)
       callbacks.on_upcoming = [this](std::span<const size_t> next) { memory->read_parameters_ahead(next, *executor); };
     executor = make_executor(units, plan, ranks, *memory, std::move(callbacks));
@@ -94,7 +94,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
     step = std::make_unique<Step>(options, ranks, *memory, *executor, *reducer, *pass, *writes, *update);
     saves = std::make_unique<Saves>(options, plan, ranks, *memory, *executor, *reducer, *pass);
   };
-  tell_missing_memory(build, [this] { return memory_needs(plan.layouts, plan.bytes, plan.init_peak); });
+  tell_missing_memory(build, [this] { return memory_needs_text(plan.layouts, plan.bytes, plan.init_peak); });
   pass->install_hooks(units);
   trim_cpu_memory();
 }

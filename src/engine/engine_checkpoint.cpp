@@ -10,11 +10,11 @@
 #include "checkpoint/load.h"
 #include "checkpoint/store.h"
 #include "checkpoint/told.h"
-#include "checkpoint_torch/uploads.h"
+#include "checkpoint/uploads.h"
 #include "engine/consensus.h"
 #include "engine/impl.h"
 #include "file/hash.h"
-#include "plan/state_rules.h"
+#include "plan/buffer_sizes.h"
 
 namespace zeroshard {
 namespace {
@@ -77,7 +77,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   // weights: see state_data(). A staged save reads them in the saver's thread, when users may already be writing again.
   // So they take the writes here, too, except those of 32-bit parameters, because a staged save saves these parameters
   // instead of their master weights.
-  const auto of_master = staged ? UserWrites::OfMaster::kAllButSaved : UserWrites::OfMaster::kInMemory;
+  const auto of_master = staged ? UserWrites::OfMaster::kAllButFp32InFiles : UserWrites::OfMaster::kInMemory;
   SaveRequest request;
   // Runs everything that may fail on one rank alone, before the other ranks write or wait in the background.
   run_together(kSave, [&] {
@@ -87,7 +87,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
       throw StateError("save_checkpoint within a backward pass: call it when the pass has ended");
     impl.check_whole();
     check_tag(tag);
-    request = saves.make_request(from_root(root), tag, step, contents, save, /*held=*/staged);
+    request = saves.make_request(from_root(root), tag, step, contents, save, /*staged=*/staged);
     if (staged) saves.saver().prepare(request, staging);
   });
   if (!staged) {
@@ -104,7 +104,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
 
 bool Engine::wait_for_checkpoint() {
   impl_->ranks.check_caller();
-  return !impl_->saves->has_saved() || impl_->saves->report_failed();
+  return !impl_->saves->has_saver() || impl_->saves->settle_last_save();
 }
 
 void Engine::report_failed_save() {
@@ -192,7 +192,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   if (impl.ranks.all.rank() == 0) tell_loaded(root, loaded->tag, loaded->manifest, taken.count());
   if (load.optimizer) saves.take_updates(TensorIndex(loaded->manifest));
-  impl.update->refresh([](ShardedGroup& group) { group.publish_master(); });
+  impl.update->update_and_refresh([](ShardedGroup& group) { group.copy_master_to_parameters(); });
   impl.writes->accept_loaded();
   if (load.optimizer) {
     saves.take_scale(loaded->manifest);

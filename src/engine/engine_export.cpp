@@ -99,7 +99,7 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
     impl.check_whole();
     // Between micro-batches, an export does not publish a delayed update, because the gradients of the current step
     // belong to the present parameters.
-    if (impl.update->is_pending() && agree_on_flags(impl.ranks.all, {has_pending_gradients() ? 1 : 0}).front() == 0)
+    if (impl.update->is_pending() && !on_any_rank(impl.ranks.all, has_pending_gradients(), "pending gradients"))
       publish_update();
     impl.writes->take_all(UserWrites::OfMaster::kNone);  // the export only reads the parameters
   });

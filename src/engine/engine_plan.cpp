@@ -134,7 +134,7 @@ EnginePlan::EnginePlan(const std::vector<UnitDefinition>& units, EngineOptions& 
   engine_options.config.optimizer->type =
       engine_options.optimizer;  // the rules of offload depend on the optimizer that runs
   engine_options.config.optimizer->momentum = momentum;
-  engine_options.config = choose_offload(engine_options, layouts, limits, plan_of, ranks.all);
+  engine_options.config = resolve_offload(engine_options, layouts, limits, plan_of, ranks.all);
   check_offload(config, engine_options.device, engine_options.external_optimizer);
   engine_options.config.optimizer = configured;
   options = plan_of(config);

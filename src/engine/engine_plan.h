@@ -18,7 +18,8 @@ namespace zeroshard {
 // the hidden matrices, whose param_group in `units` is changed from 0 to 1.
 EngineOptions completed(EngineOptions options, std::vector<UnitDefinition>& units);
 
-// The plan of an engine's memory: what it will keep, and on which tier. `ledger` counts what it really keeps.
+// The plan of an engine's memory: what it will keep, and on which tier. Also owns the engine's ledger, which counts
+// what the engine really keeps.
 struct EnginePlan : PlanReport {
   // Compares the ranks' models and engine_options.agreement, replaces every "auto" in engine_options.config, and makes
   // the plan. Throws ValueError if the ranks differ, or if the optimizer does not suit the model. Throws ConfigError if

@@ -111,13 +111,13 @@ void Executor::finish_others(size_t index, std::optional<int64_t> output) {
       // reported now, because other ranks may have gradients of `other`, and wait for their reduction.
       const bool is_before = !contains(other, index) && !contains(index, other) &&
                              forwards_.time_of_end(index) < forwards_.time_of_end(other);
-      if (is_before) callbacks_.on_unit_done(other);
+      if (is_before) callbacks_.on_unit_backward_ended(other);
       ++next;
       continue;
     }
     next = in_backward_.erase(next);
     reshard(other);
-    callbacks_.on_unit_done(other);
+    callbacks_.on_unit_backward_ended(other);
   }
 }
 
@@ -129,7 +129,8 @@ void Executor::begin_backward() {
 // Reports the end of the backward of each of `units`, unless the unit is kSharded or its backward is running.
 void Executor::end_whole_units(const std::vector<size_t>& units) {
   for (const size_t unit : units)
-    if (units_[unit]->placement() != Placement::kSharded && !in_backward_.contains(unit)) callbacks_.on_unit_done(unit);
+    if (units_[unit]->placement() != Placement::kSharded && !in_backward_.contains(unit))
+      callbacks_.on_unit_backward_ended(unit);
 }
 
 // Called before this rank's backward uses `index`. Begins the backward. If the unit is kSharded, also takes part in the
@@ -139,7 +140,7 @@ void Executor::let_others_pass(size_t index) {
   if (!callbacks_.max_over_ranks || units_[index]->placement() != Placement::kSharded) return;
   if (!order_->upcoming().empty()) {
     const auto before = order_->upcoming_before(index);
-    for (const size_t other : std::vector(before.begin(), before.end())) skip(other);
+    for (const size_t other : std::vector(before.begin(), before.end())) stand_in_for(other);
     return;
   }
   while (units_[index]->is_sharded() && agree_on_next(index) != index) {
@@ -148,7 +149,7 @@ void Executor::let_others_pass(size_t index) {
 
 // Gathers the unit and advances the order as if this rank's backward needed the unit. So this rank makes the same
 // gathers as the ranks whose backward does need it.
-void Executor::skip(size_t index) {
+void Executor::stand_in_for(size_t index) {
   if (!in_backward_.contains(index)) {
     finish_others(index, std::nullopt);
     in_backward_.emplace(index, std::nullopt);
@@ -170,7 +171,7 @@ std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   order_->advance(*agreed);
   units_[*agreed]->take_part();
   // The end is reported here, because the other ranks may wait for this unit's reduction before they agree again.
-  if (!in_backward_.contains(*agreed)) callbacks_.on_unit_done(*agreed);
+  if (!in_backward_.contains(*agreed)) callbacks_.on_unit_backward_ended(*agreed);
   return agreed;
 }
 
@@ -184,13 +185,13 @@ void Executor::let_all_others_pass() {
     }
     return;
   }
-  while (!order_->upcoming().empty()) skip(order_->upcoming().front());
+  while (!order_->upcoming().empty()) stand_in_for(order_->upcoming().front());
 }
 
 void Executor::finish_all() {
   for (const auto& [index, output] : std::exchange(in_backward_, {})) {
     reshard(index);
-    callbacks_.on_unit_done(index);
+    callbacks_.on_unit_backward_ended(index);
   }
 }
 
@@ -248,7 +249,7 @@ void Executor::end_gathers_ahead() {
   }
 }
 
-void Executor::refresh(std::span<const size_t> order, const std::function<void(size_t)>& update) {
+void Executor::update_and_refresh(std::span<const size_t> order, const std::function<void(size_t)>& update) {
   size_t finished = 0;
   for (size_t started = 0; started < order.size(); ++started) {
     {

@@ -39,9 +39,9 @@ namespace zeroshard {
 // A module may enter the loss on some ranks only, and a backward may fail on one rank. The other ranks then continue.
 // Every gather needs all ranks, so a rank also takes part in gathers of units that it does not need itself.
 //
-// When the backward of a unit has ended, the executor reports the unit: it calls Callbacks::on_unit_done, after which
-// the unit's gradients can be reduced. Every reduction needs all ranks, too, so a rank also reports units whose
-// backward only other ranks need.
+// When the backward of a unit has ended, the executor reports the unit: it calls Callbacks::on_unit_backward_ended,
+// after which the unit's gradients can be reduced. Every reduction needs all ranks, too, so a rank also reports units
+// whose backward only other ranks need.
 //
 // If a pass follows an order that was recorded before, each rank goes through the whole order. Before its backward
 // gathers a unit, a rank takes part in the gathers of all units that come before this one in the order. At the end of
@@ -68,7 +68,7 @@ class Executor {
   struct Callbacks {
     // Called with a unit when its backward has ended on this rank. Also called for units that this rank's backward does
     // not need: see Note [Ranks whose backward passes need other units].
-    std::function<void(size_t)> on_unit_done;
+    std::function<void(size_t)> on_unit_backward_ended;
     // Called when a forward needs a unit, or a backward needs a kSharded one. `units` are the units that the pass will
     // probably need after that unit, nearest first. There are none while no order is known. May be null.
     std::function<void(std::span<const size_t> units)> on_upcoming;
@@ -90,8 +90,9 @@ class Executor {
   const ParamSpec& spec(ParamPlace place) const { return units_.at(place.unit)->layout().params.at(place.param); }
   // Returns Unit::tensors() of a parameter.
   const std::vector<at::Tensor>& tensors(ParamPlace place) const { return units_.at(place.unit)->tensors(place.param); }
-  // Returns whether some unit is kSharded. If so, the ranks wait for one another at each gather of a backward pass.
-  bool is_sharded() const { return bool(callbacks_.max_over_ranks); }
+  // Returns whether some unit is kSharded, whatever its present state. If so, the ranks wait for one another at each
+  // gather of a backward pass.
+  bool has_sharded_units() const { return bool(callbacks_.max_over_ranks); }
 
   void begin_pass(bool training);
   void pre_forward(size_t unit, bool recomputing);
@@ -129,11 +130,11 @@ class Executor {
   // use that never came, for example by a forward without a backward. Reshards the units of these gathers, unless they
   // stay whole or are held.
   void end_gathers_ahead();
-  // Lets the optimizer write the shards. Calls `update(u)` for each unit in `order`, which contains every unit once and
-  // is the same on all ranks. After the update of a unit, the ranks exchange its new values if the unit needs that (see
-  // Unit::start_refresh()), while the next units are updated. Units that are held are unsharded with the new values
-  // afterwards. Collective.
-  void refresh(std::span<const size_t> order, const std::function<void(size_t)>& update);
+  // Lets the optimizer write the shards, which no rank may still read for a gather (see end_gather()). Calls
+  // `update(u)` for each unit in `order`, which contains every unit once and is the same on all ranks. After the update
+  // of a unit, the ranks exchange its new values if the unit needs that (see Unit::start_refresh()), while the next
+  // units are updated. Units that are held are unsharded with the new values afterwards. Collective.
+  void update_and_refresh(std::span<const size_t> order, const std::function<void(size_t)>& update);
 
  private:
   void demand(size_t unit);
@@ -146,7 +147,7 @@ class Executor {
   void demand_in_backward(size_t unit);
   void let_others_pass(size_t unit);
   void end_whole_units(const std::vector<size_t>& units);
-  void skip(size_t unit);
+  void stand_in_for(size_t unit);
   std::optional<size_t> agree_on_next(std::optional<size_t> mine);
   void let_all_others_pass();
   void end_units_of_backward();

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/format.h"
-#include "device/swap_storage.h"
+#include "device/detachable_storage.h"
 
 namespace zeroshard {
 
@@ -17,7 +17,7 @@ at::Tensor stand_in_for(const at::Tensor& tensor, const std::string& name) {
              "zeroshard.set_gradient(param, values), clip it by the key gradient_clipping of the configuration, and "
              "drop it by param.grad = None");
   const c10::Storage storage =
-      make_swapped_storage(tensor.numel() * int64_t(tensor.element_size()), tensor.device(), message);
+      make_detachable_storage(tensor.numel() * int64_t(tensor.element_size()), tensor.device(), message);
   return view_of(storage, tensor.scalar_type(), tensor.sizes());
 }
 
@@ -35,7 +35,7 @@ void GradientStandIns::show(const std::function<bool(ParamPlace)>& has_gradient)
     if (!stand_in.grad.defined() || tensors_[i].grad().defined() || !has_gradient(stand_in.place)) continue;
     // A stand-in that is not swapped any more cannot be shown again. Either end() has abandoned it because somebody
     // keeps it, or the user has set param.grad.data, so that it is an ordinary tensor now.
-    if (!is_swapped(stand_in.grad)) stand_in.grad = stand_in_for(tensors_[i], stand_in.name);
+    if (!is_detachable(stand_in.grad)) stand_in.grad = stand_in_for(tensors_[i], stand_in.name);
     tensors_[i].mutable_grad() = stand_in.grad;
     stand_in.is_shown = true;
   }
@@ -45,7 +45,7 @@ bool GradientStandIns::shows(const at::Tensor& tensor) const {
   const auto found = index_of_.find(tensor.unsafeGetTensorImpl());
   if (found == index_of_.end()) return false;
   const StandIn& stand_in = stand_ins_[found->second];
-  return stand_in.is_shown && tensor.grad().is_same(stand_in.grad) && is_swapped(stand_in.grad);
+  return stand_in.is_shown && tensor.grad().is_same(stand_in.grad) && is_detachable(stand_in.grad);
 }
 
 std::vector<ParamPlace> GradientStandIns::taken_away() {
@@ -78,7 +78,7 @@ void GradientStandIns::take_back(size_t index) {
 void GradientStandIns::end(size_t index) {
   take_back(index);
   const StandIn& stand_in = stand_ins_[index];
-  if (!stand_in.grad.defined() || !is_swapped(stand_in.grad)) return;
+  if (!stand_in.grad.defined() || !is_detachable(stand_in.grad)) return;
   if (stand_in.grad.use_count() == 1 && stand_in.grad.storage().use_count() == 1) return;
   // Somebody keeps the stand-in or a view of it, and could assign it to param.grad when there is another gradient.
   // After abandon(), shows() returns false for it.

@@ -19,14 +19,14 @@ Memory::Memory(const std::vector<UnitDefinition>& units, const EngineOptions& op
   Groups::Options group_options;
   group_options.device = options.device;
   group_options.unit_by_unit = !options.device.is_cpu();
-  if (plan.holds_for_some_group(&GroupPlacement::updates_on_host)) {
+  if (plan.holds_for_some_group(&GroupPlacement::host_updates_device_parameters)) {
     const RingClass& slots = plan.parameter_copies;
     group_options.to_host = {.bytes = slots.slot_bytes,
                              .count = slots.slots,
                              .piece_numel = kCopiedNumel,
                              .pin = options.config.offload_optimizer.pin_memory};
   }
-  if (plan.holds_for_some_group(&GroupPlacement::sends_parameters)) {
+  if (plan.holds_for_some_group(&GroupPlacement::device_updates_offloaded_parameters)) {
     const RingClass& slots = plan.shard_copies;
     group_options.to_device = {.bytes = slots.slot_bytes,
                                .count = slots.slots,

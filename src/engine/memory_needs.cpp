@@ -22,7 +22,7 @@ std::vector<UnitOrigin> origins_on_device(const std::vector<UnitDefinition>& uni
   return origins;
 }
 
-std::string memory_needs(const std::vector<UnitLayout>& layouts, const Bytes& planned, int64_t init_peak) {
+std::string memory_needs_text(const std::vector<UnitLayout>& layouts, const Bytes& planned, int64_t init_peak) {
   const ParamSpec* largest = nullptr;
   const auto bytes_of = [](const ParamSpec& param) { return param.numel() * element_size(param.dtype); };
   for (const UnitLayout& unit : layouts)

@@ -16,6 +16,6 @@ std::vector<UnitOrigin> origins_on_device(const std::vector<UnitDefinition>& uni
 // Returns the end of an out-of-memory message, ": each rank needs ... bytes". The text names the bytes that a rank
 // needs for the model (`planned`), the model's largest parameter, and ways to need less. `init_peak` is
 // EnginePlan::init_peak. The text names it only if it is larger than the device bytes of `planned`.
-std::string memory_needs(const std::vector<UnitLayout>& layouts, const Bytes& planned, int64_t init_peak);
+std::string memory_needs_text(const std::vector<UnitLayout>& layouts, const Bytes& planned, int64_t init_peak);
 
 }  // namespace zeroshard

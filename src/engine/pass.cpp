@@ -104,7 +104,7 @@ void Pass::zero_grad() {
   } else if (progress_.is_unapplied()) {
     discard();
   } else {
-    gradients_.drop_assigned();
+    gradients_.clear_grads();
   }
   if (before == 0 || progress_.micro_batches() > 0 || std::exchange(warned_of_discards_, true)) return;
   log(LogLevel::kWarning,
@@ -156,7 +156,7 @@ std::string Pass::end_reductions(const std::string& failure) {
     reducer_.launch_again(world_size == 1 ? late : all_reduce(ranks_.all, late, ReduceOp::kMax, "late gradients"));
   }
   reducer_.end_backward(progress_.syncs());
-  if (progress_.syncs()) other_.has_counted = false;
+  if (progress_.syncs()) other_.told_reducer = false;
   gradients_.end_pass();
   other_.ended.clear();
   ranks_.compare_histories("end of backward");
@@ -183,12 +183,12 @@ void Pass::pre_backward(size_t unit, int64_t output, int64_t publishes_at_forwar
   });
 }
 
-void Pass::end_unit(size_t unit) {
+void Pass::end_unit_backward(size_t unit) {
   if (!progress_.syncs()) return;
   const bool is_own = progress_.is_in_pass() || progress_.has_open_gradients();
-  if (!is_own && !executor_.is_sharded()) return other_.ended.push_back(unit);
-  if (!is_own) other_.has_counted = true;
-  reducer_.flush(unit);
+  if (!is_own && !executor_.has_sharded_units()) return other_.ended.push_back(unit);
+  if (!is_own) other_.told_reducer = true;
+  reducer_.end_unit_backward(unit);
 }
 
 void Pass::before_gradient() {
@@ -239,14 +239,14 @@ void Pass::add_gradient(ParamPlace place, const at::Tensor& grad) {
       "' got a sparse gradient, and only dense ones are reduced: build its embedding with sparse=False, or let its "
       "backward return grad.to_dense()");
   in_hook("add a gradient", place.unit, [&] {
-    for (const size_t ended : std::exchange(other_.ended, {})) reducer_.flush(ended);
+    for (const size_t ended : std::exchange(other_.ended, {})) reducer_.end_unit_backward(ended);
     reducer_.add(place.unit, place.param, divisor > 1 ? grad / divisor : grad, progress_.syncs());
   });
 }
 
 void Pass::discard() {
   reducer_.discard();
-  other_.has_counted = false;
+  other_.told_reducer = false;
   last_grad_scale_.reset();
   gradients_.discard();
   progress_.discard();
@@ -262,7 +262,7 @@ void Pass::check_reduced(const ParamSpec& param) const {
     throw StateError(concat("the gradient of '", param.name(),
                             "' is on this rank only: the last backward was within no_sync(), or within "
                             "coalesce_grad_reduction() that has not ended. Ask for it after one that is reduced"));
-  if (!progress_.is_in_pass() && !progress_.has_open_gradients() && !other_.has_counted) return;
+  if (!progress_.is_in_pass() && !progress_.has_open_gradients() && !other_.told_reducer) return;
   throw StateError(concat("the gradient of '", param.name(),
                           "' is not reduced yet: ask for it when engine.backward(loss) has returned. Passes of "
                           "loss.backward(), and at stage 3 of torch.autograd.grad(), end only with the step"));

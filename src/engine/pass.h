@@ -18,8 +18,9 @@
 
 namespace zeroshard {
 
-// Runs the forward and backward passes of a step. It owns the autograd hooks, which tell the executor and the reducer
-// what a pass does, and ends each pass in the same way on all ranks.
+// Runs the forward and backward passes of an engine, one after another. It owns the autograd hooks, which tell the
+// executor and the reducer what a pass does, and ends each pass in the same way on all ranks. It also owns what passes
+// and steps share: the loss scale, the counts of steps, and the gradients that users drop or assign.
 //
 // Note [Backward passes that are none of the engine's]
 // torch.autograd.grad() of a loss for an input runs the hooks of units, but gives none of their parameters a gradient.
@@ -45,7 +46,7 @@ class Pass {
   // do nothing from now on.
   void remove_hooks();
   // Makes the backward of every earlier forward throw StateError, because parameters have changed outside of a step.
-  void end_forwards() { ++hooks_.publishes; }
+  void refuse_earlier_forwards() { ++hooks_.publishes; }
 
   void begin_forward(bool training);
   void begin(bool sync);
@@ -56,9 +57,9 @@ class Pass {
   // that failed, and the first 511 bytes of its `failure`. Collective.
   std::string end(const std::string& failure);
   // Like end(), but only ends the reductions, and not the executor's backward.
-  void end_launched() { throw_discarded(end_reductions("")); }
+  void end_only_reductions() { throw_discarded(end_reductions("")); }
   // Tells the reducer that a unit's backward has ended: see Note [Backward passes that are none of the engine's].
-  void end_unit(size_t unit);
+  void end_unit_backward(size_t unit);
   // If the last loss.backward() without begin() has failed, discards its gradients and all earlier ones of the step on
   // all ranks. In this case it is collective.
   void discard_failed();
@@ -66,12 +67,12 @@ class Pass {
   void end_step(double loss_scale);
 
   // Throws StateError if the gradient of `param` might not be reduced yet. This is so after a backward under no_sync,
-  // within a backward pass, after a loss.backward() that failed, and if has_counted_other() is true.
+  // within a backward pass, after a loss.backward() that failed, and if told_reducer_before_first_gradient() is true.
   void check_reduced(const ParamSpec& param) const;
   // Returns whether, in a pass without begin(), the reducer was told before the first gradient that the backward of a
   // unit has ended. If so, returns true until the reductions are ended or discarded. See Note [Backward passes that are
   // none of the engine's].
-  bool has_counted_other() const { return other_.has_counted; }
+  bool told_reducer_before_first_gradient() const { return other_.told_reducer; }
   // The texts of the last CommError that a hook or the end of a pass threw, and of the last IoError that a hook threw.
   // Each is "" if there was no such error since the last begin().
   struct Errors {
@@ -98,7 +99,7 @@ class Pass {
   // See Note [Backward passes that are none of the engine's].
   struct OtherPass {
     std::vector<size_t> ended;  // units whose backward has ended before the first gradient
-    bool has_counted = false;   // see has_counted_other()
+    bool told_reducer = false;  // see told_reducer_before_first_gradient()
   };
   // A loss.backward() that the engine did not begin, from its first gradient on.
   struct PlainPass {

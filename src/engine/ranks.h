@@ -56,8 +56,8 @@ struct Ranks {
   Comm& gather;
   Comm& reduce;
   Comm* checkpoint_or_null;  // all ranks
-  Comm& all;                 // all ranks
-  Comm& states;              // the ranks that shard one copy of the optimizer states: all, or those of this replica
+  Comm& all;                 // all ranks; `reduce` itself if there is one replica
+  Comm& states;              // the ranks that shard one copy of the optimizer states: `all`, or `reduce`
   Comm* replicas;            // one rank of each replica, all with this rank's shard; null if there is one replica
   c10::Device device;
   ProcessMark process = {};

@@ -41,10 +41,10 @@ StateSlice to_slice(const TensorState& state) {
 // Lists slices of the parameters and optimizer states of the engine, each with access to its data.
 class Saves::States {
  public:
-  // kSaveHeld is a staged save, during which training may continue. If an array has a hold (Array::hold()), the slices
-  // of the array take the hold when they are made. Code that wants to write to the array then waits until the save has
-  // read the array. An array without a hold must be copied before training continues.
-  enum class Purpose : uint8_t { kSave, kSaveHeld, kLoad };
+  // kSaveStaged is a staged save, during which training may continue. If an array has a hold (Array::hold()), the
+  // slices of the array take the hold when they are made. Code that wants to write to the array then waits until the
+  // save has read the array. An array without a hold must be copied before training continues.
+  enum class Purpose : uint8_t { kSave, kSaveStaged, kLoad };
   States(Saves& saves, Purpose purpose) : saves_(saves), purpose_(purpose) {}
 
   // Returns slices of the weights of trained parameters and, if `frozen`, of the others. If `optimizer`, also returns
@@ -90,7 +90,7 @@ class Saves::States {
       slice.dtype = safetensors_dtype(type_of(group, i, state.dtype));
       slice.shape = param.shape;
       slice.trainable = param.requires_grad;
-      slice.updates = group.updates()[i];
+      slice.updates = group.update_counts()[i];
       if (range.size() > 0) {
         slice.elements = range - group.layout().param(i).begin;
         slice.data = state.data;
@@ -112,10 +112,10 @@ class Saves::States {
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
     // The weights are the master weights if there are any, and otherwise the parameters. There is one exception: if a
-    // held save reads states in files, and users can write to the fp32 parameters (is_open), the weights are the
-    // parameters. The reason is that the master weights in files have not taken users' writes (see
+    // held save reads states in files, and users can write to the fp32 parameters (users_may_write), the weights are
+    // the parameters. The reason is that the master weights in files have not taken users' writes (see
     // UserWrites::OfMaster). The save copies these parameters, because users do not wait for the save.
-    const bool is_copied = is_held(group) && group.is_open() && group.flat().dtype == DType::kFloat32;
+    const bool is_copied = is_held(group) && group.users_may_write() && group.flat().dtype == DType::kFloat32;
     if (group.has_master() && !is_copied)
       return add(group, {kWeight, DType::kFloat32, data_of(group, kMasterWeights), group.updated()}, to);
     const Range positions = group.is_trained() ? group.updated() : group.kept();
@@ -123,8 +123,8 @@ class Saves::States {
   }
 
   std::shared_ptr<SliceData> weights_of(const ShardedGroup& group, bool is_copied) const {
-    const bool are_held = purpose_ == Purpose::kSaveHeld && group.parameters().hold() != nullptr;
-    return are_held || (is_held(group) && !is_copied) ? held_data(group) : parameter_data(group);
+    const bool are_held = purpose_ == Purpose::kSaveStaged && group.parameters().hold() != nullptr;
+    return are_held || (is_held(group) && !is_copied) ? held_parameter_data(group) : parameter_data(group);
   }
 
   void add_moments(const ShardedGroup& group, std::vector<StateSlice>& to) const {
@@ -136,18 +136,18 @@ class Saves::States {
 
   bool saves() const { return purpose_ != Purpose::kLoad; }
   bool is_held(const ShardedGroup& group) const {
-    return purpose_ == Purpose::kSaveHeld && group.is_trained() && group.states().hold() != nullptr;
+    return purpose_ == Purpose::kSaveStaged && group.is_trained() && group.states().hold() != nullptr;
   }
   std::shared_ptr<SliceData> data_of(const ShardedGroup& group, int state) const {
     // If the master weights of some elements are the parameters themselves, users write to them, too, and users do not
     // wait for the save.
     const bool are_parameters = state == kMasterWeights && !group.place().master_weights.has_rest;
-    return is_held(group) ? held_data(group, state) : state_data(group, state, is_engines() && !are_parameters);
+    return is_held(group) ? held_data(group, state) : state_data(group, state, writers_wait() && !are_parameters);
   }
 
   // Returns whether only the engine writes to the states. With an external optimizer it is false, because the optimizer
   // writes to them through the tensors that it once got.
-  bool is_engines() const { return saves_.options_.external_optimizer.empty(); }
+  bool writers_wait() const { return saves_.options_.external_optimizer.empty(); }
 
   Saves& saves_;
   Purpose purpose_;
@@ -164,15 +164,12 @@ DeviceCopies* Saves::device_copies() {
   return copies_.get();
 }
 
-// Returns whether every rank may have `bytes` of staging memory within its limits. Returns true without asking the
-// other ranks if saves must be staged, or if no key limits memory. Otherwise collective.
 bool Saves::has_room_for_staging(int64_t bytes) {
   const OffloadConfig& limits = options_.config.offload;
   if (must_stage() || (!limits.device_memory && !limits.host_memory)) return true;
   const int64_t more = bytes - plan_.ledger.current().at(Category::kCheckpointStaging, Tier::kHost);
-  const int64_t no_room = plan_.ledger.has_room(Tier::kHost, more) ? 0 : 1;
   // The ranks do not agree in the checkpoint communicator, because a running save may be using it.
-  return agree_on_flags(ranks_.all, {no_room})[0] == 0;
+  return !on_any_rank(ranks_.all, !plan_.ledger.has_room(Tier::kHost, more), "memory for a checkpoint");
 }
 
 void Saves::plan_staging(int64_t bytes) {
@@ -180,13 +177,11 @@ void Saves::plan_staging(int64_t bytes) {
   all = std::max(all, bytes);
 }
 
-// Waits for a running save, and treats its error as report_failed() does. Logs a noticeable wait, because the user
-// should know if saves come faster than the disks write. `call` is the user's call that has to wait.
 void Saves::wait_for_turn(std::string_view call) {
   if (!async_saver_) return;
   constexpr auto kNoticeable = std::chrono::milliseconds(100);
   const auto start = std::chrono::steady_clock::now();
-  report_failed();
+  settle_last_save();
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
   if (waited < kNoticeable || ranks_.all.rank() != 0) return;
   const std::string told = concat(call, " waited ", waited.count(), " ms for the checkpoint before to be written");
@@ -194,10 +189,7 @@ void Saves::wait_for_turn(std::string_view call) {
   log(LogLevel::kWarning, told + ". If every save waits like this, save less often, or to a faster disk");
 }
 
-// Waits for a running save, and returns whether the last save has succeeded. If it failed on some rank, throws its
-// error, or with on_error "warn" logs the error and returns false. Must be called on every rank at the same step. Then
-// all ranks do the same, because the saver's threads of all ranks know of the failure.
-bool Saves::report_failed() {
+bool Saves::settle_last_save() {
   saver().await_end();  // an interruption here is not an error of the save
   try {
     saver().wait();
@@ -251,7 +243,7 @@ std::vector<StateSlice> Saves::own_share(const std::vector<TensorState>& states)
 }
 
 SaveRequest Saves::make_request(const std::string& root, const std::string& tag, int64_t step,
-                                const CheckpointContents& contents, const SaveOptions& save, bool held) {
+                                const CheckpointContents& contents, const SaveOptions& save, bool staged) {
   SaveRequest request;
   request.root = root;
   request.tag = tag;
@@ -275,7 +267,7 @@ SaveRequest Saves::make_request(const std::string& root, const std::string& tag,
                   {"excludes_frozen", save.exclude_frozen}};
   request.state = Json{{"core", core}, {"front", Json::parse(contents.state)}}.dump();
   request.rank_state = contents.rank_state;
-  const auto purpose = held ? States::Purpose::kSaveHeld : States::Purpose::kSave;
+  const auto purpose = staged ? States::Purpose::kSaveStaged : States::Purpose::kSave;
   request.slices = States(*this, purpose).slices(!save.exclude_frozen, true);
   for (StateSlice& slice : own_share(contents.optimizer)) request.slices.push_back(std::move(slice));
   for (const TensorState& buffer : contents.buffers) request.slices.push_back(to_slice(buffer));
@@ -358,7 +350,7 @@ void Saves::take_updates(const TensorIndex& index) {
   for (ShardedGroup* const group : memory_.groups->trained()) {
     for (size_t i = 0; i < group->num_params(); ++i) {
       const TensorRecord* const saved = index.find(group->param(i).name(), kWeight);
-      if (saved) group->updates()[i] = saved->updates;
+      if (saved) group->update_counts()[i] = saved->updates;
     }
   }
 }

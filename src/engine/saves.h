@@ -43,7 +43,8 @@ class Saves {
   AsyncSaver& saver();
   // Creates the object at the first call. Returns null on the CPU.
   DeviceCopies* device_copies();
-  bool has_saved() const { return async_saver_ != nullptr; }
+  // Returns whether saver() was called, as each save does.
+  bool has_saver() const { return async_saver_ != nullptr; }
   bool busy() const { return async_saver_ && async_saver_->busy(); }
   bool failed() const { return async_saver_ && async_saver_->failed(); }
   // Waits for a running save, then frees the memory of saves and gives up the locks of their directories.
@@ -52,6 +53,8 @@ class Saves {
   // Returns whether every save goes through staging memory. If not, only saves in the background go through it, and
   // other saves write the state to files directly from where it is.
   bool must_stage() const { return !options_.device.is_cpu() && !memory_.has_files(); }
+  // Returns whether every rank may have `bytes` of staging memory within its limits. Returns true without asking the
+  // other ranks if saves must be staged, or if no key limits memory. Otherwise collective.
   bool has_room_for_staging(int64_t bytes);
   // Raises the planned host memory for copies of checkpoints to at least this many bytes.
   void plan_staging(int64_t bytes);
@@ -59,14 +62,19 @@ class Saves {
   void start(SaveRequest request, int64_t staging_bytes);
   // Plans memory for states that a load uploads to a device, in addition to the memory of the most recent save.
   void plan_uploads(int64_t bytes) { plan_staging(staging_planned_ + bytes); }
+  // Waits for a running save, and treats its error as settle_last_save() does. Logs a noticeable wait, because the user
+  // should know if saves come faster than the disks write. `call` is the user's call that has to wait.
   void wait_for_turn(std::string_view call);
-  bool report_failed();
+  // Waits for a running save, and returns whether the last save has succeeded. If it failed on some rank, throws its
+  // error, or with on_error "warn" logs the error and returns false. Must be called on every rank at the same step.
+  // Then all ranks do the same, because the saver's threads of all ranks know of the failure.
+  bool settle_last_save();
   void tell_failed(const std::exception& error) const;
 
-  // `held` says that the save is staged. In this case the saver's thread reads states in files itself, and updates wait
-  // before they overwrite states that the thread has not read yet.
+  // If `staged` is true, the saver's thread reads states in files itself, and updates wait before they overwrite states
+  // that the thread has not read yet.
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
-                           const CheckpointContents& contents, const SaveOptions& save, bool held);
+                           const CheckpointContents& contents, const SaveOptions& save, bool staged);
   std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
                                  const ChooseTensors& others, std::set<StateKey>& chosen);
   // These functions complete the load of a checkpoint whose states were read. take_updates() takes the number of

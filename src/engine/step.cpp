@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "device/cpu_allocator.h"
 #include "engine/agreement.h"
-#include "engine/replica_check.h"
+#include "engine/same_on_ranks.h"
 #include "zeroshard/rank_observer.h"
 
 namespace zeroshard {
@@ -49,7 +49,7 @@ StepResult Step::prepare(const std::vector<ParamGroupOptions>& groups, bool save
                              std::move(has_grad), signals, state);
   check(groups);
   if (consensus_.signals.wrote && update_.is_pending()) writes_.check_late();
-  compare_replicas();
+  compare_replicated_units();
   writes_.take(consensus_.signals.wrote);
   // If no update is pending, the master weights take the writes of users now. After this step has handed its update to
   // the thread, wrote_late() finds later writes by comparing checksums with those of the present parameters.
@@ -135,7 +135,7 @@ void Step::check(const std::vector<ParamGroupOptions>& groups) const {
 // Once in config.check_replicas_every steps (never if that is 0), compares the parameters of kReplicated units among
 // ranks. Throws StateError on all ranks if they differ. Call it before the update, because at stages 1 and 2 the
 // refresh after the update overwrites the elements that other ranks update, and so hides any difference there.
-void Step::compare_replicas() {
+void Step::compare_replicated_units() {
   const int every = options_.config.check_replicas_every;
   if (every == 0 || ++uncompared_steps_ < every) return;
   uncompared_steps_ = 0;
@@ -143,7 +143,7 @@ void Step::compare_replicas() {
   for (const ParamPlace place : executor_.params())
     if (executor_.unit(place.unit).placement() == Placement::kReplicated)
       replicas.emplace_back(executor_.spec(place).name(), executor_.tensors(place).front());
-  check_replicas(
+  check_same_on_ranks(
       ranks_.all, replicas,
       "The memory of a rank is faulty, or code wrote into the parameter on one rank alone. Go on from the last "
       "checkpoint (zeroshard.check_replicas_every)");

@@ -34,8 +34,9 @@ class Step {
   // Makes StepResult::stop true on all ranks from the next step on. Any thread may call it.
   void request_stop() { stop_requested_ = true; }
 
-  // Returns the values of the last prepare(), with `groups`. The result refers to `groups` and to this object.
-  Update::Step values(const std::vector<ParamGroupOptions>& groups) const {
+  // Returns what an update needs of the last prepare(), with `groups`. The result refers to `groups` and to this
+  // object.
+  Update::Inputs update_inputs(const std::vector<ParamGroupOptions>& groups) const {
     return {groups, consensus_.has_grad, grad_scale_};
   }
   float grad_scale() const { return grad_scale_; }
@@ -47,7 +48,7 @@ class Step {
  private:
   uint32_t hash(const std::vector<ParamGroupOptions>& groups) const;
   void check(const std::vector<ParamGroupOptions>& groups) const;
-  void compare_replicas();
+  void compare_replicated_units();
   void report_skip(double scale);
 
   const EngineOptions& options_;
@@ -60,8 +61,8 @@ class Step {
   Update& update_;
   Consensus consensus_;  // result of the last prepare()
   float grad_scale_ = 1;
-  // Steps since compare_replicas() last compared parameters. Progress::global_steps cannot be used, because scripts may
-  // set it.
+  // Steps since compare_replicated_units() last compared parameters. Progress::global_steps cannot be used, because
+  // scripts may set it.
   int64_t uncompared_steps_ = 0;
   std::atomic<bool> stop_requested_ = false;
 };

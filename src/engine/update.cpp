@@ -36,13 +36,13 @@ Update::Update(const EngineOptions& options, EnginePlan& plan, const Ranks& rank
   gradient_fetch_ = std::make_unique<GradientFetch>(options.device, slots, plan.ledger);
 }
 
-void Update::announce(const Step& step) {
+void Update::announce_states(const Inputs& inputs) {
   if (!memory_.has_files()) return;
   std::vector<ChunkStore::Announced> parameters;
   for (const size_t unit : reducer_.order_of_forward()) {
     for (ShardedGroup& group : memory_.groups->of_unit(unit)) {
       if (!group.is_trained()) continue;
-      for (const Range range : ShardedOptimizer::updated_ranges(group, step.of(group))) {
+      for (const Range range : ShardedOptimizer::updated_ranges(group, inputs.of(group))) {
         group.states().will_need(range);
         if (group.has_master()) continue;  // the update overwrites the parameters without reading them
         if (const auto place = group.parameters().place_in_files(range)) parameters.push_back(*place);
@@ -52,7 +52,7 @@ void Update::announce(const Step& step) {
   if (memory_.parameters_in_files) memory_.parameters_in_files->will_need_next(parameters);
 }
 
-void Update::announce_gradients(const Step& step) {
+void Update::announce_gradients(const Inputs& inputs) {
   if (!gradient_fetch_ && !memory_.gradients_in_files) return;
   std::vector<ChunkStore::Announced> in_files;
   for (const size_t unit : reducer_.order_of_forward()) {
@@ -60,7 +60,7 @@ void Update::announce_gradients(const Step& step) {
       if (!group.is_trained()) continue;
       const GradBucket& bucket = reducer_.buckets()[group.number()];
       const Range fetched = group.place().fetched(group.layout());
-      for (const Range range : ShardedOptimizer::updated_ranges(group, step.of(group))) {
+      for (const Range range : ShardedOptimizer::updated_ranges(group, inputs.of(group))) {
         if (const auto place = bucket.reduced().values().place_in_files(range)) in_files.push_back(*place);
         if (fetched.size() > 0) gradient_fetch_->will_need(bucket.reduced().tensor(), intersect(range, fetched));
       }
@@ -69,19 +69,20 @@ void Update::announce_gradients(const Step& step) {
   if (memory_.gradients_in_files) memory_.gradients_in_files->will_need_next(in_files);
 }
 
-void Update::apply(const Step& step) {
-  if (delayed_) return begin_delayed(step);
+void Update::apply(const Inputs& inputs) {
+  if (delayed_) return begin_delayed(inputs);
   GradientFetch* const fetch = gradient_fetch_.get();
   const auto gradients = [&](const ShardedGroup& group) {
     return UpdateGradients{reducer_.buckets()[group.number()].reduced().values(), fetch};
   };
-  const auto has_grad = [&](const ShardedGroup& group) -> const std::vector<bool>& { return step.of(group); };
-  if (matrices_) matrices_->update({gradients, step.options, has_grad, step.grad_scale});
-  refresh_with_states(step, [&](ShardedGroup& group) {
+  const auto has_grad = [&](const ShardedGroup& group) -> const std::vector<bool>& { return inputs.of(group); };
+  if (matrices_) matrices_->update({gradients, inputs.options, has_grad, inputs.grad_scale});
+  announce_states(inputs);
+  update_and_refresh([&](ShardedGroup& group) {
     if (!group.flat().is_matrix)  // matrices_ has already updated groups of matrices
-      optimizer_.update(group, gradients(group), step.options, step.of(group), step.grad_scale);
+      optimizer_.update(group, gradients(group), inputs.options, inputs.of(group), inputs.grad_scale);
     for (size_t i = 0; memory_.coded_refresh && i < group.num_params(); ++i)
-      if (!step.of(group)[i] || group.param_group(i) < 0) return undo_rounding(group);
+      if (!inputs.of(group)[i] || group.param_group(i) < 0) return undo_rounding(group);
   });
 }
 
@@ -90,19 +91,14 @@ void Update::apply(const Step& step) {
 // elements. Without this copy, parameters that updates leave out would be rounded again and again, and would drift away
 // from their master weights.
 void Update::undo_rounding(ShardedGroup& group) const {
-  if (memory_.coded_refresh && !group.is_open()) group.publish_master();
+  if (memory_.coded_refresh && !group.users_may_write()) group.copy_master_to_parameters();
 }
 
 void Update::end_gradients() {
   if (gradient_fetch_) gradient_fetch_->end();
 }
 
-void Update::refresh_with_states(const Step& step, const UpdateGroup& update) {
-  announce(step);
-  refresh(update);
-}
-
-void Update::refresh(const UpdateGroup& update) {
+void Update::update_and_refresh(const UpdateGroup& update) {
   const auto update_unit = [&](size_t unit) {
     for (ShardedGroup& group : memory_.groups->of_unit(unit))
       if (group.is_trained()) update(group);
@@ -115,8 +111,8 @@ void Update::refresh(const UpdateGroup& update) {
     for (size_t unit = 0; unit < plan_.layouts.size(); ++unit) update_unit(unit);
     return;
   }
-  executor_.refresh(reducer_.order_of_forward(), update_unit);
-  if (memory_.coded_refresh) memory_.gathers.side.join();  // this stream writes the decoded parameters
+  executor_.update_and_refresh(reducer_.order_of_forward(), update_unit);
+  if (memory_.coded_refresh) memory_.gathers.stream.join();  // this stream writes the decoded parameters
   memory_.gathers.after_current_stream();
   if (memory_.parameters_in_files) memory_.read_parameters_ahead(reducer_.order_of_forward(), executor_);
   // After this point users may write to replicated parameters. On the CPU the other ranks read these parameters
@@ -137,8 +133,8 @@ void Update::tell_autograd(const std::vector<std::vector<bool>>* has_grad) {
   }
 }
 
-void Update::begin_delayed(const Step& step) {
-  DelayedUpdate::Step late{{}, step.options, step.grad_scale};
+void Update::begin_delayed(const Inputs& inputs) {
+  DelayedUpdate::Inputs late{{}, inputs.options, inputs.grad_scale};
   // The units are updated in the order in which the next backward makes their gradients, because new gradients of a
   // unit must wait until the update has used the present ones.
   const std::vector<size_t>& order = reducer_.order_of_forward();
@@ -146,7 +142,7 @@ void Update::begin_delayed(const Step& step) {
     for (ShardedGroup& group : memory_.groups->of_unit(*unit)) {
       if (!group.is_trained()) continue;
       const GradBucket& bucket = reducer_.buckets()[group.number()];
-      late.parts.push_back({&group, bucket.reduced().tensor(), bucket.reduced().read(), step.of(group)});
+      late.parts.push_back({&group, bucket.reduced().tensor(), bucket.reduced().read(), inputs.of(group)});
     }
   }
   delayed_->begin(std::move(late));
@@ -161,8 +157,8 @@ void Update::await() const {
 void Update::publish() {
   if (!is_pending()) return;
   delayed_->await();
-  refresh([this](ShardedGroup& group) {
-    delayed_->publish(group);
+  update_and_refresh([this](ShardedGroup& group) {
+    delayed_->copy_to_device(group);
     undo_rounding(group);
   });
   writes_.remember_open_parameters();

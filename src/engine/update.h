@@ -32,7 +32,7 @@ class Update {
          Reducer& reducer, UserWrites& writes, const ShardedOptimizer& optimizer);
 
   // The values of one step. They must outlive the calls to which they are passed.
-  struct Step {
+  struct Inputs {
     const std::vector<ParamGroupOptions>& options;
     const std::vector<std::vector<bool>>& has_grad;  // Consensus::has_grad
     float grad_scale;                                // see ShardedOptimizer::update()
@@ -40,20 +40,21 @@ class Update {
   };
   // Starts to prefetch the gradients that the update will read from files, or copy from a device to the host. Does
   // nothing for gradients that the update reads from where they are.
-  void announce_gradients(const Step& step);
+  void announce_gradients(const Inputs& inputs);
   // Cancels the copies to the host that announce_gradients() has planned, and waits for those that have begun. New
   // gradients may arrive only after that. A complete apply() has used all copies, so this function is only needed after
   // an error.
   void end_gradients();
   // Updates all groups and sends the new parameters to all ranks. Collective. If updates are delayed, only starts the
   // update in a thread, and publish() sends the parameters later.
-  void apply(const Step& step);
+  void apply(const Inputs& inputs);
+  // Starts to prefetch the states and parameters that the next update_and_refresh() needs from files.
+  void announce_states(const Inputs& inputs);
   // Lets `update` write each trained group, and sends the new values to all ranks. Sends nothing if every rank updates
-  // all parameters (stage 0). Collective.
+  // all parameters (stage 0). Collective. Between the last gather and the call, the ranks must have waited for one
+  // another, for example in agree_on_step(), so that no rank still reads shards.
   using UpdateGroup = std::function<void(ShardedGroup&)>;
-  void refresh(const UpdateGroup& update);
-  // Starts to prefetch the states and parameters that the update needs from files, then calls refresh(). Collective.
-  void refresh_with_states(const Step& step, const UpdateGroup& update);
+  void update_and_refresh(const UpdateGroup& update);
   // Advances autograd's version counters of the parameters that were updated. These are the parameters that an
   // optimizer updates and that have a gradient in `has_grad`. If `has_grad` is null, advances the counters of all
   // parameters that an optimizer updates.
@@ -76,8 +77,7 @@ class Update {
   void retire();
 
  private:
-  void begin_delayed(const Step& step);
-  void announce(const Step& step);
+  void begin_delayed(const Inputs& inputs);
   void undo_rounding(ShardedGroup& group) const;
 
   const EnginePlan& plan_;

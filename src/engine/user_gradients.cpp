@@ -15,7 +15,7 @@ std::string UserGradients::assigned() const {
   return "";
 }
 
-void UserGradients::drop_assigned() {
+void UserGradients::clear_grads() {
   stand_ins_.end();
   for (const ParamPlace place : executor_.params())
     for (const at::Tensor& tensor : executor_.tensors(place)) tensor.mutable_grad().reset();
@@ -50,7 +50,7 @@ void UserGradients::end_step() {
 }
 
 void UserGradients::discard() {
-  drop_assigned();  // a gradient remains in param.grad if a hook of the user threw
+  clear_grads();  // a gradient remains in param.grad if a hook of the user threw
   end_step();
 }
 

@@ -23,7 +23,7 @@ class UserGradients {
   // Between passes, only a user can have set such a gradient.
   std::string assigned() const;
   // Sets param.grad to None for all parameters, also where it is a stand-in.
-  void drop_assigned();
+  void clear_grads();
   // Drops the gradients whose stand-in users have removed since show(). Call it before new gradients arrive.
   void take_dropped();
   // Returns the gradients that take_dropped() has dropped in this step. Each is a text with the parameter's name and
@@ -33,7 +33,7 @@ class UserGradients {
   void show();
   void end_pass();
   void end_step();
-  // Calls drop_assigned() and end_step(). Call it when the gradients since the last step are discarded.
+  // Calls clear_grads() and end_step(). Call it when the gradients since the last step are discarded.
   void discard();
   // Removes the stand-ins and forgets the tensors of add().
   void forget();

@@ -7,10 +7,15 @@
 #include "base/check.h"
 #include "base/shape_text.h"
 #include "engine/consensus.h"
-#include "engine/replica_check.h"
+#include "engine/same_on_ranks.h"
 #include "zeroshard/engine.h"
 
 namespace zeroshard {
+namespace {
+
+constexpr std::string_view kTag = "parameters that were written";
+
+}  // namespace
 
 void UserWrites::gather(const std::vector<size_t>& units, HeldValues::Purpose purpose) {
   for (const size_t unit : units) {
@@ -34,8 +39,8 @@ void UserWrites::release(const std::vector<size_t>& units, int modify_rank) {
       for (std::string& name : held_.end_and_compare(u)) written.push_back(std::move(name));
     if (modify_rank >= 0) {
       held_.end_alone(u);
-      unit.write_back(modify_rank);
-      for (ShardedGroup& group : unit.groups()) group.take_parameters();
+      unit.broadcast_from(modify_rank);
+      for (ShardedGroup& group : unit.groups()) group.copy_parameters_to_master();
       held_.accept(u);
     }
     const bool dropped = modify_rank == Engine::kDropWrites && unit.placement() == Placement::kSharded;
@@ -61,11 +66,11 @@ void UserWrites::check_no_change_begun(const char* call) const {
 
 void UserWrites::take(bool written_somewhere) {
   if (written_somewhere) check();
-  for (size_t u = 0; u < executor_.size(); ++u) executor_.unit(u).take_written();
+  for (size_t u = 0; u < executor_.size(); ++u) executor_.unit(u).copy_whole_to_shard();
 }
 
 void UserWrites::take_all(OfMaster of_master) {
-  take(agree_on_flags(ranks_.all, {watch_.any_written() ? 1 : 0}).front() != 0);
+  take(on_any_rank(ranks_.all, watch_.any_written(), kTag));
   take_to_groups(of_master);
 }
 
@@ -75,7 +80,7 @@ void UserWrites::take_to_groups(OfMaster of_master) {
     if (of_master == OfMaster::kAll || group.states().in_memory() != nullptr) return true;
     // The save reads these parameters instead of their master weights: see Saves::States::add_weights().
     const bool are_saved = group.flat().dtype == DType::kFloat32 && group.states().hold() != nullptr;
-    return of_master == OfMaster::kAllButSaved && !are_saved;
+    return of_master == OfMaster::kAllButFp32InFiles && !are_saved;
   };
   for (ShardedGroup* const group : memory_.groups->trained())
     if (is_taken(*group)) optimizer_.take_writes(*group);
@@ -87,7 +92,7 @@ void UserWrites::check() {
   for (size_t p = 0; p < params.size(); ++p)
     if (written[p] == WriteWatch::kMoved && !executor_.unit(params[p].unit).prepare_take_back(params[p].param))
       written[p] = WriteWatch::kRefused;
-  written = agree_on_flags(ranks_.all, written);
+  written = all_reduce(ranks_.all, std::move(written), ReduceOp::kMax, kTag);
   drop_writes_to_shards(written);
   for (size_t p = 0; p < params.size(); ++p) check_write(params[p], written[p]);
   std::vector<std::pair<std::string, at::Tensor>> replicas;
@@ -101,9 +106,9 @@ void UserWrites::check() {
     watch_.reject(params[p]);
     replicas.emplace_back(executor_.spec(params[p]).name(), executor_.tensors(params[p]).front());
   }
-  check_replicas(ranks_.all, replicas,
-                 "It was written, and not the same on every rank: write the same everywhere, or inside "
-                 "zeroshard.gathered(..., modify_rank=0), which takes what that rank writes");
+  check_same_on_ranks(ranks_.all, replicas,
+                      "It was written, and not the same on every rank: write the same everywhere, or inside "
+                      "zeroshard.gathered(..., modify_rank=0), which takes what that rank writes");
   watch_.accept_all();
 }
 
@@ -174,7 +179,7 @@ void UserWrites::accept_loaded() {
   held_.forget_checksums();
 }
 
-void UserWrites::publish_lent_shards() {
+void UserWrites::order_lent_shards() {
   if (has_lent_shards_) memory_.gathers.after_current_stream();
 }
 
@@ -184,7 +189,7 @@ void UserWrites::remember_open_parameters() {
 }
 
 void UserWrites::remember_open_parameters(ShardedGroup& group) {
-  if (!group.is_open()) return;
+  if (!group.users_may_write()) return;
   group.await_copies();
   group.remember_parameters();
   group.await_copies();  // after this, users may write
@@ -194,7 +199,7 @@ bool UserWrites::wrote_late() {
   if (has_lost_sums_) return true;
   for (size_t u = 0; u < executor_.size(); ++u) {
     Unit& unit = executor_.unit(u);
-    unit.take_written();
+    unit.copy_whole_to_shard();
     if (unit.placement() == Placement::kSharded) continue;  // its parameters are not whole between steps
     for (size_t i = 0; i < unit.layout().params.size(); ++i)
       if (unit.layout().params[i].requires_grad && watch_.is_written({u, i})) return true;
@@ -203,7 +208,7 @@ bool UserWrites::wrote_late() {
 }
 
 void UserWrites::check_late() {
-  if (agree_on_flags(ranks_.all, {wrote_late() ? 1 : 0}).front() == 0) return;
+  if (!on_any_rank(ranks_.all, wrote_late(), kTag)) return;
   for (size_t u = 0; u < executor_.size(); ++u) {
     Unit& unit = executor_.unit(u);
     if (unit.placement() == Placement::kSharded) continue;

@@ -33,9 +33,9 @@ class UserWrites {
   // on some rank. Collective if it is true.
   void take(bool written_somewhere);
   // Selects the master weights that take writes. kInMemory selects those of groups whose states are all in one piece of
-  // memory. kAllButSaved also selects the others, except those of 32-bit parameters whose states are in files, because
-  // a background save reads these parameters instead of their master weights.
-  enum class OfMaster : uint8_t { kNone, kInMemory, kAllButSaved, kAll };
+  // memory. kAllButFp32InFiles also selects the others, except those of 32-bit parameters whose states are in files,
+  // because a background save reads these parameters instead of their master weights.
+  enum class OfMaster : uint8_t { kNone, kInMemory, kAllButFp32InFiles, kAll };
   // Calls take() and take_to_groups(). For callers outside of a step. Collective.
   void take_all(OfMaster of_master = OfMaster::kAll);
   // Copies accepted writes to the master weights that `of_master` selects.
@@ -55,7 +55,7 @@ class UserWrites {
   void lend_shards() { has_lent_shards_ = true; }
   // If lend_shards() was called, makes later gathers wait for what the caller has written to shards on the current
   // stream.
-  void publish_lent_shards();
+  void order_lent_shards();
 
   // The functions from here on are for a pending delayed update: see Note [Delayed updates].
 

@@ -46,7 +46,7 @@ struct Groups::StateMemory {
   // master weights, and `master` is a view of them.
   StateTensors cut(const ShardLayout& layout, const GroupPlacement& place, const at::Tensor& master = {}) {
     StateTensors tensors{master, {}};
-    const auto take = [&](Carver& from, const Held& held) {
+    const auto take = [&](Carver& from, const Stored& held) {
       return from.take(held.dtype, held.numel_on(Tier::kDevice, layout));
     };
     if (place.master_weights.extent != Extent::kNothing && place.master_weights.has_rest)
@@ -78,9 +78,9 @@ ShardedGroup::Options Groups::options_of(size_t unit, size_t group) {
   options.rank = rank();
   options.number = trained_.size();
   options.device = options_.device;
-  if (place.updates_on_host()) options.to_host = to_host_.get();
-  if (place.sends_parameters) options.to_device = to_device_.get();
-  options.is_open = placements_[unit].parameters != Placement::kSharded;
+  if (place.host_updates_device_parameters()) options.to_host = to_host_.get();
+  if (place.device_updates_offloaded_parameters) options.to_device = to_device_.get();
+  options.users_may_write = placements_[unit].parameters != Placement::kSharded;
   for (const size_t i : units_[unit].groups[group].params)
     options.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(unit).at(i));
   return options;

@@ -12,9 +12,9 @@ namespace zeroshard {
 
 // Owns all groups of a run and their memory, except gradients. The parameters that this rank keeps on its device are
 // contiguous in one allocation of Comm::allocate(). Offloaded parameters in host memory are in another allocation.
-// Master weights on the device have one allocation, and so has each moment (Adam has two). Each group has an allocation
-// of its own for states in host memory, and one for the scales of 8-bit moments. If groups are added unit by unit, no
-// allocation is shared by two units.
+// Master weights on the device have one allocation, and so has each moment (Adam has two). In host memory, each state
+// of each group has an allocation of its own. So have the scales of a group's 8-bit moments. If groups are added unit
+// by unit, no allocation is shared by two units.
 class Groups {
  public:
   struct Options {

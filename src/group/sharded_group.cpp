@@ -28,7 +28,7 @@ ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlace
       parameters_(std::move(parameters)),
       states_(std::move(states)),
       updates_(num_params(), 0) {
-  const bool is_host_asked = options_.is_open && options_.to_host && updated_.size() > 0;
+  const bool is_host_asked = options_.users_may_write && options_.to_host && updated_.size() > 0;
   if (is_host_asked && ParameterChecksum::can_be_on(options_.device)) checksum_.emplace(options_.device);
 }
 
@@ -267,13 +267,13 @@ void ShardedGroup::remember_parameters() {
   written_until(mover.record());
 }
 
-void ShardedGroup::take_parameters() {
+void ShardedGroup::copy_parameters_to_master() {
   if (!has_master()) return;
   lend_master({0, updated_.size()}, Array::Access::kOverwrite, {.reads = true},
               [](Range, const at::Tensor& master, const at::Tensor& params) { master.copy_(params); });
 }
 
-void ShardedGroup::publish_master() {
+void ShardedGroup::copy_master_to_parameters() {
   if (!has_master()) return;
   lend_master({0, updated_.size()}, Array::Access::kRead, {.writes = true},
               [](Range, const at::Tensor& master, const at::Tensor& params) { params.copy_(master); });

@@ -21,8 +21,8 @@ namespace zeroshard {
 //
 // A position is an index into the elements of the flat group, including padding. Four ranges of positions matter:
 //   shard()    what this rank gives to a gather
-//   mine()     this rank's part of the optimizer states: shard(), or a part of shard() if several groups of ranks share
-//              one copy of the states
+//   mine()     what this rank answers for where the ranks divide a group among themselves, as for saves: shard(), or a
+//              part of shard() if several groups of ranks share one copy of the optimizer states
 //   kept()     the parameters that this rank stores: shard(), or all positions if the unit is replicated
 //   updated()  what this rank's optimizer updates: mine() from stage 1 on, all positions at stage 0, nothing if frozen
 class ShardedGroup {
@@ -30,7 +30,7 @@ class ShardedGroup {
   struct Options {
     int rank = 0;                  // index among the ranks that shard one copy of the states
     size_t number = 0;             // index among the trained groups of the run; unused for a frozen group
-    bool is_open = false;          // users may write to the parameters between steps
+    bool users_may_write = false;  // users may write to the parameters between steps
     std::vector<int> param_group;  // by parameter: index of its param group; -1: it is never updated
     Mover* to_host = nullptr;      // set if the host updates parameters of the device: copies them to the host and back
     Mover* to_device = nullptr;    // set if the device updates offloaded parameters: copies them to the device and back
@@ -51,7 +51,7 @@ class ShardedGroup {
   size_t num_params() const { return flat().params.size(); }
   int param_group(size_t index) const { return options_.param_group.at(index); }
   bool is_trained() const { return flat().requires_grad; }
-  bool is_open() const { return options_.is_open; }
+  bool users_may_write() const { return options_.users_may_write; }
   size_t number() const { return options_.number; }
 
   Range shard() const { return layout().shard(options_.rank); }
@@ -128,8 +128,8 @@ class ShardedGroup {
     if (checksum_) checksum_->forget();
   }
   // Returns the number of updates that each parameter has had.
-  std::vector<int64_t>& updates() { return updates_; }
-  const std::vector<int64_t>& updates() const { return updates_; }
+  std::vector<int64_t>& update_counts() { return updates_; }
+  const std::vector<int64_t>& update_counts() const { return updates_; }
 
   // Sets the master weights at `positions` to `values`, which is 1-D fp32. Skips positions that this rank does not
   // update. Does nothing without master weights.
@@ -138,10 +138,10 @@ class ShardedGroup {
   // any device, and has any floating-point dtype or that of the parameters. First waits for pending copies, and for a
   // save that reads the group.
   void write_parameters(Range positions, const at::Tensor& values);
-  // take_parameters() copies the parameters to the master weights. publish_master() copies the master weights to the
-  // parameters. Both leave parameters that are their own master weights as they are.
-  void take_parameters();
-  void publish_master();
+  // copy_parameters_to_master() copies the parameters to the master weights. copy_master_to_parameters() copies the
+  // master weights to the parameters. Both leave parameters that are their own master weights as they are.
+  void copy_parameters_to_master();
+  void copy_master_to_parameters();
   // Frees the states. Afterwards the group must not be trained.
   void free_states() { states_.reset(); }
 

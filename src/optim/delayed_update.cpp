@@ -22,33 +22,33 @@ DelayedUpdate::DelayedUpdate(std::span<ShardedGroup* const> groups, const Sharde
     pending_.push_back({carver.take(group->flat().dtype, group->updated().size()), {}, std::nullopt});
 }
 
-void DelayedUpdate::begin(Step step) {
+void DelayedUpdate::begin(Inputs inputs) {
   ZS_ASSERT(!is_pending_, "an update is not published");
-  for (const Step::Part& part : step.parts)
-    pending_.at(part.group->number()).runs = ShardedOptimizer::count(*part.group, part.has_grad);
+  for (const Inputs::Part& part : inputs.parts)
+    pending_.at(part.group->number()).runs = ShardedOptimizer::count_step(*part.group, part.has_grad);
   is_pending_ = true;
-  thread_.start([this, own = std::make_shared<Step>(std::move(step))] { run(*own); });
+  thread_.start([this, own = std::make_shared<Inputs>(std::move(inputs))] { run(*own); });
 }
 
-void DelayedUpdate::run(Step& step) {
+void DelayedUpdate::run(Inputs& inputs) {
   thread_id_ = std::this_thread::get_id();
   const std::unique_ptr<DelayedUpdate, void (*)(DelayedUpdate*)> on_thread(
       this, [](DelayedUpdate* update) { update->thread_id_ = std::thread::id(); });
   const at::NoGradGuard no_grad;
   const c10::OptionalDeviceGuard guard(mover_.device());
-  for (const Step::Part& part : step.parts)
+  for (const Inputs::Part& part : inputs.parts)
     for (const Run& each : pending_[part.group->number()].runs) part.group->states().will_need(each.range);
-  for (Step::Part& part : step.parts) {
+  for (Inputs::Part& part : inputs.parts) {
     if (ends_) return;
     Pending& own = pending_[part.group->number()];
     if (own.sent) own.sent->synchronize();
     own.sent.reset();
-    optimizer_.update_beside(*part.group, part.grads, own.runs, step.options, step.grad_scale, own.values);
+    optimizer_.update_beside(*part.group, part.grads, own.runs, inputs.options, inputs.grad_scale, own.values);
     part.reading.reset();
   }
 }
 
-void DelayedUpdate::publish(ShardedGroup& group) {
+void DelayedUpdate::copy_to_device(ShardedGroup& group) {
   Pending& own = pending_.at(group.number());
   if (own.runs.empty()) return;
   const at::Tensor to = group.updated_parameters();

@@ -17,11 +17,11 @@
 namespace zeroshard {
 
 // Updates optimizer states on the host in a thread of its own, while the device computes the next step with the
-// previous parameters. publish() copies the new parameters to the device one step late. This is the "one-step delayed
-// parameter update" of ZeRO-Offload (Ren et al., 2021, arXiv:2101.06840, section 5.2).
+// previous parameters. copy_to_device() copies the new parameters to the device one step late. This is the "one-step
+// delayed parameter update" of ZeRO-Offload (Ren et al., 2021, arXiv:2101.06840, section 5.2).
 //
-// The thread owns the states from begin() until await() returns. New parameters stay in host memory until publish().
-// This memory has room for every parameter that this rank updates.
+// The thread owns the states from begin() until await() returns. New parameters stay in host memory until
+// copy_to_device(). This memory has room for every parameter that this rank updates.
 class DelayedUpdate {
  public:
   // groups[i] must have the number() i. Their states must be on the host or in files, their parameters on the device,
@@ -37,7 +37,7 @@ class DelayedUpdate {
   ~DelayedUpdate() { ends_ = true; }
 
   // The groups and gradients of one update.
-  struct Step {
+  struct Inputs {
     struct Part {
       ShardedGroup* group;
       at::Tensor grads;            // on the host, for the elements that this rank updates
@@ -51,7 +51,7 @@ class DelayedUpdate {
   // Starts an update. end() must have been called for the previous update. Counts the steps of the parameters on the
   // calling thread, and updates the states on the object's thread. If the system refuses to start that thread, updates
   // the states before it returns.
-  void begin(Step step);
+  void begin(Inputs inputs);
   bool is_on_thread() const { return thread_id_ == std::this_thread::get_id(); }
   // Waits until the thread is idle. If an update threw an exception, this call and all later ones throw it.
   void await() { thread_.wait(while_waiting_); }
@@ -60,11 +60,11 @@ class DelayedUpdate {
 
   // Starts to copy the group's new parameters to the device, if there are any. await() must have returned. Does not
   // wait for the copies (see ShardedGroup::await_copies()).
-  void publish(ShardedGroup& group);
-  // Says that the update is published. Call it after publish() for all groups.
+  void copy_to_device(ShardedGroup& group);
+  // Says that the update is published. Call it after copy_to_device() for all groups.
   void end() { is_pending_ = false; }
   // Puts `values`, a 1-D tensor for the `positions` of the group, in the place of new parameters that wait for
-  // publish(). Skips positions that this rank does not update. await() must have returned.
+  // copy_to_device(). Skips positions that this rank does not update. await() must have returned.
   void replace(const ShardedGroup& group, Range positions, const at::Tensor& values);
 
  private:
@@ -74,7 +74,7 @@ class DelayedUpdate {
     std::vector<Run> runs;  // the parts of `values` that were updated, but not published
     std::optional<c10::Event> sent;  // recorded after the last copy to the device
   };
-  void run(Step& step);
+  void run(Inputs& inputs);
 
   const ShardedOptimizer& optimizer_;
   FlatBuffer memory_;

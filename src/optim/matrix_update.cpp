@@ -17,7 +17,7 @@
 namespace zeroshard {
 namespace {
 
-// The number of elements that gather() takes at a time, which limits its temporary memory.
+// The number of elements that accumulate() takes at a time, which limits its temporary memory.
 constexpr int64_t kGatherNumel = 1 << 22;
 
 Span span_of(const at::Tensor& tensor, DType dtype) {
@@ -90,17 +90,18 @@ MatrixUpdate::Slot MatrixUpdate::slot(size_t index) const {
   return slot;
 }
 
-void MatrixUpdate::gather(ShardedGroup& group, const Step& step, const Runs& runs, const at::Tensor& updates) const {
+void MatrixUpdate::accumulate(ShardedGroup& group, const Inputs& inputs, const Runs& runs,
+                              const at::Tensor& updates) const {
   const MatrixRule& rule = matrix_rule(options_.type);
-  const UpdateGradients gradients = step.gradients(group);
+  const UpdateGradients gradients = inputs.gradients(group);
   for (const ShardedOptimizer::Run& run : runs) {
-    const ParamGroupOptions& options = step.options[size_t(run.param_group)];
+    const ParamGroupOptions& options = inputs.options[size_t(run.param_group)];
     const auto use = [&](Range part, const at::Tensor& state, const at::Tensor& values) {
       for (int64_t begin = 0; begin < part.size(); begin += kGatherNumel) {
         const Range piece{begin, std::min(begin + kGatherNumel, part.size())};
         at::Tensor grad = cut(values, piece).to(at::kFloat);
-        if (step.grad_scale != 1) grad = grad.mul(step.grad_scale);
-        cut(updates, piece + part.begin).copy_(rule.gather(cut(state, piece), grad, options));
+        if (inputs.grad_scale != 1) grad = grad.mul(inputs.grad_scale);
+        cut(updates, piece + part.begin).copy_(rule.accumulate(cut(state, piece), grad, options));
       }
     };
     group.states().lend_one(run.range, 0, Array::Access::kModify, [&](Range part, const at::Tensor& state) {
@@ -124,15 +125,15 @@ void MatrixUpdate::use_own_pieces(size_t index, const Slot& slot, const UsePiece
   }
 }
 
-std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
+std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Inputs& inputs) {
   const MatrixBatch& batch = batches_[index];
   const Slot slot = this->slot(index);
   const std::span<ShardedGroup* const> groups = groups_of(index);
   for (size_t g = 0; g < groups.size(); ++g) {
     Runs& runs = runs_[first_of_[index] + g];
-    runs = ShardedOptimizer::count(*groups[g], step.has_grad(*groups[g]));
+    runs = ShardedOptimizer::count_step(*groups[g], inputs.has_grad(*groups[g]));
     const MatrixBatch::Group& own = batch.groups[g];
-    gather(*groups[g], step, runs, cut(slot.updates, {own.first, own.first + own.numel}));
+    accumulate(*groups[g], inputs, runs, cut(slot.updates, {own.first, own.first + own.numel}));
   }
   if (comm_.world_size() == 1) return nullptr;
   use_own_pieces(index, slot, [](const at::Tensor& here, const at::Tensor& travels) { travels.copy_(here); });
@@ -142,12 +143,13 @@ std::unique_ptr<Work> MatrixUpdate::send(size_t index, const Step& step) {
 
 // Transforms the matrices of one parameter, in place. `pieces` make up the parameter. Does nothing if the parameter
 // belongs to no param group, or if no rank has a gradient of it.
-void MatrixUpdate::transform(size_t index, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const {
+void MatrixUpdate::transform(size_t index, size_t matrix, const Inputs& inputs,
+                             std::span<const at::Tensor> pieces) const {
   const MatrixBatch::Matrix& own = batches_[index].matrices[matrix];
   const ShardedGroup& group = *groups_of(index)[own.group];
   const int param_group = group.param_group(own.param);
-  if (param_group < 0 || !step.has_grad(group)[own.param]) return;
-  const ParamGroupOptions& options = step.options[size_t(param_group)];
+  if (param_group < 0 || !inputs.has_grad(group)[own.param]) return;
+  const ParamGroupOptions& options = inputs.options[size_t(param_group)];
   std::optional<Temporary> temporary;
   if (!options_.device.is_cpu()) temporary.emplace(ledger_, matrix_temporaries(own.shape, options_.dtype));
   const at::Tensor whole = pieces.size() == 1 ? pieces[0] : at::cat(at::ITensorListRef(pieces.data(), pieces.size()));
@@ -161,7 +163,7 @@ void MatrixUpdate::transform(size_t index, size_t matrix, const Step& step, std:
   }
 }
 
-std::unique_ptr<Work> MatrixUpdate::transform(size_t index, const Step& step) {
+std::unique_ptr<Work> MatrixUpdate::transform(size_t index, const Inputs& inputs) {
   const MatrixBatch& batch = batches_[index];
   const Slot slot = this->slot(index);
   for (size_t m = 0; m < batch.matrices.size(); ++m) {
@@ -175,14 +177,14 @@ std::unique_ptr<Work> MatrixUpdate::transform(size_t index, const Step& step) {
     } else {
       for (const size_t i : batch.pieces_of(m)) pieces.push_back(slot.whole[i]);
     }
-    if (!pieces.empty() && batch.matrices[m].shape.numel() > 0) transform(index, m, step, pieces);
+    if (!pieces.empty() && batch.matrices[m].shape.numel() > 0) transform(index, m, inputs, pieces);
   }
   if (comm_.world_size() == 1) return nullptr;
   return comm_.all_to_all_v(span_of(slot.sent, options_.dtype), span_of(slot.got, options_.dtype),
                             transposed(batch.counts, comm_.world_size()), "updates of matrices");
 }
 
-void MatrixUpdate::apply(size_t index, const Step& step) {
+void MatrixUpdate::apply(size_t index, const Inputs& inputs) {
   const MatrixBatch& batch = batches_[index];
   const Slot slot = this->slot(index);
   const std::span<ShardedGroup* const> groups = groups_of(index);
@@ -197,39 +199,39 @@ void MatrixUpdate::apply(size_t index, const Step& step) {
                                          "updates of matrices");
       work->drain();
     }
-    optimizer_.apply(*groups[g], updates, runs_[first_of_[index] + g], step.options, step.has_grad(*groups[g]));
+    optimizer_.apply(*groups[g], updates, runs_[first_of_[index] + g], inputs.options, inputs.has_grad(*groups[g]));
   }
 }
 
-void MatrixUpdate::update(const Step& step) {
+void MatrixUpdate::update(const Inputs& inputs) {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   if (batches_.empty()) return;
-  for (const ParamGroupOptions& options : step.options)
+  for (const ParamGroupOptions& options : inputs.options)
     ZS_CHECK(!options.use_muon || !options.ns_gram || options_.dtype == DType::kFloat32,
              "ns_method is now 'gram', but was 'standard' when the engine was made. Ranks of such an engine exchange ",
              "momenta in bf16, which 'gram' does not support: make a new engine with 'gram'");
   try {
-    update_batches(step);
+    update_batches(inputs);
   } catch (const std::exception& error) {  // other ranks wait for matrices from this rank
     comm_.abort(concat("rank ", comm_.rank(), " failed in an update of matrices: ", error.what()));
     throw;
   }
 }
 
-void MatrixUpdate::update_batches(const Step& step) {
-  std::unique_ptr<Work> coming = send(0, step), going;
+void MatrixUpdate::update_batches(const Inputs& inputs) {
+  std::unique_ptr<Work> coming = send(0, inputs), going;
   // Applies the updates of a batch. First waits until they have come back, and until other ranks have read this rank's
   // part of the slot, because another batch uses the slot next.
   const auto end = [&](size_t batch) {
     if (going) going->drain();
-    apply(batch, step);
+    apply(batch, inputs);
   };
   for (size_t batch = 0; batch < batches_.size(); ++batch) {
     std::unique_ptr<Work> next;
-    if (batch + 1 < batches_.size()) next = send(batch + 1, step);
+    if (batch + 1 < batches_.size()) next = send(batch + 1, inputs);
     if (coming) coming->wait();
-    std::unique_ptr<Work> back = transform(batch, step);
+    std::unique_ptr<Work> back = transform(batch, inputs);
     if (batch > 0) end(batch - 1);
     going = std::move(back);
     coming = std::move(next);

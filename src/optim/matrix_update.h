@@ -33,7 +33,7 @@ class MatrixUpdate {
   MatrixUpdate(const MatrixUpdate&) = delete;
   MatrixUpdate& operator=(const MatrixUpdate&) = delete;
 
-  struct Step {
+  struct Inputs {
     std::function<UpdateGradients(const ShardedGroup&)> gradients;
     std::span<const ParamGroupOptions> options;
     // Returns for each parameter whether some rank has a gradient.
@@ -42,11 +42,11 @@ class MatrixUpdate {
   };
   // Updates all groups. Collective. Throws ValueError if the options need another Options::dtype. After any other error
   // on a rank, aborts `comm`, so that the update fails on all ranks, which wait for one another.
-  void update(const Step& step);
+  void update(const Inputs& inputs);
 
  private:
   struct Slot;
-  void update_batches(const Step& step);
+  void update_batches(const Inputs& inputs);
   using Runs = std::vector<ShardedOptimizer::Run>;
 
   // Returns the groups of a batch, which are a part of groups_.
@@ -57,14 +57,14 @@ class MatrixUpdate {
   using UsePiece = std::function<void(const at::Tensor& here, const at::Tensor& travels)>;
   void use_own_pieces(size_t batch, const Slot& slot, const UsePiece& use) const;
   // Updates momenta, and starts to send the pieces to the owners. Returns null if there is one rank.
-  std::unique_ptr<Work> send(size_t batch, const Step& step);
-  void gather(ShardedGroup& group, const Step& step, const Runs& runs, const at::Tensor& updates) const;
+  std::unique_ptr<Work> send(size_t batch, const Inputs& inputs);
+  void accumulate(ShardedGroup& group, const Inputs& inputs, const Runs& runs, const at::Tensor& updates) const;
   // Transforms the matrices that this rank owns, and starts to send their updates back. Returns null if there is one
   // rank.
-  std::unique_ptr<Work> transform(size_t batch, const Step& step);
-  void transform(size_t batch, size_t matrix, const Step& step, std::span<const at::Tensor> pieces) const;
+  std::unique_ptr<Work> transform(size_t batch, const Inputs& inputs);
+  void transform(size_t batch, size_t matrix, const Inputs& inputs, std::span<const at::Tensor> pieces) const;
   // Applies the updates that have come back. If the ranks update whole groups, first gathers the updates of all ranks.
-  void apply(size_t batch, const Step& step);
+  void apply(size_t batch, const Inputs& inputs);
 
   std::vector<MatrixBatch> batches_;
   std::vector<ShardedGroup*> groups_;

@@ -69,7 +69,7 @@ at::Tensor gram_newton_schulz(const at::Tensor& matrix, const ParamGroupOptions&
 
 class Muon final : public MatrixRule {
  public:
-  at::Tensor gather(const at::Tensor& state, const at::Tensor& grad, const ParamGroupOptions& o) const override {
+  at::Tensor accumulate(const at::Tensor& state, const at::Tensor& grad, const ParamGroupOptions& o) const override {
     state.lerp_(grad, 1 - o.momentum);
     return o.nesterov ? grad.lerp(state, o.momentum) : state;
   }

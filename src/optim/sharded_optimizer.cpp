@@ -154,9 +154,10 @@ int num_moments(OptimizerConfig::Type type, bool momentum) {
 // Counts the step of each parameter that has a gradient and belongs to a param group. Returns the runs to update on
 // this rank. Neighbouring parameters of the same param group with the same step count form one run, except if whole
 // matrices are updated.
-std::vector<ShardedOptimizer::Run> ShardedOptimizer::count(ShardedGroup& group, const std::vector<bool>& has_grad) {
+std::vector<ShardedOptimizer::Run> ShardedOptimizer::count_step(ShardedGroup& group,
+                                                                const std::vector<bool>& has_grad) {
   std::vector<Run> result;
-  std::vector<int64_t>& steps = group.updates();
+  std::vector<int64_t>& steps = group.update_counts();
   for (size_t i = 0; i < steps.size(); ++i) {
     const int param_group = group.param_group(i);
     if (!has_grad[i] || param_group < 0) continue;
@@ -206,12 +207,12 @@ void UpdateGradients::lend_on_host(Range range, const GradientFetch::Use& use) c
   fetch->lend(memory->at(0), range, use);
 }
 
-struct ShardedOptimizer::Update {
+struct ShardedOptimizer::RunSettings {
   OptimizerConfig::Type type;
   const ParamGroupOptions& options;
   int64_t step;
   float grad_scale;
-  bool is_open;            // whether users might have written to the parameters since the last step
+  bool may_be_written;     // whether users might have written to the parameters since the last step
   double rate_factor = 1;  // MatrixRule::rate_factor() of a whole matrix
 };
 
@@ -223,7 +224,7 @@ OptimizerConfig::Type ShardedOptimizer::type_of(const ShardedGroup& group) const
 void ShardedOptimizer::update(ShardedGroup& group, const UpdateGradients& grads,
                               std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
                               float grad_scale) const {
-  update_runs(group, grads, count(group, has_grad), options, has_grad, grad_scale);
+  update_runs(group, grads, count_step(group, has_grad), options, has_grad, grad_scale);
 }
 
 void ShardedOptimizer::apply(ShardedGroup& group, const at::Tensor& updates, std::span<const Run> runs,
@@ -235,17 +236,18 @@ void ShardedOptimizer::apply(ShardedGroup& group, const at::Tensor& updates, std
 void ShardedOptimizer::update_runs(ShardedGroup& group, const UpdateGradients& grads, std::span<const Run> runs,
                                    std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
                                    float grad_scale) const {
-  const bool is_open = group.is_open() && group.has_master() && !group.is_untouched();
+  const bool may_be_written = group.users_may_write() && group.has_master() && !group.is_untouched();
   group.forget_parameters();
   for (const Run& run : runs) {
-    Update update{type_of(group), options[size_t(run.param_group)], run.step, grad_scale, is_open};
+    RunSettings settings{type_of(group), options[size_t(run.param_group)], run.step, grad_scale, may_be_written};
     if (group.flat().is_matrix)
-      update.rate_factor = matrix_rule(type_).rate_factor(matrix_shape(group.param(run.param).shape), update.options);
-    update_run(group, grads, run.range, update);
+      settings.rate_factor =
+          matrix_rule(type_).rate_factor(matrix_shape(group.param(run.param).shape), settings.options);
+    update_run(group, grads, run.range, settings);
   }
   // Remembers the parameters only if they surely equal the rounded master weights. They can differ if users have
   // written to parameters that this step did not update. A later step then finds the writes.
-  if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
+  if (!may_be_written || updates_all(group, has_grad)) group.remember_parameters();
 }
 
 void ShardedOptimizer::update_beside(ShardedGroup& group, const at::Tensor& grads, std::span<const Run> runs,
@@ -255,7 +257,8 @@ void ShardedOptimizer::update_beside(ShardedGroup& group, const at::Tensor& grad
   Array values(grads);
   for (const Run& run : runs)
     update_run(group, {values}, run.range,
-               {type_of(group), options[size_t(run.param_group)], run.step, grad_scale, /*is_open=*/false}, params);
+               {type_of(group), options[size_t(run.param_group)], run.step, grad_scale, /*may_be_written=*/false},
+               params);
 }
 
 bool ShardedOptimizer::updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad) {
@@ -264,24 +267,24 @@ bool ShardedOptimizer::updates_all(const ShardedGroup& group, const std::vector<
   return true;
 }
 
-void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update,
-                                  const at::Tensor& beside) const {
+void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range,
+                                  const RunSettings& settings, const at::Tensor& beside) const {
   const auto on_part = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
-    if (!params.is_cpu()) return update_on_device({lent, params, grads.values.view(part)}, update);
+    if (!params.is_cpu()) return update_on_device({lent, params, grads.values.view(part)}, settings);
     grads.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
       const Range here = piece - part.begin;
-      update_on_host(group, piece, {lent.slice(here), cut(params, here), values}, update);
+      update_on_host(group, piece, {lent.slice(here), cut(params, here), values}, settings);
     });
   };
   if (beside.defined()) return group.lend_beside(range, beside, on_part);
-  group.lend(range, Array::Access::kModify, {.reads = update.is_open, .writes = true}, on_part);
+  group.lend(range, Array::Access::kModify, {.reads = settings.may_be_written, .writes = true}, on_part);
 }
 
 // Updates moments that are 8-bit codes. Decodes one piece of them at a time, updates the piece with the kernels for
 // fp32, and encodes it again while it is in the device's cache.
-void ShardedOptimizer::update_codes_on_device(const UpdateTensors& tensors, const Update& update) const {
+void ShardedOptimizer::update_codes_on_device(const UpdateTensors& tensors, const RunSettings& settings) const {
   // A param group without momentum leaves its codes as they are.
-  const bool has_moments = update.type != OptimizerConfig::Type::kSgd || update.options.momentum != 0;
+  const bool has_moments = settings.type != OptimizerConfig::Type::kSgd || settings.options.momentum != 0;
   for (int64_t begin = 0; begin < tensors.param.numel(); begin += kDecodedNumel) {
     UpdateTensors piece = tensors.slice({begin, std::min(begin + kDecodedNumel, tensors.param.numel())});
     const std::vector<at::Tensor> codes = std::exchange(piece.moments, {}), scales = std::exchange(piece.scales, {});
@@ -291,55 +294,55 @@ void ShardedOptimizer::update_codes_on_device(const UpdateTensors& tensors, cons
       piece.moments.push_back(at::empty_like(codes[slot], at::kFloat));
       math::decode(codes[slot], scales[slot], /*is_signed=*/slot == 0, piece.moments.back());
     }
-    update_on_device(piece, update);
+    update_on_device(piece, settings);
     for (size_t slot = 0; slot < piece.moments.size(); ++slot)
       math::encode(piece.moments[slot], codes[slot], scales[slot], /*is_signed=*/slot == 0);
   }
 }
 
-void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Update& update) const {
-  if (!tensors.scales.empty()) return update_codes_on_device(tensors, update);
+void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const RunSettings& settings) const {
+  if (!tensors.scales.empty()) return update_codes_on_device(tensors, settings);
   const int64_t numel = tensors.param.numel();
-  const bool takes = update.is_open && tensors.master.defined();
+  const bool takes = settings.may_be_written && tensors.master.defined();
   const DeviceKernels* const own = device_kernels(device_.type());
-  if (update.type == OptimizerConfig::Type::kMuon) {
+  if (settings.type == OptimizerConfig::Type::kMuon) {
     if (takes) take_written_on_device(tensors.master, tensors.param);
     for (int64_t begin = 0; begin < numel; begin += kAtenPiece)
-      apply_matrix(tensors.slice({begin, std::min(begin + kAtenPiece, numel)}), update.options, update.rate_factor);
+      apply_matrix(tensors.slice({begin, std::min(begin + kAtenPiece, numel)}), settings.options, settings.rate_factor);
     return;
   }
   if (!own) {
     if (takes) take_written_on_device(tensors.master, tensors.param);
     for (int64_t begin = 0; begin < numel; begin += kAtenPiece)
-      aten_step(update.type, tensors.slice({begin, std::min(begin + kAtenPiece, numel)}), update.options, update.step,
-                update.grad_scale);
+      aten_step(settings.type, tensors.slice({begin, std::min(begin + kAtenPiece, numel)}), settings.options,
+                settings.step, settings.grad_scale);
     return;
   }
   const c10::OptionalDeviceGuard guard(tensors.param.device());
-  kernels::StepBuffers buffers = buffers_of(tensors, 0, numel, update.grad_scale);
+  kernels::StepBuffers buffers = buffers_of(tensors, 0, numel, settings.grad_scale);
   buffers.takes_written = takes;
-  run_kernel(*own->table, update.type, buffers, moment_of(tensors, 0, 0), moment_of(tensors, 1, 0), update.options,
-             update.step);
+  run_kernel(*own->table, settings.type, buffers, moment_of(tensors, 0, 0), moment_of(tensors, 1, 0), settings.options,
+             settings.step);
 }
 
 // Updates a piece. If moments are not fp32, updates one parameter after another, because the random numbers of
 // stochastic rounding and the blocks of 8-bit codes are counted from the first element of each parameter. So the
 // results do not depend on where shards, loans and pieces are cut.
 void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors,
-                                      const Update& update) const {
-  if (!has_narrow_moments(tensors)) return update_stretch(tensors, update, {});
+                                      const RunSettings& settings) const {
+  if (!has_narrow_moments(tensors)) return update_stretch(tensors, settings, {});
   for (size_t i = 0; i < group.num_params(); ++i) {
     const Range own = intersect(group.state_range(i), piece);
     if (own.size() == 0) continue;
     const int64_t first = group.updated().begin + own.begin - group.layout().param(i).begin;
-    update_stretch(tensors.slice(own - piece.begin), update,
-                   {kernels::random_key(hash_text(group.param(i).name()), update.step), first});
+    update_stretch(tensors.slice(own - piece.begin), settings,
+                   {kernels::random_key(hash_text(group.param(i).name()), settings.step), first});
   }
 }
 
-void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update& update,
+void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const RunSettings& settings,
                                       const kernels::RandomBits& random) const {
-  const bool takes = update.is_open && tensors.master.defined();
+  const bool takes = settings.may_be_written && tensors.master.defined();
   // Each thread gets whole blocks of codes, because the codes of a block have one scale.
   const int64_t unit = tensors.scales.empty() ? 1 : kScaledNumel, numel = tensors.param.numel();
   parallel_for(0, ceil_div(numel, unit), kGrain / unit, [&](int64_t first, int64_t last) {
@@ -349,14 +352,14 @@ void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update
     for (int64_t from = begin; from < end; from += piece) {
       const int64_t to = std::min(from + piece, end);
       if (takes) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
-      if (update.type == OptimizerConfig::Type::kMuon) {
-        apply_matrix(tensors.slice({from, to}), update.options, update.rate_factor);
+      if (settings.type == OptimizerConfig::Type::kMuon) {
+        apply_matrix(tensors.slice({from, to}), settings.options, settings.rate_factor);
         continue;
       }
-      kernels::StepBuffers buffers = buffers_of(tensors, from, to, update.grad_scale);
+      kernels::StepBuffers buffers = buffers_of(tensors, from, to, settings.grad_scale);
       buffers.random = {random.key, random.first_element + from};
-      run_kernel(kernels::active_table(), update.type, buffers, moment_of(tensors, 0, from),
-                 moment_of(tensors, 1, from), update.options, update.step);
+      run_kernel(kernels::active_table(), settings.type, buffers, moment_of(tensors, 0, from),
+                 moment_of(tensors, 1, from), settings.options, settings.step);
     }
   });
 }
@@ -375,7 +378,7 @@ void ShardedOptimizer::take_written_on_device(const at::Tensor& master, const at
 }
 
 void ShardedOptimizer::take_writes(ShardedGroup& group) const {
-  if (!group.is_open() || !group.has_master() || group.is_untouched()) return;
+  if (!group.users_may_write() || !group.has_master() || group.is_untouched()) return;
   const Range updated = group.updated();  // nobody writes to the padding
   const Range all{0, std::clamp<int64_t>(group.layout().numel() - updated.begin, 0, updated.size())};
   const auto take = [&](Range part, const at::Tensor& master, const at::Tensor& params) {

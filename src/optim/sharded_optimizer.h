@@ -65,13 +65,13 @@ class ShardedOptimizer {
               const std::vector<bool>& has_grad, float grad_scale) const;
   // Makes the second half of an update of whole matrices. The first half is made by MatrixUpdate, which calls this
   // function. `updates` is the result of the first half, and is used instead of gradients. `runs` is the result of
-  // count().
+  // count_step().
   void apply(ShardedGroup& group, const at::Tensor& updates, std::span<const Run> runs,
              std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad) const;
-  // count() and update_beside() are the two parts of update(), for a caller that updates in another thread. count()
-  // counts the step of each parameter that has a gradient and belongs to a param group, even if this rank does not
-  // update the parameter. Returns the runs that this rank updates.
-  static std::vector<Run> count(ShardedGroup& group, const std::vector<bool>& has_grad);
+  // count_step() and update_beside() are the two parts of update(), for a caller that updates in another thread.
+  // count_step() counts the step of each parameter that has a gradient and belongs to a param group, even if this rank
+  // does not update the parameter. Returns the runs that this rank updates.
+  static std::vector<Run> count_step(ShardedGroup& group, const std::vector<bool>& has_grad);
   // Updates the states on the host, in any thread. Writes the new parameters to `params` and leaves those of the group
   // unchanged. Both `grads` and `params` must be on the host and have all elements that this rank updates. Ignores the
   // users' writes to parameters.
@@ -83,7 +83,7 @@ class ShardedOptimizer {
   void take_writes(ShardedGroup& group) const;
 
  private:
-  struct Update;  // says how a run is updated
+  struct RunSettings;  // says how a run is updated
 
   void update_runs(ShardedGroup& group, const UpdateGradients& grads, std::span<const Run> runs,
                    std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
@@ -93,13 +93,15 @@ class ShardedOptimizer {
   // Returns whether all parameters that this rank is to update have a gradient.
   static bool updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad);
   // If `beside` is defined, writes the new parameters there, like update_beside().
-  void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update,
+  void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const RunSettings& settings,
                   const at::Tensor& beside = {}) const;
-  void update_on_device(const UpdateTensors& tensors, const Update& update) const;
-  void update_codes_on_device(const UpdateTensors& tensors, const Update& update) const;
+  void update_on_device(const UpdateTensors& tensors, const RunSettings& settings) const;
+  void update_codes_on_device(const UpdateTensors& tensors, const RunSettings& settings) const;
   // `piece` is the range of the group's states that `tensors` have.
-  void update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors, const Update& update) const;
-  void update_stretch(const UpdateTensors& tensors, const Update& update, const kernels::RandomBits& random) const;
+  void update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors,
+                      const RunSettings& settings) const;
+  void update_stretch(const UpdateTensors& tensors, const RunSettings& settings,
+                      const kernels::RandomBits& random) const;
   void take_written_on_device(const at::Tensor& master, const at::Tensor& param) const;
 
   OptimizerConfig::Type type_;

@@ -48,7 +48,7 @@ void keep_in_memory(std::span<const UnitLayout> units, const PlacementOptions& o
   int64_t left = options.parameters_in_memory;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
-      Held& parameters = table[u].groups[g].parameters;
+      Stored& parameters = table[u].groups[g].parameters;
       const int64_t numel = parameters.numel(units[u].groups[g].layout);
       if (parameters.tier != Tier::kFile || numel > left) continue;
       parameters.tier = host_tier(options.on_device);
@@ -84,24 +84,24 @@ std::string_view name_of(Extent extent) {
   return "";
 }
 
-int64_t Held::numel(const ShardLayout& layout) const {
+int64_t Stored::numel(const ShardLayout& layout) const {
   if (extent == Extent::kNothing) return 0;
   if (extent == Extent::kPart) return layout.part_numel();
   return extent == Extent::kWhole ? layout.padded_numel() : layout.shard_numel();
 }
 
-int64_t Held::block_bytes() const {
+int64_t Stored::block_bytes() const {
   const int64_t of_scales = scales && extent != Extent::kNothing ? int64_t{sizeof(float)} * values : 0;
   return element_bytes() * kScaledNumel + of_scales;
 }
 
-int64_t Held::bytes(const ShardLayout& layout) const {
+int64_t Stored::bytes(const ShardLayout& layout) const {
   int64_t sum = 0;
   for (const Tier where : kTiers) sum += bytes_on(where, layout);
   return sum;
 }
 
-int64_t Held::numel_on(Tier where, const ShardLayout& layout) const {
+int64_t Stored::numel_on(Tier where, const ShardLayout& layout) const {
   const int64_t all = numel(layout);
   if (where != Tier::kDevice && where != tier) return 0;
   const auto blocks = int64_t(std::ceil(share * double(all / kBlockNumel)));
@@ -110,7 +110,7 @@ int64_t Held::numel_on(Tier where, const ShardLayout& layout) const {
   return has_rest || tier == Tier::kDevice ? all - away : 0;
 }
 
-int64_t Held::bytes_on(Tier where, const ShardLayout& layout) const {
+int64_t Stored::bytes_on(Tier where, const ShardLayout& layout) const {
   const int64_t of_scales = scales == where ? block_bytes() - element_bytes() * kScaledNumel : 0;
   return element_bytes() * numel_on(where, layout) + of_scales * (numel(layout) / kScaledNumel);
 }
@@ -121,13 +121,13 @@ int64_t GroupPlacement::states_on(Tier where, const ShardLayout& layout) const {
 
 int64_t GroupPlacement::numel_of_host(const ShardLayout& layout) const {
   if (!host_updates) return 0;
-  const Held& states = moments.extent != Extent::kNothing ? moments : master_weights;
+  const Stored& states = moments.extent != Extent::kNothing ? moments : master_weights;
   if (states.extent != Extent::kNothing) return states.numel_on(states.tier, layout);
   return updated_numel(layout);
 }
 
 int64_t GroupPlacement::updated_numel(const ShardLayout& layout) const {
-  return Held{updated}.numel(layout);
+  return Stored{updated}.numel(layout);
 }
 
 bool shards_parameters(const PlacementOptions& options) {
@@ -161,9 +161,9 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
-  place.sends_parameters = device_updates && place.parameters.tier != Tier::kDevice;
+  place.device_updates_offloaded_parameters = device_updates && place.parameters.tier != Tier::kDevice;
   // fp32 parameters are their own master weights, unless they are on a device and the host updates them.
-  if (dtype != DType::kFloat32 || place.updates_on_host()) {
+  if (dtype != DType::kFloat32 || place.host_updates_device_parameters()) {
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
     place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;
   }

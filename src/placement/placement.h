@@ -29,7 +29,7 @@ std::string_view name_of(Extent extent);
 
 // The values of one kind that a rank holds for one group during the whole run. The kinds are parameters, packed or
 // reduced gradients, master weights, and moments.
-struct Held {
+struct Stored {
   Extent extent = Extent::kNothing;
   DType dtype = DType::kFloat32;
   int values = 1;  // values for each element, such as 2 for the moments of Adam
@@ -52,32 +52,33 @@ struct Held {
   // scales.
   int64_t numel_on(Tier where, const ShardLayout& layout) const;
   int64_t bytes_on(Tier where, const ShardLayout& layout) const;
-  bool operator==(const Held&) const = default;
+  bool operator==(const Stored&) const = default;
 };
 
 struct GroupPlacement {
-  Held parameters;  // without buffers of gathered parameters
+  Stored parameters;  // without buffers of gathered parameters
   // Only trainable groups have the following members.
-  Held packed_gradients;   // in the dtype of communication; kNothing: gradients are packed in a slot of the reduce ring
-  Held reduced_gradients;  // kNothing: they overwrite packed gradients of the elements `updated`
-  Held master_weights, moments;
+  Stored
+      packed_gradients;  // in the dtype of communication; kNothing: gradients are packed in a slot of the reduce ring
+  Stored reduced_gradients;  // kNothing: they overwrite packed gradients of the elements `updated`
+  Stored master_weights, moments;
   DType wire_dtype = DType::kFloat32;  // dtype of gradients in communication
   DType grad_dtype = DType::kFloat32;  // dtype of reduced gradients
   Extent updated = Extent::kNothing;   // the elements that this rank's optimizer updates
   bool host_updates = false;           // some or all states are offloaded from a device, and the host updates them
   // Whether the parameters are offloaded while the device keeps some or all of their optimizer states. The device then
   // updates the elements whose states it keeps, and the parameters of these elements pass through it.
-  bool sends_parameters = false;
+  bool device_updates_offloaded_parameters = false;
 
   // Returns the tier of master weights and moments. If their `share` is below 1, this is the tier of the first
-  // elements, and the others are on the device, or not stored (see Held::has_rest). A group can have only master
+  // elements, and the others are on the device, or not stored (see Stored::has_rest). A group can have only master
   // weights, or only moments. Returns kDevice if it has neither.
   Tier state_tier() const {
     if (moments.extent != Extent::kNothing) return moments.tier;
     return master_weights.extent != Extent::kNothing ? master_weights.tier : Tier::kDevice;
   }
   // Returns whether the host updates parameters that are on a device.
-  bool updates_on_host() const { return host_updates && parameters.tier == Tier::kDevice; }
+  bool host_updates_device_parameters() const { return host_updates && parameters.tier == Tier::kDevice; }
   // Returns whether the host updates with gradients that are on a device.
   bool fetches_gradients() const { return host_updates && reduced_gradients.tier == Tier::kDevice; }
   // Returns whether reduced gradients are offloaded from a device to the host or to files.

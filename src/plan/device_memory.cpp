@@ -24,7 +24,7 @@ int64_t made_bytes(const UnitLayout& unit, const UnitPlacement& placement) {
   int64_t bytes = placement.parameters == Placement::kPersistent ? unit.full_bytes() : 0;
   for (size_t g = 0; g < unit.groups.size(); ++g) {
     const GroupPlacement& place = placement.groups[g];
-    for (const Held* held : {&place.parameters, &place.master_weights, &place.moments})
+    for (const Stored* held : {&place.parameters, &place.master_weights, &place.moments})
       bytes += held->bytes_on(Tier::kDevice, unit.groups[g].layout);
   }
   return bytes;
@@ -52,7 +52,7 @@ int64_t coded_temporaries(std::span<const UnitLayout> units, std::span<const Uni
   int64_t most = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
-      const Held& moments = placements[u].groups[g].moments;
+      const Stored& moments = placements[u].groups[g].moments;
       if (moments.scales == Tier::kDevice)
         most = std::max(most, decoded_bytes(moments.numel(units[u].groups[g].layout), moments.values));
     }

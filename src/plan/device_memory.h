@@ -3,8 +3,8 @@
 #include <span>
 
 #include "layout/unit_layout.h"
+#include "plan/buffer_sizes.h"
 #include "plan/plan_ledger.h"
-#include "plan/state_rules.h"
 
 // Plans the temporary memory of ranks on a GPU or another accelerator. Temporary memory comes in addition to what the
 // ranks have during the whole run.

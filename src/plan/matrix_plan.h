@@ -6,7 +6,7 @@
 #include "layout/matrix_owners.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
-#include "plan/state_rules.h"
+#include "plan/buffer_sizes.h"
 #include "zeroshard/plan.h"
 
 // Plans how an optimizer that needs whole matrices, such as Muon, updates sharded parameters. The pieces of a matrix

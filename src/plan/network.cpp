@@ -4,8 +4,8 @@
 
 #include "base/check.h"
 #include "base/host_sums.h"
+#include "plan/buffer_sizes.h"
 #include "plan/plan_ledger.h"
-#include "plan/state_rules.h"
 
 namespace zeroshard {
 namespace {

@@ -5,17 +5,17 @@
 #include "base/check.h"
 #include "placement/offload_rules.h"
 #include "placement/placement.h"
+#include "plan/buffer_sizes.h"
 #include "plan/device_memory.h"
 #include "plan/plan_ledger.h"
 #include "plan/smallest_world_size.h"
-#include "plan/state_rules.h"
 
 namespace zeroshard {
 namespace {
 
 // Returns the bytes of `held` without padding. Only the division by the number of ranks rounds, because kScaledNumel is
 // a power of two. So the result is correctly rounded, and exact if a double can hold it.
-double ideal_bytes(const Held& held, int64_t numel, const PlanOptions& options) {
+double ideal_bytes(const Stored& held, int64_t numel, const PlanOptions& options) {
   const double whole = double(held.block_bytes()) * double(numel) / double(kScaledNumel);
   if (held.extent == Extent::kPart) return whole / double(state_ranks(options));
   return held.extent == Extent::kShard ? whole / double(options.world_size) : whole;
@@ -109,12 +109,12 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   check_plan_options(options);
   ZS_CHECK(num_params >= 1 && num_params <= kMaxParams, "the number of parameters must be 1 to ", kMaxParams, ", got ",
            num_params);
-  const auto bytes = [&](const Held& held) { return ideal_bytes(held, num_params, options); };
+  const auto bytes = [&](const Stored& held) { return ideal_bytes(held, num_params, options); };
   const Placement parameters = shards_parameters(options) ? Placement::kSharded : Placement::kReplicated;
   const GroupPlacement place = place_group(options.compute_dtype, /*requires_grad=*/true, parameters, options);
   PlannedBytes planned;
-  const auto add = [&](const Held& held, double& device, double PlannedTier::*elsewhere) {
-    Held codes = held;
+  const auto add = [&](const Stored& held, double& device, double PlannedTier::*elsewhere) {
+    Stored codes = held;
     codes.scales.reset();
     const double all = bytes(codes), away = held.tier == Tier::kDevice ? 0 : held.share * all;
     if (held.has_rest) device += all - away;
@@ -171,13 +171,13 @@ PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options) {
 
 namespace {
 
-std::string describe(std::string_view extent, const Held& held) {
+std::string describe(std::string_view extent, const Stored& held) {
   const std::string what = concat(extent, " ", held.values > 1 ? concat(held.values, " x ") : "", name_of(held.dtype));
   if (held.tier == Tier::kDevice) return what;
   return concat(what, held.share < 1 ? concat(", ", held.share, " of it") : "", " on ", name_of(held.tier));
 }
 
-std::string describe(const Held& held) {
+std::string describe(const Stored& held) {
   return held.extent == Extent::kNothing ? "-" : describe(name_of(held.extent), held);
 }
 
@@ -203,7 +203,7 @@ PlannedUnit describe(const UnitLayout& unit, const UnitPlacement& placement) {
   for (size_t g = 0; g < unit.groups.size(); ++g) {
     const GroupPlacement& place = placement.groups[g];
     describe(placement.parameters, place, planned);
-    for (const Held* held :
+    for (const Stored* held :
          {&place.parameters, &place.packed_gradients, &place.reduced_gradients, &place.master_weights, &place.moments})
       planned.bytes += double(held->bytes(unit.groups[g].layout));
   }

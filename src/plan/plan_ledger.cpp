@@ -19,7 +19,7 @@ int64_t sum_of(std::span<const RingClass> ring) {
 }
 
 void add_group(Bytes& bytes, const FlatGroup& group, const GroupPlacement& place) {
-  const auto add = [&](Category category, const Held& held) {
+  const auto add = [&](Category category, const Stored& held) {
     for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kFile})
       bytes.at(category, tier) += held.bytes_on(tier, group.layout);
   };

@@ -5,7 +5,7 @@
 
 #include "layout/unit_layout.h"
 #include "memory/ledger.h"
-#include "plan/state_rules.h"
+#include "plan/buffer_sizes.h"
 #include "zeroshard/plan.h"
 
 namespace zeroshard {

@@ -10,11 +10,11 @@ namespace zeroshard {
 namespace {
 
 std::vector<ChunkGroup> values_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements,
-                                       Held GroupPlacement::*held, std::string_view what) {
+                                       Stored GroupPlacement::*held, std::string_view what) {
   std::vector<ChunkGroup> groups;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
-      const Held& values = placements[u].groups[g].*held;
+      const Stored& values = placements[u].groups[g].*held;
       if (values.extent == Extent::kNothing || values.tier != Tier::kFile) continue;
       const int64_t stored = ceil_div(values.bytes(units[u].groups[g].layout), int64_t{sizeof(float)});
       groups.push_back({align_up(stored, kBlockNumel), /*slots=*/1,
@@ -34,7 +34,7 @@ std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::s
       if (place.state_tier() != Tier::kFile) continue;
       const ShardLayout& layout = units[u].groups[g].layout;
       int slots = 0, narrow_slots = 0, narrow_bytes = 2;
-      for (const Held* held : {&place.master_weights, &place.moments}) {
+      for (const Stored* held : {&place.master_weights, &place.moments}) {
         if (held->extent == Extent::kNothing) continue;
         slots += held->values;
         if (element_size(held->dtype) == 4) continue;
@@ -68,7 +68,7 @@ int parameter_chunks(std::span<const UnitLayout> units, std::span<const UnitPlac
   int64_t bytes = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
-      const Held& parameters = placements[u].groups[g].parameters;
+      const Stored& parameters = placements[u].groups[g].parameters;
       if (parameters.tier != Tier::kFile) continue;
       const int64_t numel = std::min(parameters.numel(units[u].groups[g].layout), options.parameter_buffer_numel);
       bytes = std::max(bytes, numel * parameters.element_bytes());

@@ -12,8 +12,8 @@
 #include "device/dtype.h"
 #include "device/math.h"
 #include "device/named_range.h"
+#include "plan/buffer_sizes.h"
 #include "plan/device_memory.h"
-#include "plan/state_rules.h"
 
 namespace zeroshard {
 
@@ -102,13 +102,13 @@ void GradBucket::pack_waiting(Filling& filling) {
   filling.waiting_bytes = 0;
 }
 
-void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger) {
-  own_sum_.add(placed(index, grad), options_.pack_scale, ledger);
+void GradBucket::add_local(size_t index, const at::Tensor& grad) {
+  own_sum_.add(placed(index, grad), options_.pack_scale, *options_.ledger);
   has_grad_[index] = true;
 }
 
-void GradBucket::add_late(size_t index, const at::Tensor& grad, Ledger& ledger) {
-  add_local(index, grad, ledger);
+void GradBucket::add_late(size_t index, const at::Tensor& grad) {
+  add_local(index, grad);
   counts_.add(index);
 }
 
@@ -162,7 +162,7 @@ void GradBucket::await_exchange() {
 void GradBucket::finish() {
   const NamedRange named("wait for the reduction of", unit_.name);
   InFlight& in_flight = std::get<InFlight>(state_);
-  const at::Tensor elsewhere = reduced_.sum_elsewhere();
+  const at::Tensor elsewhere = reduced_.begin_sum();
   reduced_.add(arrived_pieces(in_flight), dtype_of_pieces(in_flight), elsewhere);
   if (in_flight.exchange) in_flight.exchange->release();
   uses(in_flight.slot).end();
@@ -182,7 +182,7 @@ void GradBucket::sum_in_replica(const at::Tensor& out) {
 void GradBucket::take_sum(const at::Tensor& sum) {
   const std::array<const void*, 1> pieces = {sum.const_data_ptr()};
   if (!needs_slot()) uses_.take();
-  reduced_.add(pieces, DType::kFloat32, reduced_.sum_elsewhere());
+  reduced_.add(pieces, DType::kFloat32, reduced_.begin_sum());
   if (!needs_slot()) uses_.end();
   Crossing& crossing = std::get<Crossing>(state_);
   if (needs_slot()) {
@@ -230,7 +230,7 @@ SlotRing::Slot* GradBucket::discard() {
 std::unique_ptr<Work> GradBucket::gather_reduced() {
   const at::Tensor all = reduced_.tensor();
   const Span out{all.data_ptr(), all.numel(), to_dtype(all.scalar_type())};
-  const at::Tensor mine = reduced_.shard();
+  const at::Tensor mine = reduced_.part();
   return comm_.all_gather(out, {mine.const_data_ptr(), mine.numel(), out.dtype}, unit_.name);
 }
 

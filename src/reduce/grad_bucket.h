@@ -57,11 +57,11 @@ class GradBucket {
   void pack();
   // Adds a gradient of a pass under no_sync to this rank's own sum, not to the packed gradients. The next launch with
   // `with_local` adds this sum to the packed gradients. Allowed in any state. The first call allocates the memory of
-  // the sum, which `ledger` counts.
-  void add_local(size_t index, const at::Tensor& grad, Ledger& ledger);
+  // the sum.
+  void add_local(size_t index, const at::Tensor& grad);
   // Adds a gradient that comes while the bucket is in flight to this rank's own sum. Unlike add_local(), counts it
   // among the parameter's gradients of the pass.
-  void add_late(size_t index, const at::Tensor& grad, Ledger& ledger);
+  void add_late(size_t index, const at::Tensor& grad);
   // Returns whether this rank's own sum waits for a launch.
   bool has_local() const { return own_sum_.is_used(); }
   // See GradientCounts.
@@ -111,9 +111,6 @@ class GradBucket {
   // StateError if the bucket has reduced gradients and is Filling or in flight again, except on the CPU with reduced
   // gradients in memory.
   void drop(size_t index);
-  // Returns whether reduced gradients are copied from the device to the host or to files. If so, GradientExit has their
-  // sums of squares.
-  bool leaves() const { return options_.exit != nullptr; }
   // Returns whether parameter `index` got a gradient on this rank since the last step.
   bool has_grad(size_t index) const { return has_grad_.at(index); }
 

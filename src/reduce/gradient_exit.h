@@ -8,7 +8,7 @@
 #include "device/exact_sum.h"
 #include "device/flat_buffer.h"
 #include "device/mover.h"
-#include "plan/state_rules.h"
+#include "plan/buffer_sizes.h"
 #include "store/array.h"
 
 namespace zeroshard {
@@ -21,7 +21,7 @@ namespace zeroshard {
 // Each bucket's sum of squares stays on the device until squares() asks for the sums of all buckets.
 class GradientExit {
  public:
-  // `buffers` is the result of gradient_exit() in plan/state_rules.h. `ledger` must outlive the exit.
+  // `buffers` is the result of gradient_exit() in plan/buffer_sizes.h. `ledger` must outlive the exit.
   GradientExit(at::Device device, const RingClass& buffers, Ledger& ledger);
 
   // Registers the next bucket and returns its number.

@@ -35,7 +35,7 @@ void LaunchOrder::learn_forward(std::span<const size_t> needed, Comm& comm) {
   basis_ = Basis::kForward;
 }
 
-void LaunchOrder::complete(size_t bucket) {
+void LaunchOrder::note_ready(size_t bucket) {
   if (basis_ == Basis::kBackward) return;
   std::erase(completed_, bucket);
   completed_.push_back(bucket);

@@ -41,11 +41,11 @@ Range ReducedGradients::owned(size_t index) const {
   return owned.size() > 0 ? owned - mine.begin : Range{};
 }
 
-at::Tensor ReducedGradients::shard() const {
+at::Tensor ReducedGradients::part() const {
   return values().view(mine());
 }
 
-at::Tensor ReducedGradients::sum_elsewhere() {
+at::Tensor ReducedGradients::begin_sum() {
   return options_.exit ? options_.exit->begin(*values_, are_current_) : kept_;
 }
 
@@ -64,7 +64,7 @@ void ReducedGradients::add(std::span<const void* const> pieces, DType dtype, con
     values_->lend(mine, are_current_ ? Array::Access::kModify : Array::Access::kOverwrite, sum);
   }
   if (kept_.defined()) {
-    shard().copy_(kept_);
+    part().copy_(kept_);
     outlive_current_stream(std::exchange(kept_, at::Tensor()));
   }
   if (options_.exit) end_exit();
@@ -96,7 +96,7 @@ void ReducedGradients::replace(size_t index, const at::Tensor& values) {
 bool ReducedGradients::zero_under_way(size_t index) {
   if (!options_.device.is_cpu() || !values_->in_memory()) return false;
   const Range here = owned(index);
-  const at::Tensor sum = kept_.defined() ? kept_ : shard();
+  const at::Tensor sum = kept_.defined() ? kept_ : part();
   if (here.size() > 0) cut(sum, here).zero_();
   return true;
 }

@@ -23,7 +23,7 @@ struct ReduceOptions {
   float sum_scale = 1;       // factor after the sum over ranks
   bool native = false;       // true: use the transport's own reduce-scatter, if it has one; false: the canonical order
   Ledger* ledger = nullptr;  // set by the Reducer
-  GradientExit* exit = nullptr;             // null if reduced gradients stay on the device; set by the Reducer
+  GradientExit* exit = nullptr;             // null if no reduced gradients leave a device; set by the Reducer
   WriteHold::WhileWaiting while_read = {};  // called while new gradients wait for results of read() to be destroyed
 };
 
@@ -40,7 +40,7 @@ class ReducedGradients {
   // Returns values() as a tensor. It is undefined if the gradients are in files.
   at::Tensor tensor() const;
   // Returns a view of the gradients of this rank's part. They must be in memory.
-  at::Tensor shard() const;
+  at::Tensor part() const;
   // As long as the result exists, new gradients that are copied to the host wait before they overwrite the present
   // ones.
   WriteHold::Reading read() const { return hold_->read(); }
@@ -51,13 +51,13 @@ class ReducedGradients {
 
   // Copies the gradients, because new ones will be packed in their memory. The next add() adds the new sum to this
   // copy, and copies the result back.
-  void keep() { kept_ = shard().clone(); }
-  // Returns the memory in which the next add() forms the sum. This is a buffer of the exit, if there is one, or else
-  // the copy of keep(). If there is neither, returns an undefined tensor, and add() forms the sum in the memory of the
-  // gradients.
-  at::Tensor sum_elsewhere();
+  void keep() { kept_ = part().clone(); }
+  // Begins a sum: call it before add(), and before the host waits for the pieces of the sum. Returns the memory in
+  // which add() forms the sum. This is a buffer of the exit, if there is one, or else the copy of keep(). If there is
+  // neither, returns an undefined tensor, and add() forms the sum in the memory of the gradients.
+  at::Tensor begin_sum();
   // Adds the sum of `pieces` to the gradients. Each piece has a value for every element of this rank's part. The first
-  // sum of a step overwrites the gradients instead. `elsewhere` is the result of sum_elsewhere(). Without `elsewhere`,
+  // sum of a step overwrites the gradients instead. `elsewhere` is the result of begin_sum(). Without `elsewhere`,
   // gradients in files are summed in several parts.
   void add(std::span<const void* const> pieces, DType dtype, const at::Tensor& elsewhere);
   // Replaces this rank's elements of parameter `index` with `values`, which has as many elements.

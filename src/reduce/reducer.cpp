@@ -150,11 +150,11 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   const Place place = place_of_.at(unit).at(param);
   ZS_ASSERT(place.bucket >= 0, "a frozen parameter got a gradient");
   const auto index = size_t(place.bucket);
-  if (!sync) return buckets_[index].add_local(place.index, grad, ledger_);
+  if (!sync) return buckets_[index].add_local(place.index, grad);
   GradBucket& bucket = buckets_[index];
   if (replicas_ && bucket.is_in_flight()) {
     // This is a late gradient. It gets a second reduction at the end of the pass. See Note [Launches of replicas].
-    bucket.add_late(place.index, grad, ledger_);
+    bucket.add_late(place.index, grad);
   } else {
     filling(index);
     if (const size_t before = std::exchange(last_added_, index); before != index) buckets_[before].pack();
@@ -163,7 +163,7 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   if (Progress& progress = progress_[index]; progress.is_empty) {
     progress.is_empty = false;
     progress.ready_at = progress.ends + 1;
-    order_->complete(index);  // so that later passes launch the bucket at the place where its gradients came
+    order_->note_ready(index);  // so that later passes launch the bucket at the place where its gradients came
   }
   if (bucket.is_complete()) mark_ready(index);
 }
@@ -199,7 +199,7 @@ SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
   }
 }
 
-void Reducer::flush(size_t unit) {
+void Reducer::end_unit_backward(size_t unit) {
   for (const size_t index : order_->of_unit(unit)) {
     Progress& progress = progress_[index];
     ++progress.ends;
@@ -214,7 +214,7 @@ void Reducer::flush(size_t unit) {
 
 void Reducer::mark_ready(size_t index) {
   if (std::exchange(progress_[index].is_ready, true)) return;
-  order_->complete(index);
+  order_->note_ready(index);
   launch_ready();
 }
 
@@ -368,7 +368,7 @@ ExactSum Reducer::squares() const {
     if (options_.device.is_cpu()) {
       sum.add(bucket.reduced().squares());
     } else if (bucket.reduced().are_current()) {
-      shards.push_back(bucket.reduced().shard());
+      shards.push_back(bucket.reduced().part());
     }
   }
   if (shards.empty()) return sum;

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "plan/state_rules.h"
+#include "plan/buffer_sizes.h"
 #include "reduce/grad_bucket.h"
 #include "reduce/launch_order.h"
 #include "reduce/replica_sum.h"
@@ -19,7 +19,8 @@ namespace zeroshard {
 // All ranks launch the buckets in the same order (see LaunchOrder), even if gradients arrive in another order. A
 // parameter that gets no gradient on some rank delays the launch of its bucket there, but does not change the order.
 // Reductions run while backward continues. A bucket is finished at the latest when the next bucket is launched or when
-// backward ends. Without Options::overlap it is finished as soon as it is launched.
+// backward ends. (With several replicas, only its sum within the replica is finished then.) Without Options::overlap it
+// is finished as soon as it is launched.
 //
 // Note [Buckets without gradients]
 // A unit's backward may give no gradients on one rank, because backward failed there or because this rank's forward
@@ -27,10 +28,10 @@ namespace zeroshard {
 // next gather. So this rank must launch the bucket, too, at the same point of the pass.
 //
 // If forward uses a unit several times, backward comes to the unit and leaves it several times. Each time it leaves the
-// unit is called an end, and flush() is called there. The ends of a unit in a pass are numbered from 1. In the first
-// pass, a bucket without gradients is launched at the unit's last end. In a later pass, it is launched at the end that
-// has the same number as the end at which the bucket was ready in the pass before. An earlier launch would make later
-// gradients late, and late gradients need another launch on all ranks.
+// unit is called an end, and end_unit_backward() is called there. The ends of a unit in a pass are numbered from 1. In
+// the first pass, a bucket without gradients is launched at the unit's last end. In a later pass, it is launched at the
+// end that has the same number as the end at which the bucket was ready in the pass before. An earlier launch would
+// make later gradients late, and late gradients need another launch on all ranks.
 //
 // Buckets of units that are not sharded are launched by the same rule, although no rank waits for them. In this case
 // the rule ensures that the terms of one launch, and so its rounding, do not depend on the ZeRO stage. For this reason,
@@ -72,13 +73,14 @@ class Reducer {
   // If reduced gradients are in files, starts to read those of earlier micro-batches of the step, because this backward
   // adds to them.
   void read_ahead();
-  // Takes a dense gradient from autograd. `param` is an index into UnitLayout::params. If `sync` is false (under
+  // Takes a dense gradient from autograd. This may launch buckets that are ready, and wait for other ranks, like
+  // end_unit_backward(). `param` is an index into UnitLayout::params. If `sync` is false (under
   // no_sync), the gradient is only added to this rank's own sum.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
   // Call it each time the unit's backward ends. A rank that does not use the unit calls it where the unit's backward
   // ends on other ranks. Makes the unit's buckets ready to launch if they have gradients, or if their launch is due
   // (see Note [Buckets without gradients]).
-  void flush(size_t unit);
+  void end_unit_backward(size_t unit);
   // Launches every bucket that this pass has not launched yet, and finishes all buckets. Does nothing without `sync`.
   // Collective with `sync`.
   void launch_all(bool sync);
@@ -90,8 +92,9 @@ class Reducer {
   std::vector<int64_t> late() const;
   void launch_again(const std::vector<int64_t>& late);
   // Launches and finishes everything. Afterwards the reduced gradients can be read. Does nothing without `sync`, and is
-  // collective with `sync`. After the first such call, all ranks launch buckets in the order in which rank 0 completed
-  // them.
+  // collective with `sync`. If there are several ranks, the caller must first call launch_all(), and launch_again()
+  // with the maximum of late() over ranks, so that no rank has late gradients here. After the first such call, all
+  // ranks launch buckets in the order in which rank 0 completed them.
   void end_backward(bool sync);
   // Drops all gradients since the last step and forgets the running pass. Call it after launch_all().
   void discard();

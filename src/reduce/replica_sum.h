@@ -9,7 +9,7 @@
 
 #include "comm/comm.h"
 #include "device/flat_buffer.h"
-#include "plan/state_rules.h"
+#include "plan/buffer_sizes.h"
 
 namespace zeroshard {
 

@@ -189,7 +189,7 @@ std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, int64_t
   return std::make_unique<FileStorage>(space, FileStorage::Options{group, numel, columns_of(place)}, ledger);
 }
 
-std::unique_ptr<Storage> values_in_files(SwapSpace& space, size_t group, const Held& held, const ShardLayout& layout,
+std::unique_ptr<Storage> values_in_files(SwapSpace& space, size_t group, const Stored& held, const ShardLayout& layout,
                                          Category category, Ledger& ledger) {
   return std::make_unique<FileStorage>(
       space, FileStorage::Options{group, held.numel(layout), {{held.dtype, category}}, /*packed=*/true}, ledger);

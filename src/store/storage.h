@@ -77,7 +77,7 @@ class MemoryStorage final : public Storage {
   at::ScalarType type(int column) const override { return columns_.at(size_t(column)).scalar_type(); }
   const std::vector<at::Tensor>* in_memory() const override { return &columns_; }
   void read_until(c10::Event event) override { reading_ = std::move(event); }
-  void read_on(const SideStream&) override {}  // the borrower has the event, and calls read_until()
+  void read_on(const SideStream&) override {}  // the borrower makes later writers wait, for example by read_until()
 
  private:
   std::vector<FlatBuffer> owned_;
@@ -138,7 +138,7 @@ std::unique_ptr<Storage> states_on_host(int64_t numel, const GroupPlacement& pla
 std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, int64_t numel, const GroupPlacement& place,
                                          Ledger& ledger);
 // Makes a storage that has one packed column of parameters or gradients.
-std::unique_ptr<Storage> values_in_files(SwapSpace& space, size_t group, const Held& held, const ShardLayout& layout,
-                                         Category category, Ledger& ledger);
+std::unique_ptr<Storage> values_in_files(SwapSpace& space, size_t group, const Stored& values,
+                                         const ShardLayout& layout, Category category, Ledger& ledger);
 
 }  // namespace zeroshard

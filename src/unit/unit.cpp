@@ -11,9 +11,9 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "device/cut.h"
+#include "device/detachable_storage.h"
 #include "device/dtype.h"
 #include "device/named_range.h"
-#include "device/swap_storage.h"
 
 namespace zeroshard {
 namespace {
@@ -46,14 +46,14 @@ Unit::Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement p
 }
 
 Unit::~Unit() {
-  leave_memory();
+  release_uses();
   params_.clear();
   if (slot_) ring_.release(slot_);
 }
 
 // Makes later users of the slot wait for its present users. If the unit's gather still runs on a device, the current
 // stream waits for it. On the CPU the gather is abandoned, because some rank might never take part in it.
-void Unit::leave_memory() noexcept {
+void Unit::release_uses() noexcept {
   try {
     if (const Unsharding* const pending = std::get_if<Unsharding>(&state_); pending && !device_.is_cpu()) {
       for (const auto& work : pending->works) work->wait();
@@ -125,8 +125,8 @@ void Unit::unshard() {
 
 void Unit::start_gather(char* memory) {
   const NamedRange named("gather", layout_.name);
-  const SideStream::Scope scope(gathers_.side);
-  gathers_.shards.take();
+  const SideStream::Scope scope(gathers_.stream);
+  gathers_.shard_writes.take();
   slot_->uses().take();
   Unsharding pending{{}, memory};
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
@@ -144,7 +144,7 @@ const void* Unit::shard_for_gather(size_t g, const Span& full) {
   ShardedGroup& group = groups_[g];
   if (group.is_resident()) return group.my_shard().const_data_ptr();
   char* const place = static_cast<char*>(full.data) + group.shard().begin * element_size(full.dtype);
-  group.begin_copy_of_shard(place, gathers_.side);
+  group.begin_copy_of_shard(place, gathers_.stream);
   return place;
 }
 
@@ -219,7 +219,7 @@ void Unit::attach(char* memory) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     char* const first = group_memory(memory, g);
-    for (size_t i = 0; i < group.params.size() && !params_.empty(); ++i)
+    for (size_t i = 0; i < group.params.size(); ++i)
       params_[group.params[i]].put(first + group.layout.param(i).begin * element_size(group.dtype));
   }
 }
@@ -248,7 +248,7 @@ at::Tensor Unit::full(size_t g) const {
 }
 
 bool Unit::owns(const at::Tensor& tensor) const {
-  return is_swapped(tensor) &&
+  return is_detachable(tensor) &&
          std::any_of(params_.begin(), params_.end(), [&](const auto& param) { return param.owns(tensor); });
 }
 
@@ -259,8 +259,8 @@ void Unit::start_refresh() {
 
 void Unit::gather_parts() {
   const NamedRange named("refresh parts of", layout_.name);
-  gathers_.side.follow();
-  const SideStream::Scope scope(gathers_.side);
+  gathers_.stream.follow();
+  const SideStream::Scope scope(gathers_.stream);
   std::vector<at::Tensor> coded;
   for (const ShardedGroup& group : groups_) {
     if (has_codes(group)) coded.push_back(group.my_shard());
@@ -278,8 +278,8 @@ void Unit::gather_shards() {
   const NamedRange named("refresh", layout_.name);
   // The scope makes the stream of gathers current. So kept_parameters() makes this stream, and not the caller's, wait
   // until the unit's parameters have come from the host.
-  gathers_.side.follow();
-  const SideStream::Scope scope(gathers_.side);
+  gathers_.stream.follow();
+  const SideStream::Scope scope(gathers_.stream);
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     if (!group.requires_grad) continue;
@@ -299,7 +299,7 @@ void Unit::end_gathers_in_place() {
 void Unit::finish_refresh() {
   end_gathers_in_place();
   if (std::ranges::any_of(groups_, [this](const ShardedGroup& group) { return has_codes(group); })) {
-    const SideStream::Scope scope(gathers_.side);  // later gathers run on this stream, so they wait for finish()
+    const SideStream::Scope scope(gathers_.stream);  // later gathers run on this stream, so they wait for finish()
     comms_.codes->finish();
   }
   if (comms_.parts != nullptr) {  // the shard is complete now
@@ -326,7 +326,7 @@ void Unit::return_tensors() {
   reshard();
 }
 
-void Unit::take_written() {
+void Unit::copy_whole_to_shard() {
   if (placement_ != Placement::kPersistent || !is_unsharded()) return;
   const char* const whole = std::get<Unsharded>(state_).memory;
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -346,7 +346,7 @@ void Unit::take_back(bool values) {
   for (UnitParam& param : params_) param.take_back(values);
 }
 
-void Unit::write_back(int root) {
+void Unit::broadcast_from(int root) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const at::Tensor whole = full(g);
     const Span span{whole.data_ptr(), whole.numel(), layout_.groups[g].dtype};

@@ -34,18 +34,17 @@ struct UnitSource {
 // users of its slot, and for the work that was queued on the current stream when after_current_stream() was last
 // called. It does not wait for work that was queued later. Unit::unshard() calls after_current_stream() if the unit is
 // sharded. prefetch() never does, so that a gather that is started ahead of its use overlaps later compute. Code that
-// writes shards must therefore call after_current_stream() itself. Otherwise a later prefetch() might gather before the
-// write is done. An unshard() before the prefetch() prevents this only if its own unit is sharded, because otherwise it
-// does not call after_current_stream().
+// writes shards must therefore call after_current_stream() itself, and not rely on an unshard() of another unit, which
+// may not be sharded. Otherwise a later prefetch() might gather before the write is done.
 struct GatherStream {
-  explicit GatherStream(at::Device device) : shards(device), side(device) {}
+  explicit GatherStream(at::Device device) : shard_writes(device), stream(device) {}
   // Makes later gathers wait for the present work of the current stream, because this work might write shards.
   void after_current_stream() {
-    shards.share();
-    shards.end();
+    shard_writes.share();
+    shard_writes.end();
   }
-  StreamUses shards;
-  SideStream side;
+  StreamUses shard_writes;
+  SideStream stream;
 };
 
 // Parameters that are gathered, used and freed together. Each parameter has a storage of its own, to which the unit
@@ -128,7 +127,7 @@ class Unit {
   // If the unit is kPersistent and unsharded, copies this rank's elements of the whole parameters to its shard, because
   // users may have written to the whole parameters. No rank may gather the unit during the call. Does nothing for other
   // units.
-  void take_written();
+  void copy_whole_to_shard();
   // is_moved(), prepare_take_back() and point_back() call the function of UnitParam with that name for parameter
   // `index`.
   bool is_moved(size_t index) const { return params_.at(index).is_moved(); }
@@ -138,7 +137,7 @@ class Unit {
   void take_back(bool values);
   // Copies the whole parameters of rank `root` to those of all ranks, and from there to this rank's shard. Does not
   // change master weights. The unit must be unsharded. Collective over the ranks of all replicas.
-  void write_back(int root);
+  void broadcast_from(int root);
 
  private:
   struct Sharded {};
@@ -150,7 +149,7 @@ class Unit {
     char* memory;
   };
 
-  void leave_memory() noexcept;
+  void release_uses() noexcept;
   void load(UnitSource& source);
   void read(const UnitSource& source);
   void start_gather(char* memory);

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "base/format.h"
+#include "device/detachable_storage.h"
 #include "device/dtype.h"
 #include "device/flat_buffer.h"
-#include "device/swap_storage.h"
 
 namespace zeroshard {
 namespace {
@@ -20,7 +20,7 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 }
 
 c10::Storage make_storage(const std::string& name, int64_t bytes, at::Device device) {
-  return make_swapped_storage(
+  return make_detachable_storage(
       bytes, device,
       concat("parameter '", name,
              "' is sharded: outside of forward, read it inside `with zeroshard.gathered(...)`, and clone() what shall "
@@ -44,7 +44,7 @@ UnitParam::UnitParam(const ParamSpec& spec, std::vector<at::Tensor> tensors, at:
 UnitParam::~UnitParam() {
   if (!view_.defined()) return;
   end_hold({});
-  take_memory(view_.storage());  // the user's tensors can outlive the memory
+  detach_memory(view_.storage());  // the user's tensors can outlive the memory
   try {
     set_message(view_.storage(), concat("parameter '", name_,
                                         "' has no values any more: the engine that had it is gone, and did not return "
@@ -60,14 +60,14 @@ bool UnitParam::owns(const at::Tensor& tensor) const {
 
 void UnitParam::put(void* memory) {
   memory_ = memory;
-  put_memory(view_.storage(), memory);
-  if (own_) put_memory(own_->storage, memory);
+  attach_memory(view_.storage(), memory);
+  if (own_) attach_memory(own_->storage, memory);
 }
 
 void UnitParam::take() {
   memory_ = nullptr;
-  take_memory(view_.storage());
-  if (own_) take_memory(own_->storage);
+  detach_memory(view_.storage());
+  if (own_) detach_memory(own_->storage);
 }
 
 void UnitParam::point_at_storage(const c10::Storage& storage) {
@@ -79,7 +79,7 @@ void UnitParam::point_at_storage(const c10::Storage& storage) {
 void UnitParam::begin_hold() {
   Own own{view_.storage(), {}};
   const c10::Storage storage = make_storage(name_, int64_t(own.storage.nbytes()), view_.device());
-  if (memory_ != nullptr) put_memory(storage, memory_);
+  if (memory_ != nullptr) attach_memory(storage, memory_);
   point_at_storage(storage);
   for (const at::Tensor& tensor : tensors_) {
     const c10::VariableVersion& version = own.versions.emplace_back(tensor.unsafeGetTensorImpl()->version_counter());
@@ -102,7 +102,7 @@ void UnitParam::end_hold(const at::Tensor& memory) {
   if (leaves) {
     leave_memory(held, memory_, memory);
   } else {
-    take_memory(held);
+    detach_memory(held);
   }
   point_at_storage(own_->storage);
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -138,7 +138,7 @@ bool UnitParam::prepare_take_back() {
       if (!is_elsewhere(tensor)) continue;
       // If the user exchanged the memory of two parameters, this tensor's values lie in the memory of the other
       // parameter. They are copied, because take_back() of the other parameter might come first and overwrite them.
-      if (is_swapped(tensor)) tensor.set_data(tensor.detach().clone());
+      if (is_detachable(tensor)) tensor.set_data(tensor.detach().clone());
       if (tensor.sizes() != view_.sizes()) return false;
       if (first && !at::equal(*first, tensor)) return false;
       first = &tensor;
@@ -156,7 +156,7 @@ void UnitParam::take_back(bool values) {
       const at::Tensor own = view_memory(memory_, view_.numel(), view_.scalar_type(), view_.device());
       own.copy_(view_.view({-1}));
     }
-    put_memory(view_.storage(), memory_);
+    attach_memory(view_.storage(), memory_);
   }
   for (const at::Tensor& tensor : tensors_) {
     if (!values || !is_elsewhere(tensor)) continue;
@@ -175,7 +175,7 @@ void UnitParam::give_back(const at::Tensor& values) {
   for (at::Tensor& tensor : tensors_) {  // tied tensors share the memory of `values`
     if (!is_elsewhere(tensor))
       tensor.set_data(values.view(tensor.scalar_type()).view(view_.sizes()));
-    else if (is_swapped(tensor))
+    else if (is_detachable(tensor))
       tensor.set_data(tensor.detach().clone());
   }
   // Views of the storages that users keep share the memory of `values`, too.

@@ -10,8 +10,8 @@
 namespace zeroshard {
 
 // One parameter of a unit. All tensors that refer to the parameter are views of one storage. The unit attaches memory
-// to this storage and detaches the memory again; see Note [Stable storage] in device/swap_storage.h. While the storage
-// has no memory, reading a view throws an error that names the parameter, even after the unit was destroyed.
+// to this storage and detaches the memory again; see Note [Stable storage] in device/detachable_storage.h. While the
+// storage has no memory, reading a view throws an error that names the parameter, even after the unit was destroyed.
 //
 // Note [Views that users keep]
 // A hold is the time in which users keep a unit gathered. During a hold, users can make views of a parameter, and they

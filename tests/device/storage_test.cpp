@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "comm/local_comm.h"
+#include "device/detachable_storage.h"
 #include "device/slot_ring.h"
-#include "device/swap_storage.h"
 #include "support/forwarding_comm.h"
 #include "zeroshard/error.h"
 
@@ -163,18 +163,18 @@ void expect_message(const at::Tensor& tensor, const std::string& message) {
 
 TEST(SwapStorage, ReadingWithoutMemoryThrowsTheMessage) {
   std::vector<float> memory(4, 1.5F);
-  const c10::Storage storage = make_swapped_storage(16, at::kCPU, "parameter 'w' is sharded");
+  const c10::Storage storage = make_detachable_storage(16, at::kCPU, "parameter 'w' is sharded");
   const at::Tensor tensor = view_of(storage, at::kFloat, {4}), part = tensor.slice(0, 2, 4);
   EXPECT_EQ(tensor.sizes(), (std::vector<int64_t>{4}));
   EXPECT_EQ(tensor.scalar_type(), at::kFloat);
   for (int round = 0; round < 3; ++round) {
     expect_message(tensor, "parameter 'w' is sharded");
     expect_message(part, "parameter 'w' is sharded");
-    put_memory(storage, memory.data());
+    attach_memory(storage, memory.data());
     EXPECT_EQ(tensor.data_ptr(), memory.data());
     EXPECT_EQ(part.sum().item<float>(), 3);
-    EXPECT_TRUE(is_swapped(part));
-    take_memory(storage);
+    EXPECT_TRUE(is_detachable(part));
+    detach_memory(storage);
   }
   set_message(storage, "has no values any more");
   expect_message(part, "has no values any more");
@@ -182,16 +182,16 @@ TEST(SwapStorage, ReadingWithoutMemoryThrowsTheMessage) {
 
 TEST(SwapStorage, ViewsSavedBeforeAreValidWhenMemoryComesBack) {
   const int64_t numel = 12;
-  const c10::Storage storage = make_swapped_storage(numel * 4, at::kCPU, "sharded");
+  const c10::Storage storage = make_detachable_storage(numel * 4, at::kCPU, "sharded");
   // Autograd keeps such a view of a weight.
   const at::Tensor saved = view_of(storage, at::kFloat, {numel}).slice(0, 2).view({2, 5}).t();
   std::vector<float> first(numel), second(numel);
   for (int i = 0; i < numel; ++i) first[size_t(i)] = float(i), second[size_t(i)] = float(100 + i);
 
-  put_memory(storage, first.data());
+  attach_memory(storage, first.data());
   EXPECT_EQ(saved.contiguous().data_ptr<float>()[1], 7);
-  take_memory(storage);
-  put_memory(storage, second.data());
+  detach_memory(storage);
+  attach_memory(storage, second.data());
   EXPECT_EQ(saved.data_ptr(), second.data() + 2);
   const at::Tensor expected = at::arange(102, 112, at::kFloat).view({2, 5}).t();
   EXPECT_TRUE(saved.equal(expected));
@@ -203,12 +203,12 @@ TEST(SwapStorage, ViewsOwnTheMemoryThatIsLeftToThem) {
   const c10::weak_intrusive_ptr<c10::TensorImpl> alive(owner.getIntrusivePtr());
   at::Tensor view;
   {
-    const c10::Storage storage = make_swapped_storage(16, at::kCPU, "sharded");
+    const c10::Storage storage = make_detachable_storage(16, at::kCPU, "sharded");
     view = view_of(storage, at::kFloat, {4});
     leave_memory(storage, owner.data_ptr<float>() + 4, owner);
   }
   owner.reset();
-  EXPECT_FALSE(is_swapped(view));
+  EXPECT_FALSE(is_detachable(view));
   EXPECT_EQ(view.sum().item<float>(), 10);
   EXPECT_FALSE(alive.expired());
   view.reset();

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/consensus.h"
-#include "engine/make_parts.h"
+#include "engine/engine_build.h"
 #include "engine/pass.h"
 #include "optim/sharded_optimizer.h"
 #include "world/support.h"
@@ -24,8 +24,8 @@ struct Foundation {
         optimizer(options.optimizer, options.device, &plan.ledger),
         memory(units, options, plan, ranks, [] {}) {
     Executor::Callbacks callbacks;
-    callbacks.on_unit_done = [this](size_t unit) {
-      if (on_unit_done) on_unit_done(unit);
+    callbacks.on_unit_backward_ended = [this](size_t unit) {
+      if (on_unit_backward_ended) on_unit_backward_ended(unit);
     };
     executor = make_executor(units, plan, ranks, memory, std::move(callbacks));
     reducer = make_reducer(options, plan, ranks, memory);
@@ -39,7 +39,7 @@ struct Foundation {
     for (size_t u = kUnits; u-- > 0;) {
       for (size_t i = 0; i < model.params()[u].size(); ++i)
         if (param(u, i).requires_grad()) reducer->add(u, i, at::full(param(u, i).sizes(), value), /*sync=*/true);
-      reducer->flush(u);
+      reducer->end_unit_backward(u);
     }
     reducer->launch_all(/*sync=*/true);
     reducer->end_backward(/*sync=*/true);
@@ -64,7 +64,7 @@ struct Foundation {
   EnginePlan plan;
   ShardedOptimizer optimizer;
   Memory memory;
-  std::function<void(size_t)> on_unit_done;
+  std::function<void(size_t)> on_unit_backward_ended;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<Reducer> reducer;
 
@@ -79,7 +79,7 @@ struct Foundation {
 // With the passes, and the forward of the model.
 struct PassParts : Foundation {
   PassParts(Rank& rank, Comm& checkpoint) : Foundation(rank, checkpoint) {
-    on_unit_done = [this](size_t unit) { pass.end_unit(unit); };
+    on_unit_backward_ended = [this](size_t unit) { pass.end_unit_backward(unit); };
     pass.install_hooks(units);
   }
 

@@ -127,8 +127,8 @@ TEST(Pass, CountsNoPassThatGivesParametersNoGradient) {
     const at::Tensor loss = parts.forward(1);
     torch::autograd::grad({loss}, {parts.param(0, 0)});
     EXPECT_FALSE(progress.has_open_gradients());
-    EXPECT_EQ(parts.pass.has_counted_other(), parts.executor->is_sharded());
-    if (parts.pass.has_counted_other()) parts.pass.end();
+    EXPECT_EQ(parts.pass.told_reducer_before_first_gradient(), parts.executor->has_sharded_units());
+    if (parts.pass.told_reducer_before_first_gradient()) parts.pass.end();
     EXPECT_EQ(squares_of(parts), before);
   });
 }
@@ -137,7 +137,7 @@ TEST(Pass, RefusesABackwardOfParametersThatHaveChanged) {
   run_everywhere<PassParts>([](PassParts& parts) {
     parts.pass.begin_forward(/*training=*/true);
     const at::Tensor loss = parts.forward(0);
-    parts.pass.end_forwards();
+    parts.pass.refuse_earlier_forwards();
     parts.pass.begin(/*sync=*/true);
     EXPECT_THAT([&] { loss.backward(); }, ThrowsMessage<std::exception>(HasSubstr("would use other parameters")));
     EXPECT_EQ(parts.pass.end("other parameters"), "rank 0: other parameters");
@@ -164,7 +164,7 @@ TEST(Pass, LeavesGradientsAloneWithoutItsHooks) {
     const at::Tensor loss = parts.forward(0);
     for (int twice = 0; twice < 2; ++twice) parts.pass.remove_hooks();
     parts.pass.renew_hooks(0);
-    if (!parts.executor->is_sharded()) {  // else the graph has lost the parameters
+    if (!parts.executor->has_sharded_units()) {  // else the graph has lost the parameters
       loss.backward();
       EXPECT_TRUE(parts.param(0, 0).grad().defined());
     }

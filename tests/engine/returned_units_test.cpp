@@ -20,7 +20,7 @@ const std::vector<Call>& training_calls() {
       {"begin_forward", [](Engine& engine) { engine.begin_forward(true); }},
       {"pre_forward", [](Engine& engine) { engine.pre_forward(0); }},
       {"post_forward", [](Engine& engine) { engine.post_forward(0, {}); }},
-      {"end_unit", [](Engine& engine) { engine.end_unit(0, {}); }},
+      {"end_unit_forward", [](Engine& engine) { engine.end_unit_forward(0, {}); }},
       {"begin_backward", [](Engine& engine) { engine.begin_backward(); }},
       {"end_backward", [](Engine& engine) { engine.end_backward(); }},
       {"backward", [](Engine& engine) { engine.backward(at::empty({})); }},

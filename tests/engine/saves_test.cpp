@@ -23,7 +23,7 @@ struct SaveParts : PassParts {
   using PassParts::PassParts;
 
   SaveRequest request(const std::string& root, const SaveOptions& save = {}) {
-    return saves.make_request(root, "tag", 1, {}, save, /*held=*/false);
+    return saves.make_request(root, "tag", 1, {}, save, /*staged=*/false);
   }
   // Begins a save in the background.
   void start(const std::string& root) {
@@ -37,9 +37,9 @@ struct SaveParts : PassParts {
 
 TEST(Saves, HaveNothingToWaitForBeforeTheFirst) {
   run_everywhere<SaveParts>([](SaveParts& parts) {
-    EXPECT_FALSE(parts.saves.has_saved() || parts.saves.busy() || parts.saves.failed());
+    EXPECT_FALSE(parts.saves.has_saver() || parts.saves.busy() || parts.saves.failed());
     parts.saves.wait_for_turn(Saves::kSaveCall);
-    EXPECT_FALSE(parts.saves.has_saved());
+    EXPECT_FALSE(parts.saves.has_saver());
     EXPECT_EQ(parts.saves.device_copies(), nullptr);
     EXPECT_FALSE(parts.saves.must_stage());
     EXPECT_TRUE(parts.saves.has_room_for_staging(int64_t{1} << 60));  // no limit is set
@@ -89,15 +89,15 @@ TEST(Saves, WriteInTheBackgroundWhatALoadChooses) {
     SCOPED_TRACE(stage);
     const TemporaryDirectory root;
     const auto errors = run_parts<SaveParts>(make_scenario(2, stage), [&](SaveParts& parts) {
-      parts.memory.groups->trained().front()->updates()[0] = 17;
+      parts.memory.groups->trained().front()->update_counts()[0] = 17;
       parts.pass.progress().set_skipped_in_a_row(3);
       const at::Tensor before = parts.values();
       parts.start(root.path());
       parts.saves.wait_for_turn(Saves::kSaveCall);
-      EXPECT_TRUE(parts.saves.has_saved());
+      EXPECT_TRUE(parts.saves.has_saver());
       EXPECT_FALSE(parts.saves.busy() || parts.saves.failed());
-      EXPECT_TRUE(parts.saves.report_failed());
-      parts.memory.groups->trained().front()->updates()[0] = 0;
+      EXPECT_TRUE(parts.saves.settle_last_save());
+      parts.memory.groups->trained().front()->update_counts()[0] = 0;
       parts.pass.progress().set_skipped_in_a_row(0);
       for (ShardedGroup* const group : parts.memory.groups->trained()) group->my_shard().zero_();
       std::set<StateKey> chosen;
@@ -112,11 +112,11 @@ TEST(Saves, WriteInTheBackgroundWhatALoadChooses) {
       EXPECT_TRUE(chosen.contains({"units.0.0", "weight"}) && chosen.contains({"units.4.3", "exp_avg_sq"}));
       parts.saves.take_updates(TensorIndex(loaded->manifest));
       parts.saves.take_scale(loaded->manifest);
-      EXPECT_EQ(parts.memory.groups->trained().front()->updates()[0], 17);
+      EXPECT_EQ(parts.memory.groups->trained().front()->update_counts()[0], 17);
       EXPECT_EQ(parts.pass.progress().skipped_in_a_row(), 3);
       EXPECT_TRUE(parts.values().equal(before));
       parts.saves.retire();
-      EXPECT_FALSE(parts.saves.has_saved());
+      EXPECT_FALSE(parts.saves.has_saver());
     });
     EXPECT_THAT(errors, Each(std::string()));
   }
@@ -133,11 +133,11 @@ TEST(Saves, TellOnAllRanksOfASaveThatFailed) {
       parts.saves.saver().await_end();
       EXPECT_TRUE(parts.saves.failed());
       if (on_error == CheckpointConfig::OnError::kRaise) {
-        EXPECT_THAT([&] { parts.saves.report_failed(); }, ThrowsMessage<IoError>(HasSubstr(root / "file")));
+        EXPECT_THAT([&] { parts.saves.settle_last_save(); }, ThrowsMessage<IoError>(HasSubstr(root / "file")));
       } else {
-        EXPECT_FALSE(parts.saves.report_failed());
+        EXPECT_FALSE(parts.saves.settle_last_save());
       }
-      EXPECT_TRUE(parts.saves.report_failed());  // an error is told once
+      EXPECT_TRUE(parts.saves.settle_last_save());  // an error is told once
     });
     EXPECT_THAT(errors, Each(std::string()));
   }

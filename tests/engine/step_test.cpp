@@ -17,7 +17,7 @@ struct StepParts : PassParts {
 
   StepResult prepare(bool save_failed = false) { return step.prepare(options.param_groups, save_failed); }
   void finish(const StepResult& result) {
-    step.finish(result, [&] { update.apply(step.values(options.param_groups)); });
+    step.finish(result, [&] { update.apply(step.update_inputs(options.param_groups)); });
   }
 
   UserWrites writes{ranks, memory, *executor, optimizer};

@@ -12,7 +12,7 @@ using ::testing::SizeIs;
 struct UpdateParts : Foundation {
   using Foundation::Foundation;
 
-  Update::Step step(bool has_grad = true, float grad_scale = 1) {
+  Update::Inputs step(bool has_grad = true, float grad_scale = 1) {
     flags.clear();
     for (const ShardedGroup* const group : memory.groups->trained()) flags.emplace_back(group->num_params(), has_grad);
     return {options.param_groups, flags, grad_scale};
@@ -74,7 +74,7 @@ TEST(Update, VisitsEachTrainedGroupOnceInTheOrderOfForward) {
     for (const size_t unit : parts.reducer->order_of_forward())
       for (const ShardedGroup& group : parts.memory.groups->of_unit(unit))
         if (group.is_trained()) expected.push_back(&group);
-    parts.update.refresh([&](ShardedGroup& group) { visited.push_back(&group); });
+    parts.update.update_and_refresh([&](ShardedGroup& group) { visited.push_back(&group); });
     EXPECT_THAT(expected, SizeIs(kUnits));
     EXPECT_THAT(visited, ElementsAreArray(expected));
   });
@@ -84,7 +84,8 @@ TEST(Update, CanFollowAnUpdateThatThrew) {
   run_sgd([](UpdateParts& parts) {
     const at::Tensor before = parts.values();
     parts.reduce_ones();
-    EXPECT_THROW(parts.update.refresh([](ShardedGroup&) { throw ValueError("the first group"); }), ValueError);
+    EXPECT_THROW(parts.update.update_and_refresh([](ShardedGroup&) { throw ValueError("the first group"); }),
+                 ValueError);
     parts.update.end_gradients();
     parts.update.apply(parts.step());
     EXPECT_TRUE(parts.values().equal(before - 0.5));

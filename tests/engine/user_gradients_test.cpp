@@ -46,7 +46,7 @@ TEST(UserGradients, NamesWhatAUserAssigns) {
       parts.pass();
       parts.param(2, 1).mutable_grad() = at::zeros(parts.param(2, 1).sizes());
       EXPECT_EQ(parts.gradients.assigned(), "units.2.1");
-      parts.gradients.drop_assigned();
+      parts.gradients.clear_grads();
       EXPECT_EQ(parts.gradients.assigned(), "");
       EXPECT_FALSE(parts.param(2, 1).grad().defined());
     }

@@ -211,10 +211,10 @@ TEST_F(FileShardTest, AGroupUsesThemAsOthers) {
     EXPECT_TRUE(shard().equal(expected.to(type)));
     if (!group.has_master()) continue;
     group.write_parameters(mine, at::full({mine.size()}, 2.F));
-    group.publish_master();
+    group.copy_master_to_parameters();
     EXPECT_TRUE(shard().equal(expected.to(type)));
     group.write_parameters(mine, at::full({mine.size()}, 2.F));
-    group.take_parameters();
+    group.copy_parameters_to_master();
     group.states().lend_one({0, mine.size()}, kMasterWeights, Access::kRead, [&](Range, const at::Tensor& master) {
       EXPECT_TRUE(master.equal(at::full_like(master, 2.F)));
     });
@@ -247,7 +247,7 @@ TEST_F(FileShardTest, AreHeldWhileASaveReadsThem) {
     const Range mine = group.mine(), all{0, mine.size()};
     const at::Tensor values = at::arange(group.layout().padded_numel(), at::kFloat) / 3;
     group.write_parameters({0, values.numel()}, values);
-    group.take_parameters();
+    group.copy_parameters_to_master();
     const at::Tensor expected = params.copy_of(all);
 
     WriteHold::Reading reading = params.hold()->read();
@@ -259,7 +259,7 @@ TEST_F(FileShardTest, AreHeldWhileASaveReadsThem) {
           group.write_parameters({0, values.numel()}, values);
         },
         [&] { params.lend(all, Access::kOverwrite, [&](Range, const at::Tensor&) { ++lent; }); }};
-    if (group.has_master()) writes.push_back([&] { group.publish_master(); });
+    if (group.has_master()) writes.push_back([&] { group.copy_master_to_parameters(); });
     read_states = [&] {
       std::vector<float> to(size_t(all.size()));
       group.states().reader(0)->read(all, to.data());
@@ -271,7 +271,7 @@ TEST_F(FileShardTest, AreHeldWhileASaveReadsThem) {
     EXPECT_EQ(size_t(std::exchange(looks, 0)), writes.size());
     EXPECT_EQ(lent, 0);
     EXPECT_TRUE(params.copy_of(all).equal(expected));
-    group.take_parameters();
+    group.copy_parameters_to_master();
     group.lend(all, Access::kModify, {.reads = true}, use);
     EXPECT_EQ(looks, 0);
 

@@ -114,11 +114,11 @@ TEST_F(FileStatesTest, AGroupUsesThemAsOthers) {
     const int64_t end = std::min(begin + 999, padded);
     group.write_master({begin, end}, values.slice(0, begin, end));
   }
-  group.publish_master();
+  group.copy_master_to_parameters();
   const Range mine = group.mine();
   EXPECT_TRUE(group.my_shard().equal(values.slice(0, mine.begin, mine.end).to(at::kBFloat16)));
   group.my_shard().fill_(2);
-  group.take_parameters();
+  group.copy_parameters_to_master();
   int64_t next = 0;
   group.states().lend({0, mine.size()}, Array::Access::kRead, [&](Range part, const StateTensors& lent) {
     EXPECT_EQ(part.begin, next);
@@ -194,7 +194,7 @@ TEST_F(FileStatesTest, AreHeldWhileASaveReadsThem) {
                                                      [&] {
                                                        group.write_parameters({0, padded}, values);
                                                      },
-                                                     [&] { group.take_parameters(); }};
+                                                     [&] { group.copy_parameters_to_master(); }};
   for (const auto& write : writes) {
     looks = 0;
     EXPECT_THROW(write(), StateError);
@@ -203,7 +203,7 @@ TEST_F(FileStatesTest, AreHeldWhileASaveReadsThem) {
   all.lend(states, Array::Access::kRead, none_of_all);
   all.lend_one(states, 0, Array::Access::kRead, none);
   all.will_need(states);
-  group.publish_master();
+  group.copy_master_to_parameters();
   EXPECT_EQ(looks, 0);
 
   std::vector<float> master(size_t(states.size())), second(size_t(states.size()));

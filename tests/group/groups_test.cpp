@@ -95,10 +95,10 @@ TEST(Groups, KeepTheStatesThatDoNotLeave) {
                                  EXPECT_TRUE(master.equal(values.slice(0, part.begin, part.end)));
                                });
       EXPECT_EQ(ends, border < all ? (std::vector<int64_t>{border, all}) : std::vector<int64_t>{all});
-      group->publish_master();
+      group->copy_master_to_parameters();
       EXPECT_TRUE(group->updated_parameters().equal(values.to(group->updated_parameters().scalar_type())));
       group->updated_parameters().fill_(0.5);
-      group->take_parameters();
+      group->copy_parameters_to_master();
       int64_t next = 0;
       const auto use = [&](Range part, const StateTensors& lent) {
         EXPECT_EQ(part.begin, next);
@@ -191,10 +191,10 @@ TEST(ShardedGroup, KeepsAndUpdatesItsOwnPositions) {
     }
     const at::Tensor& master = group.states().in_memory()->master;
     EXPECT_TRUE(master.equal(values.slice(0, group.updated().begin, group.updated().end)));
-    group.publish_master();
+    group.copy_master_to_parameters();
     EXPECT_TRUE(group.updated_parameters().equal(master.to(at::kBFloat16)));
     group.updated_parameters().fill_(0.5);
-    group.take_parameters();
+    group.copy_parameters_to_master();
     EXPECT_TRUE(master.equal(at::full_like(master, 0.5)));
     EXPECT_EQ(group.state_range(0).size(), intersect(group.layout().param(0), group.updated()).size());
   });
@@ -213,10 +213,10 @@ TEST(ShardedGroup, StatesMayLieElsewhere) {
   group.write_master({numel - 10, numel + 500}, values.slice(0, numel - 10, numel + 500));
   EXPECT_TRUE(kept.master.slice(0, 0, 500).equal(values.slice(0, numel, numel + 500)));
   EXPECT_EQ(kept.master.slice(0, 500, numel).count_nonzero().item<int64_t>(), 0);
-  group.publish_master();
+  group.copy_master_to_parameters();
   EXPECT_TRUE(group.my_shard().equal(kept.master.to(at::kBFloat16)));
   group.my_shard().fill_(2);
-  group.take_parameters();
+  group.copy_parameters_to_master();
   EXPECT_TRUE(kept.master.equal(at::full_like(kept.master, 2)));
 }
 

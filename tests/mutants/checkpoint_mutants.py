@@ -446,22 +446,22 @@ ENGINE = [
     (
         "engine-no-update-counts",
         _SAVES,
-        "if (saved) group->updates()[i] = saved->updates;",
+        "if (saved) group->update_counts()[i] = saved->updates;",
         "(void)saved;",
         _GOES_ON,
     ),
     (
         "engine-masters-not-published",
         _ENGINE,
-        "refresh([](ShardedGroup& group) { group.publish_master(); });",
+        "refresh([](ShardedGroup& group) { group.copy_master_to_parameters(); });",
         "refresh([](ShardedGroup&) {});",
         _GOES_ON,
     ),
     (
         "engine-not-refreshed",
         _ENGINE,
-        "  impl.update->refresh([](ShardedGroup& group) { group.publish_master(); });\n",
-        "  for (ShardedGroup* const group : impl.memory->groups->trained()) group->publish_master();\n",
+        "  impl.update->update_and_refresh([](ShardedGroup& group) { group.copy_master_to_parameters(); });\n",
+        "  for (ShardedGroup* const group : impl.memory->groups->trained()) group->copy_master_to_parameters();\n",
         _GOES_ON,
     ),
     (

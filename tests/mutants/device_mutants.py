@@ -14,21 +14,21 @@ _CHUNKS = "*DeviceCheckpoint.UploadsGoThrough*"
 _COPIES, _SAVER, _UPLOADS = (
     "src/checkpoint_torch/state_data.cpp",
     "src/checkpoint/async_saver.cpp",
-    "src/checkpoint_torch/uploads.cpp",
+    "src/checkpoint/uploads.cpp",
 )
 
 _TABLE = [
     (
         "gather-into-a-slot-in-use",
         _UNIT,
-        "  gathers_.shards.take();\n  slot_->uses().take();\n",
-        "  gathers_.shards.take();\n",
+        "  gathers_.shard_writes.take();\n  slot_->uses().take();\n",
+        "  gathers_.shard_writes.take();\n",
         _TRAINING,
     ),
     (
         "gather-before-the-update",
         _UNIT,
-        "  gathers_.shards.take();\n  slot_->uses().take();\n",
+        "  gathers_.shard_writes.take();\n  slot_->uses().take();\n",
         "  slot_->uses().take();\n",
         _TRAINING,
     ),
@@ -157,7 +157,7 @@ _TABLE = [
     ),
     (
         "gather-before-weights-are-set",
-        "src/engine/param_states.cpp",
+        "src/engine/engine_params.cpp",
         "  impl.memory->gathers.after_current_stream();\n",
         "",
         "*DeviceTraining.WeightsThatAreSet*",

@@ -21,7 +21,7 @@ MUTANTS = [
         (
             "other-ranks-units-not-gathered",
             _EXECUTOR,
-            "while (!order_->upcoming().empty()) skip(order_->upcoming().front());",
+            "while (!order_->upcoming().empty()) stand_in_for(order_->upcoming().front());",
             "",
             "Training.ARankThatNeedsTheLastUnitAloneTakesPartInTheRest",
         ),

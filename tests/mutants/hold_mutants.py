@@ -65,7 +65,7 @@ _TABLE = [
     (
         "writes-of-users-are-not-taken",
         _SAVE,
-        "staged ? UserWrites::OfMaster::kAllButSaved : UserWrites::OfMaster::kInMemory",
+        "staged ? UserWrites::OfMaster::kAllButFp32InFiles : UserWrites::OfMaster::kInMemory",
         "UserWrites::OfMaster::kInMemory",
         "engine",
         "SwapSave.HasWhatUsersWroteBeforeItAlone",
@@ -81,7 +81,7 @@ _TABLE = [
     (
         "whole-parameters-are-not-copied",
         "src/engine/saves.cpp",
-        "is_held(group) && group.is_open() && group.flat().dtype == DType::kFloat32",
+        "is_held(group) && group.users_may_write() && group.flat().dtype == DType::kFloat32",
         "false",
         "engine",
         "SwapSave.HasWhatUsersWroteBeforeItAlone",

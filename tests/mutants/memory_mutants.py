@@ -154,7 +154,7 @@ MUTANTS += [
     ),
     Mutant(
         "replicated-units-have-slots",
-        "src/plan/state_rules.cpp",
+        "src/plan/buffer_sizes.cpp",
         "if (table[u].parameters == Placement::kSharded && bytes > 0)",
         "if (table[u].parameters != Placement::kPersistent && bytes > 0)",
         "plan",

@@ -24,8 +24,8 @@ MUTANTS = [
     Mutant(
         "moments-of-each-parameter-alike",
         _UPDATE,
-        "kernels::random_key(hash_text(group.param(i).name()), update.step)",
-        "kernels::random_key(hash_text(group.unit().name), update.step)",
+        "kernels::random_key(hash_text(group.param(i).name()), settings.step)",
+        "kernels::random_key(hash_text(group.unit().name), settings.step)",
         "optim",
         "ShardedOptimizer.DrawsDependOnParameterAndStep",
     ),

@@ -47,7 +47,7 @@ _TABLE = [
     (
         "late-update-within-a-pass",
         _ENGINE_LATE,
-        "  pass->end_forwards();\n",
+        "  pass->refuse_earlier_forwards();\n",
         "",
         "*DelayedUpdates.DoNotComeBetweenForwardAndBackward*",
     ),
@@ -60,7 +60,7 @@ _TABLE = [
     ),
     (
         "late-update-over-weights-that-are-set",
-        "src/engine/param_states.cpp",
+        "src/engine/engine_params.cpp",
         "  impl.update->replace(group, positions, flat);\n",
         "",
         "*DelayedUpdates.WeightsThatAreSetStay*",
@@ -158,7 +158,7 @@ _TABLE = [
     (
         "write-before-the-first-gradient-lost",
         "src/optim/sharded_optimizer.cpp",
-        "  if (!is_open || updates_all(group, has_grad)) group.remember_parameters();\n",
+        "  if (!may_be_written || updates_all(group, has_grad)) group.remember_parameters();\n",
         "  group.remember_parameters();\n",
         "*Placements.CountWhatUsersWrite*",
     ),
@@ -336,7 +336,7 @@ _SHARES = [
     ),
     (
         "buffers-for-what-the-host-updates",
-        "src/plan/state_rules.cpp",
+        "src/plan/buffer_sizes.cpp",
         "place.parameters.numel(layout) - place.numel_of_host(layout), place",
         "place.parameters.numel(layout), place",
         "plan",

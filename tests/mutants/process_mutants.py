@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     Mutant(
         "small-units-as-large-ones",
-        "src/plan/state_rules.cpp",
+        "src/plan/buffer_sizes.cpp",
         "kMost = 8;",
         "kMost = 1;",
         "plan",

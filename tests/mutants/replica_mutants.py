@@ -12,7 +12,7 @@ MUTANTS = [
         (
             "replicas-keep-their-own-sums",
             _BUCKET,
-            "  reduced_.add(pieces, DType::kFloat32, reduced_.sum_elsewhere());\n",
+            "  reduced_.add(pieces, DType::kFloat32, reduced_.begin_sum());\n",
             "",
             _SAME,
         ),
@@ -40,7 +40,7 @@ MUTANTS = [
         (
             "replicas-lose-late-gradients",
             _REDUCER,
-            "    bucket.add_late(place.index, grad, ledger_);\n",
+            "    bucket.add_late(place.index, grad);\n",
             "",
             _DIFFER,
         ),

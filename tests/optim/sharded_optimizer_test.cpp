@@ -121,7 +121,7 @@ struct Rank {
     for (size_t g = 0; g < unit.groups.size(); ++g) {
       const GroupPlacement& place = table[0].groups[g];
       const ShardLayout& layout = unit.groups[g].layout;
-      const auto allocate = [&](const Held& held) {
+      const auto allocate = [&](const Stored& held) {
         return at::zeros({held.numel(layout)}, at::TensorOptions().dtype(to_scalar_type(held.dtype)));
       };
       StateTensors state;
@@ -134,7 +134,7 @@ struct Rank {
       std::unique_ptr<Array> keeper =
           piece > 0 ? testing::piecewise_states(state, piece) : std::make_unique<Array>(state);
       const at::Tensor values = flat(unit.groups[g], 1, g);
-      groups.emplace_back(unit, g, table[0], ShardedGroup::Options{rank, g, /*is_open=*/false, kParamGroups[g]},
+      groups.emplace_back(unit, g, table[0], ShardedGroup::Options{rank, g, /*users_may_write=*/false, kParamGroups[g]},
                           std::make_unique<Array>(values.to(to_scalar_type(kDtypes[g]), /*non_blocking=*/false,
                                                             /*copy=*/true)),
                           std::move(keeper));
@@ -167,7 +167,7 @@ struct Rank {
     for (int step = 0; step < kSteps; ++step) {
       for (size_t g = 0; g < groups.size(); ++g) {
         grads[g].copy_(mine(g, flat(unit.groups[g], uint64_t(step) + 2, g)));
-        const auto runs = ShardedOptimizer::count(groups[g], has_grad(step)[g]);
+        const auto runs = ShardedOptimizer::count_step(groups[g], has_grad(step)[g]);
         optimizer.update_beside(groups[g], grads[g], runs, test.groups, 0.5F, beside[g]);
       }
     }
@@ -264,7 +264,7 @@ TEST_P(AllOptimizers, AnUpdateBesideTheParametersGivesTheSameBits) {
           EXPECT_TRUE(late.states[g].scales[slot].equal(expected.states[g].scales[slot])) << "group " << g;
         for (size_t i = 0; i < kNumels[g].size(); ++i) {
           const Range range = late.groups[g].state_range(i);
-          if (late.groups[g].updates()[i] == 0) continue;
+          if (late.groups[g].update_counts()[i] == 0) continue;
           EXPECT_TRUE(cut(beside[g], range).equal(cut(expected.params(g), range))) << "group " << g << ", " << i;
         }
       }
@@ -311,7 +311,7 @@ TEST_P(AllOptimizers, AgreesWithLibTorchParameterByParameter) {
             own(flat(ours.unit.groups[g], uint64_t(step) + 2, g)).to(has_master ? at::kBFloat16 : at::kFloat);
         aten_step(test.type, tensors, test.groups[size_t(kParamGroups[g][i])], ++steps, 0.5F);
       }
-      EXPECT_EQ(ours.groups[g].updates()[i], steps);
+      EXPECT_EQ(ours.groups[g].update_counts()[i], steps);
       const at::Tensor weights = has_master ? tensors.master : tensors.param;
       const at::Tensor got = own(has_master ? ours.states[g].master : ours.params(g));
       EXPECT_TRUE(at::allclose(got, weights, 1e-6, 1e-6)) << "group " << g << ", parameter " << i;

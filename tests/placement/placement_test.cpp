@@ -102,7 +102,7 @@ TEST(Place, AShareOfTheStatesLeavesInWholeBlocks) {
         EXPECT_LT(double(away), share * double(all) + double(kBlockNumel));
         EXPECT_EQ(placed.states_on(Tier::kDevice, layout), all - away);
         EXPECT_EQ(placed.states_on(Tier::kHost, layout), 0);
-        for (const Held& held : {placed.master_weights, placed.moments}) {
+        for (const Stored& held : {placed.master_weights, placed.moments}) {
           EXPECT_EQ(held.bytes_on(Tier::kFile, layout), held.element_bytes() * away);
           EXPECT_EQ(held.bytes_on(Tier::kDevice, layout) + held.bytes_on(Tier::kFile, layout), held.bytes(layout));
         }
@@ -220,14 +220,14 @@ TEST(Place, ParametersLeaveWithAShareOfTheirStates) {
         options.state_share = share;
         const std::vector<GroupPlacement> narrow = placed(DType::kBFloat16, options);
         EXPECT_EQ(narrow[0].parameters.tier, parameters);
-        EXPECT_EQ(narrow[0].sends_parameters, share < 1);
-        EXPECT_FALSE(narrow[0].updates_on_host());
+        EXPECT_EQ(narrow[0].device_updates_offloaded_parameters, share < 1);
+        EXPECT_FALSE(narrow[0].host_updates_device_parameters());
         EXPECT_TRUE(narrow[0].fetches_gradients());
-        EXPECT_FALSE(narrow[1].sends_parameters);
+        EXPECT_FALSE(narrow[1].device_updates_offloaded_parameters);
         const std::vector<GroupPlacement> wide = placed(DType::kFloat32, options);
         EXPECT_EQ(wide[0].parameters.tier, share < 1 ? Tier::kDevice : parameters);
-        EXPECT_FALSE(wide[0].sends_parameters);
-        EXPECT_EQ(wide[0].updates_on_host(), share < 1);
+        EXPECT_FALSE(wide[0].device_updates_offloaded_parameters);
+        EXPECT_EQ(wide[0].host_updates_device_parameters(), share < 1);
         EXPECT_EQ(wide[1].parameters.tier, parameters);
       }
     }
@@ -256,15 +256,15 @@ TEST(Place, ParametersOnTheHost) {
           continue;
         }
         const bool stays = dtype == DType::kFloat32;
-        EXPECT_EQ(parameters(0), (Held{Extent::kShard, dtype, 1, stays ? Tier::kDevice : Tier::kHost}));
-        EXPECT_EQ(place(units, options)[0].groups[0].sends_parameters, !stays);
+        EXPECT_EQ(parameters(0), (Stored{Extent::kShard, dtype, 1, stays ? Tier::kDevice : Tier::kHost}));
+        EXPECT_EQ(place(units, options)[0].groups[0].device_updates_offloaded_parameters, !stays);
         EXPECT_EQ(place(units, options)[0].groups[0].master_weights.extent, stays ? Extent::kNothing : Extent::kPart);
-        EXPECT_EQ(parameters(1), (Held{Extent::kShard, dtype, 1, Tier::kHost}));
-        EXPECT_FALSE(place(units, options)[0].groups[1].sends_parameters);
+        EXPECT_EQ(parameters(1), (Stored{Extent::kShard, dtype, 1, Tier::kHost}));
+        EXPECT_FALSE(place(units, options)[0].groups[1].device_updates_offloaded_parameters);
         options.state_tier = options.gradient_tier = Tier::kHost;
-        for (const size_t group : {0, 1}) EXPECT_EQ(parameters(group), (Held{Extent::kShard, dtype, 1, Tier::kHost}));
-        EXPECT_FALSE(place(units, options)[0].groups[0].sends_parameters);
-        const Held masters = place(units, options)[0].groups[0].master_weights;
+        for (const size_t group : {0, 1}) EXPECT_EQ(parameters(group), (Stored{Extent::kShard, dtype, 1, Tier::kHost}));
+        EXPECT_FALSE(place(units, options)[0].groups[0].device_updates_offloaded_parameters);
+        const Stored masters = place(units, options)[0].groups[0].master_weights;
         EXPECT_EQ(masters.extent, dtype == DType::kFloat32 ? Extent::kNothing : Extent::kPart);
         PlacementOptions small = options, whole = options;
         small.persistence_threshold = 1000;
@@ -292,7 +292,7 @@ TEST(Place, RulesPlaceSingleUnitsAndTheLastCounts) {
   for (const UnitPlacement& unit : table) {  // gradients and states are the stage's
     EXPECT_EQ(unit.groups[0].packed_gradients.extent, Extent::kNothing);
     EXPECT_EQ(unit.groups[0].master_weights.extent, Extent::kPart);
-    EXPECT_EQ(unit.groups[0].moments, (Held{Extent::kPart, DType::kFloat32, 2}));
+    EXPECT_EQ(unit.groups[0].moments, (Stored{Extent::kPart, DType::kFloat32, 2}));
   }
 }
 

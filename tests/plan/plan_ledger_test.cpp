@@ -6,7 +6,7 @@
 
 #include "base/align.h"
 #include "base/format.h"
-#include "plan/state_rules.h"
+#include "plan/buffer_sizes.h"
 #include "plan/swap_plan.h"
 #include "support/random.h"
 #include "zeroshard/error.h"
@@ -114,10 +114,10 @@ TEST(PlanLedger, FilesBesideADevice) {
     EXPECT_GT(report.bytes.at(Category::kSwap, Tier::kHost), 0);
     EXPECT_EQ(held(report, Category::kSwap), 0);
     EXPECT_EQ(report.parameter_copies.units, dtype == DType::kBFloat16 ? 1 : 0);
-    EXPECT_TRUE(report.placements[0].groups[0].updates_on_host());
+    EXPECT_TRUE(report.placements[0].groups[0].host_updates_device_parameters());
     options.on_device = false;
     options.gradient_tier = Tier::kDevice;
-    EXPECT_FALSE(plan_ledger(units, options).placements[0].groups[0].updates_on_host());
+    EXPECT_FALSE(plan_ledger(units, options).placements[0].groups[0].host_updates_device_parameters());
   }
 }
 
@@ -569,7 +569,7 @@ TEST(PlanLedgerProperties, ExceedsTheFormulaByPaddingAlone) {
       const Placement parameters = shards_parameters(plan.options) ? Placement::kSharded : Placement::kReplicated;
       const GroupPlacement place = place_group(plan.options.compute_dtype, true, parameters, plan.options);
       double bound = 0;
-      for (const Held& held :
+      for (const Stored& held :
            {place.parameters, place.packed_gradients, place.reduced_gradients, place.master_weights, place.moments}) {
         const int copies = held.extent == Extent::kWhole ? plan.options.world_size : 1;
         bound += padding * double(held.element_bytes()) * copies;

@@ -6,8 +6,8 @@
 #include "base/align.h"
 #include "file/chunk_layout.h"
 #include "placement/placement.h"
+#include "plan/buffer_sizes.h"
 #include "plan/plan_ledger.h"
-#include "plan/state_rules.h"
 
 namespace zeroshard {
 namespace {

@@ -29,11 +29,11 @@ TEST(Reducer, AUnitsLastEndLaunchesItsBucketWithoutGradients) {
     SCOPED_TRACE(pass);
     recording.reset();
     reducer.begin_backward(std::vector<size_t>{0, 1, 1, 0}, /*sync=*/true, recording);
-    reducer.flush(0);
+    reducer.end_unit_backward(0);
     EXPECT_EQ(recording.count(OpKind::kExchange), 0);
-    reducer.flush(1);
+    reducer.end_unit_backward(1);
     EXPECT_EQ(recording.count(OpKind::kExchange), 1);
-    reducer.flush(0);
+    reducer.end_unit_backward(0);
     EXPECT_EQ(recording.count(OpKind::kExchange), pass == 2 ? 1 : 2);
     if (pass > 0) reducer.add(0, 0, grad, /*sync=*/true);  // after the last end: late, and expected there from then on
     reducer.end_backward(/*sync=*/true);
@@ -81,9 +81,9 @@ TEST(Reducer, TheSumOfNoSyncGoesWithGradientsNotWithAnEnd) {
     for (const bool ends_early : {false, true}) {
       reducer.add(0, 0, gradient(1e8F, 0), /*sync=*/false);
       reducer.begin_backward(std::vector<size_t>{0}, /*sync=*/true, comm);
-      if (ends_early) reducer.flush(0);
+      if (ends_early) reducer.end_unit_backward(0);
       reducer.add(0, 0, gradient(-1e8F, 1), /*sync=*/true);
-      reducer.flush(0);
+      reducer.end_unit_backward(0);
       reducer.launch_all(/*sync=*/true);
       reducer.launch_again(reducer.late());
       reducer.end_backward(/*sync=*/true);

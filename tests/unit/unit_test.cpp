@@ -300,7 +300,7 @@ TEST(Unit, WriteBackTakesTheValuesOfTheGivenRank) {
         f.unit->unshard();
         f.unit->wait();
         for (size_t i = 0; i < kParams.size(); ++i) f.tensors[i][0].detach().copy_(initial(i, comm.rank()));
-        f.unit->write_back(root);
+        f.unit->broadcast_from(root);
         f.expect_values(root);
         f.unit->reshard();
         f.unit->unshard();

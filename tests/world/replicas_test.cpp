@@ -1,4 +1,4 @@
-#include "plan/state_rules.h"
+#include "plan/buffer_sizes.h"
 #include "world/support.h"
 
 namespace zeroshard::test {

@@ -12,7 +12,7 @@
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
 
-#include "device/swap_storage.h"
+#include "device/detachable_storage.h"
 #include "ops/row_ops.h"
 
 namespace zeroshard {

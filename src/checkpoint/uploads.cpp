@@ -1,4 +1,4 @@
-#include "checkpoint_torch/uploads.h"
+#include "checkpoint/uploads.h"
 
 #include <utility>
 

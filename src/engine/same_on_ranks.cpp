@@ -1,4 +1,4 @@
-#include "engine/replica_check.h"
+#include "engine/same_on_ranks.h"
 
 #include <algorithm>
 
@@ -28,8 +28,8 @@ std::string disagreement(const std::vector<int64_t>& hashes) {
 
 }  // namespace
 
-void check_replicas(Comm& ranks, const std::vector<std::pair<std::string, at::Tensor>>& replicas,
-                    std::string_view advice) {
+void check_same_on_ranks(Comm& ranks, const std::vector<std::pair<std::string, at::Tensor>>& replicas,
+                         std::string_view advice) {
   Comm& comm = ranks.host();
   if (comm.world_size() == 1 || replicas.empty()) return;
   const auto count = int64_t(replicas.size());

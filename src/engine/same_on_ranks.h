@@ -14,7 +14,7 @@ namespace zeroshard {
 // bits on all ranks. The message names the first tensor that differs, the ranks that have its most frequent value, and
 // the other ranks, and ends with `advice`. Collective. Hashes every byte once, and exchanges the hashes, which have
 // eight bytes per tensor and rank.
-void check_replicas(Comm& comm, const std::vector<std::pair<std::string, at::Tensor>>& replicas,
-                    std::string_view advice);
+void check_same_on_ranks(Comm& comm, const std::vector<std::pair<std::string, at::Tensor>>& replicas,
+                         std::string_view advice);
 
 }  // namespace zeroshard

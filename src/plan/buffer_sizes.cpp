@@ -1,4 +1,4 @@
-#include "plan/state_rules.h"
+#include "plan/buffer_sizes.h"
 
 #include <algorithm>
 #include <map>
@@ -176,7 +176,7 @@ RingClass buffers_of_pieces(std::span<const UnitLayout> units, PlacementTable ta
 
 RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table) {
   return buffers_of_pieces(units, table, kCopiedNumel, 3, [](const GroupPlacement& place, const ShardLayout& layout) {
-    const bool goes = place.master_weights.extent != Extent::kNothing && place.updates_on_host();
+    const bool goes = place.master_weights.extent != Extent::kNothing && place.host_updates_device_parameters();
     if (!goes || place.parameters.dtype == DType::kFloat32) return Passing{};
     return Passing{place.numel_of_host(layout), place.parameters.dtype};
   });
@@ -188,7 +188,7 @@ int64_t pending_parameters(std::span<const UnitLayout> units, PlacementTable tab
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const GroupPlacement& place = table[u].groups[g];
-      if (place.updates_on_host())
+      if (place.host_updates_device_parameters())
         bytes += place.numel_of_host(units[u].groups[g].layout) * element_size(place.parameters.dtype);
     }
   }
@@ -197,7 +197,7 @@ int64_t pending_parameters(std::span<const UnitLayout> units, PlacementTable tab
 
 RingClass shard_copies(std::span<const UnitLayout> units, PlacementTable table) {
   return buffers_of_pieces(units, table, kCopiedNumel, 2, [](const GroupPlacement& place, const ShardLayout& layout) {
-    if (!place.sends_parameters) return Passing{};
+    if (!place.device_updates_offloaded_parameters) return Passing{};
     return Passing{place.parameters.numel(layout) - place.numel_of_host(layout), place.parameters.dtype};
   });
 }

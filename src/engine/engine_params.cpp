@@ -85,8 +85,9 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   impl.update->await();
   // fp32 parameters have master weights only if they are on a device, and their master weights on the host or in files.
   // Users may have written to such parameters, so their master weights take the parameters' values first.
-  if (!impl.update->is_pending() && group.has_master() && group.is_open() && group.flat().dtype == DType::kFloat32)
-    group.take_parameters();
+  if (!impl.update->is_pending() && group.has_master() && group.users_may_write() &&
+      group.flat().dtype == DType::kFloat32)
+    group.copy_parameters_to_master();
   if (const auto slice = zeroshard::slice(group, found->index)) {
     const ParamSpec& spec = found->spec();
     return OptimizerSlice{
@@ -249,7 +250,7 @@ NamedCounts Engine::updates() const {
   NamedCounts result;
   for (const ShardedGroup* const group : impl_->memory->groups->trained())
     for (size_t i = 0; i < group->num_params(); ++i)
-      if (group->param_group(i) >= 0) result.emplace_back(group->param(i).name(), group->updates()[i]);
+      if (group->param_group(i) >= 0) result.emplace_back(group->param(i).name(), group->update_counts()[i]);
   return result;
 }
 

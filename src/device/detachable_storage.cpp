@@ -1,4 +1,4 @@
-#include "device/swap_storage.h"
+#include "device/detachable_storage.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// A storage of a type of its own, by which is_swapped() recognises it.
+// A storage of a type of its own, by which is_detachable() recognises it.
 struct SwappedStorage final : c10::StorageImpl {
   SwappedStorage(int64_t bytes, at::Device device)
       : c10::StorageImpl(use_byte_size_t(), size_t(bytes), at::DataPtr(nullptr, device), /*allocator=*/nullptr,
@@ -40,18 +40,18 @@ c10::Storage make_storage_without_memory(int64_t bytes, at::Device device) {
                                                             /*resizable=*/false));
 }
 
-c10::Storage make_swapped_storage(int64_t bytes, at::Device device, const std::string& message) {
+c10::Storage make_detachable_storage(int64_t bytes, at::Device device, const std::string& message) {
   c10::Storage storage(c10::intrusive_ptr<c10::StorageImpl>(c10::make_intrusive<SwappedStorage>(bytes, device)));
   set_message(storage, message);
   return storage;
 }
 
-void put_memory(const c10::Storage& storage, void* data) {
+void attach_memory(const c10::Storage& storage, void* data) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
   set_data(impl, at::DataPtr(data, impl.device()), /*throws=*/false);
 }
 
-void take_memory(const c10::Storage& storage) {
+void detach_memory(const c10::Storage& storage) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
   set_data(impl, at::DataPtr(nullptr, impl.device()), /*throws=*/true);
 }
@@ -73,7 +73,7 @@ void abandon(const c10::Storage& storage, const std::string& message) {
   static_cast<SwappedStorage&>(*storage.unsafeGetStorageImpl()).is_left = true;
 }
 
-bool is_swapped(const at::Tensor& tensor) {
+bool is_detachable(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return false;
   const auto* const swapped = dynamic_cast<const SwappedStorage*>(tensor.storage().unsafeGetStorageImpl());
   return swapped != nullptr && !swapped->is_left;
