@@ -55,7 +55,7 @@ class PeerWorld:
             cores = sorted(os.sched_getaffinity(0))
             command += ["--core", str(cores[index % len(cores)])]
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "bench"), str(ROOT / "python")]),
+            "PYTHONPATH": str(ROOT / "bench"),  # zeroshard is that of the environment, which may have another build
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "RANK": str(index if connected else 0),
