@@ -174,10 +174,16 @@ TEST_P(DeviceTraining, AnEngineGoesWhileItGathersAhead) {
   });
 }
 
+// By a pass of its own, which has ended, and by one that nobody has ended.
 TEST_P(DeviceTraining, AnEngineGoesWhileGradientsAreReduced) {
   const auto [schedule, world_size, stage] = GetParam();
-  expect_an_engine_may_go_after(on_devices(test::make_scenario(world_size, stage)),
-                                [](test::Rank& rank) { forward(rank, 2).backward(); });
+  for (const bool ends : {true, false}) {
+    expect_an_engine_may_go_after(on_devices(test::make_scenario(world_size, stage)), [ends](test::Rank& rank) {
+      const at::Tensor loss = forward(rank, 2);
+      if (!ends) rank.engine->begin_backward();
+      rank.engine->scale_loss(loss).backward();
+    });
+  }
 }
 
 // It gathers ahead what the step writes.

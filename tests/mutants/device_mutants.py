@@ -103,7 +103,7 @@ _TABLE = [
         _BUCKET,
         "  for (const math::Packed& waiting : filling.waiting) outlive_current_stream(waiting.in);\n",
         "",
-        _TRAINING,
+        "DeviceReducer.PacksAGradientThatWaited*",
     ),
     (
         "gradients-packed-one-by-one",
