@@ -18,6 +18,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 else()
   add_compile_options(-Wno-deprecated-declarations)  # libstdc++'s own std::stable_sort calls one
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 18)
+  # Since 18, clang writes the constraints of templates into their symbols. LibTorch's wheels are built by a GCC that does
+  # not, so that its Tensor::const_data_ptr<double>() was not found in LibTorch 2.11.
+  add_compile_options(-fclang-abi-compat=17)
+endif()
 if(ZEROSHARD_WERROR)
   add_compile_options(-Werror)
 endif()
