@@ -58,8 +58,8 @@ struct Stored {
 struct GroupPlacement {
   Stored parameters;  // without buffers of gathered parameters
   // Only trainable groups have the following members.
-  Stored
-      packed_gradients;  // in the dtype of communication; kNothing: gradients are packed in a slot of the reduce ring
+  // In the dtype of communication. kNothing: gradients are packed in a slot of the reduce ring.
+  Stored packed_gradients;
   Stored reduced_gradients;  // kNothing: they overwrite packed gradients of the elements `updated`
   Stored master_weights, moments;
   DType wire_dtype = DType::kFloat32;  // dtype of gradients in communication
