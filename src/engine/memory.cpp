@@ -51,8 +51,8 @@ Memory::Memory(const std::vector<UnitDefinition>& units, const EngineOptions& op
   }
   group_options.rank = ranks.states.rank();
   groups = std::make_unique<Groups>(plan.layouts, plan.placements, std::move(group_options), ranks.gather, plan.ledger);
-  if (const RingClass codes = refresh_codes(plan.layouts, plan.placements, plan.options); codes.slots > 0)
-    coded_refresh = std::make_unique<CodedRefresh>(*ranks.replicas, codes, options.device, plan.ledger);
+  if (plan.refresh_codes.slots > 0)
+    coded_refresh = std::make_unique<CodedRefresh>(*ranks.replicas, plan.refresh_codes, options.device, plan.ledger);
   gather_ring = std::make_unique<SlotRing>(
       std::map<int64_t, int>{}, [device = options.device, &ledger = plan.ledger, &comm = ranks.gather](int64_t size) {
         return FlatBuffer(size, device, ledger, Category::kGatherRing, &comm);

@@ -78,7 +78,7 @@ int64_t init_staging(const UnitLayout& unit) {
 
 int64_t init_peak(std::span<const UnitLayout> units, const PlanReport& report, std::span<const UnitOrigin> origins) {
   ZS_ASSERT(origins.size() == units.size() && report.placements.size() == units.size());
-  int64_t held = report.shard_copies.bytes();
+  int64_t held = report.shard_copies.bytes() + report.refresh_codes.bytes();
   for (const UnitOrigin& origin : origins) held += origin.device_bytes;
   int64_t peak = held;
   for (size_t u = 0; u < units.size(); ++u) {

@@ -53,9 +53,9 @@ UnitOrigin origin_on_device(const UnitLayout& unit);
 int64_t init_staging(const UnitLayout& unit);
 
 // Returns the peak of device memory while an engine is made, including the tensors from which the units are made
-// (`origins`). Buffers for offloaded shards are allocated first. Then, for one unit after another, the unit's shards
-// and states are made, and the tensors from which it is made are freed. Rings and gradients come last. Activations and
-// buffers of the model are not counted.
+// (`origins`). Buffers for offloaded shards and for 8-bit codes of parameters are allocated first. Then, for one unit
+// after another, the unit's shards and states are made, and the tensors from which it is made are freed. Rings and
+// gradients come last. Activations and buffers of the model are not counted.
 int64_t init_peak(std::span<const UnitLayout> units, const PlanReport& report, std::span<const UnitOrigin> origins);
 
 }  // namespace zeroshard

@@ -52,9 +52,9 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   report.reduce_ring = reduce_ring(units, report.placements);
   report.exchange_scratch_bytes = exchange_scratch(units, report.placements, options).bytes();
   report.shard_copies = shard_copies(units, report.placements);
+  report.refresh_codes = refresh_codes(units, report.placements, options);
   report.bytes.at(Category::kGatherRing, Tier::kDevice) = sum_of(report.gather_ring) + report.persistent_bytes +
-                                                          report.shard_copies.bytes() +
-                                                          refresh_codes(units, report.placements, options).bytes();
+                                                          report.shard_copies.bytes() + report.refresh_codes.bytes();
   report.matrix_ring = matrix_ring(units, report.placements, options);
   report.bytes.at(Category::kReduceRing, Tier::kDevice) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes +
                                                           replica_buffers(units, options).bytes() +

@@ -57,6 +57,21 @@ TEST(InitPeak, UnitsThatAreReadHoldNothingBefore) {
   EXPECT_EQ(init_peak(units, plan_ledger(units, on_device(0, 1)), origins), 3 * 16 * kDeviceNumel);
 }
 
+// They are allocated before the first unit is made, where a model of many units needs most.
+TEST(InitPeak, CountsTheCodesOfRefreshesFromTheBeginning) {
+  std::vector<UnitLayout> units;
+  for (int i = 0; i < 100; ++i)
+    units.push_back(
+        make_unit_layout("unit", {{{"weight"}, {8 * kDeviceNumel}, DType::kBFloat16, true}}, 32, /*parts=*/2));
+  PlanOptions options = on_device(3, 32);
+  options.parts = options.replicas = 2;
+  const int64_t plain = peak_of(units, options);
+  options.quantized_weights = true;
+  const int64_t codes = plan_ledger(units, options).refresh_codes.bytes();
+  EXPECT_GT(codes, 0);
+  EXPECT_EQ(peak_of(units, options), plain + codes);
+}
+
 TEST(InitPeak, IsAtLeastTheModelAndAtLeastTheRun) {
   for (const uint64_t seed : seeds(200)) {
     SCOPED_TRACE(seed);
