@@ -12,15 +12,20 @@ from built import REPOSITORY
 MATRIX = REPOSITORY / "tests" / "matrix"
 
 
+def test_placements_of_ranks_on_the_cpu(release):
+    expect_as_kept("cpu", [], release)
+
+
 @pytest.mark.parametrize(
-    "kept,options",
-    [
-        ("cpu", []),
-        pytest.param("device", ["--on", "lazy"], marks=simulated.needed),
-        pytest.param("device", ["--on", "cuda"], marks=devices.NEEDS_GPU),
-    ],
+    "device",
+    [pytest.param("lazy", marks=simulated.needed), pytest.param("cuda", marks=devices.NEEDS_GPU)],
 )
-def test_placements_are_planned_and_refused_as_kept_and_have_one_digest(kept, options, release):
+def test_placements_beside_a_device(device, release):
+    expect_as_kept("device", ["--on", device], release)
+
+
+def expect_as_kept(kept, options, release):
+    """They are planned and refused as kept, and have one digest."""
     every = "1" if release else "31"  # a prime: each value of each key occurs
     done = subprocess.run(
         [sys.executable, MATRIX / "placement_matrix.py", "--plans", "--every", every, *options],
