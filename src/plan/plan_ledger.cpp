@@ -50,15 +50,14 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   }
   report.gather_ring = gather_ring(units, report.placements, options);
   report.reduce_ring = reduce_ring(units, report.placements);
-  report.exchange_scratch_bytes = exchange_scratch(units, report.placements, options).bytes();
   report.shard_copies = shard_copies(units, report.placements);
   report.refresh_codes = refresh_codes(units, report.placements, options);
-  report.bytes.at(Category::kGatherRing, Tier::kDevice) = sum_of(report.gather_ring) + report.persistent_bytes +
-                                                          report.shard_copies.bytes() + report.refresh_codes.bytes();
+  report.bytes.at(Category::kGatherRing, Tier::kDevice) =
+      sum_of(report.gather_ring) + report.persistent_bytes + report.shard_copies.bytes() + report.refresh_codes.bytes();
   report.matrix_ring = matrix_ring(units, report.placements, options);
-  report.bytes.at(Category::kReduceRing, Tier::kDevice) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes +
-                                                          replica_buffers(units, options).bytes() +
-                                                          report.matrix_ring.bytes();
+  report.bytes.at(Category::kReduceRing, Tier::kDevice) =
+      sum_of(report.reduce_ring) + exchange_scratch(units, report.placements, options).bytes() +
+      replica_buffers(units, options).bytes() + report.matrix_ring.bytes();
   report.gradient_exit = gradient_exit(units, report.placements);
   report.parameter_copies = parameter_copies(units, report.placements);
   report.bytes.at(Category::kReduceRing, Tier::kDevice) +=

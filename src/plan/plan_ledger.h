@@ -17,7 +17,6 @@ struct PlanReport {
   std::vector<RingClass> gather_ring, reduce_ring;
   int64_t persistent_bytes = 0;                // full buffers of persistent units, counted in kGatherRing
   RingClass shard_copies, refresh_codes;       // counted in kGatherRing
-  int64_t exchange_scratch_bytes = 0;          // counted in kReduceRing
   RingClass matrix_ring;                       // counted in kReduceRing
   RingClass gradient_exit;                     // counted in kReduceRing, together with the squares of each bucket
   RingClass parameter_copies, gradient_fetch;  // counted in kPinned

@@ -449,14 +449,14 @@ TEST(PlanLedger, PersistentUnitsHaveTheirOwnFullBuffers) {
 TEST(PlanLedger, ExchangeScratchIsOfTheLargestUnit) {
   const std::vector<UnitLayout> units{unit("0", kNumel, 3), unit("1", kBlockNumel, 3)};
   PlanOptions options = at(1, 3);
-  EXPECT_EQ(plan_ledger(units, options).exchange_scratch_bytes, 0);
+  EXPECT_EQ(exchange_scratch(units, plan_ledger(units, options).placements, options).bytes(), 0);
   options.exchange_needs_scratch = true;
   EXPECT_EQ(held(plan_ledger(units, options), Category::kReduceRing), 2 * 2 * kPadded);
   options.overlap = false;
   EXPECT_EQ(held(plan_ledger(units, options), Category::kReduceRing), 2 * kPadded);
   options.world_size = 1;
   const std::vector<UnitLayout> alone{unit("0", kNumel, 1)};
-  EXPECT_EQ(plan_ledger(alone, options).exchange_scratch_bytes, 0);
+  EXPECT_EQ(exchange_scratch(alone, plan_ledger(alone, options).placements, options).bytes(), 0);
 }
 
 TEST(PlanOptions, FollowTheConfig) {
