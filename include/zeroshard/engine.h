@@ -283,8 +283,9 @@ class Engine {
   // caller will also write to them. `can_drop` says that release() may have to drop what the caller has written. The
   // default of `can_drop` is the value of `to_modify`. `modify_rank` is a rank, kReadOnly or kDropWrites. With a rank,
   // release() broadcasts that rank's values to every rank, including master weights. With kReadOnly, release() throws
-  // StateError on a rank that has changed values of units gathered with neither `to_modify` nor `can_drop`. With
-  // kDropWrites, release() does not check for changes, and restores the values of units gathered with `can_drop`,
+  // StateError on a rank that has changed values of units gathered with neither `to_modify` nor `can_drop`. A unit that
+  // is gathered several times stays gathered until the last release(), and each release() ends the latest gather().
+  // With kDropWrites, release() does not check for changes, and restores the values of units gathered with `can_drop`,
   // unless a step was taken since gather(). If such a unit is not sharded or was already gathered, gather() copies its
   // values to the host, because resharding would not restore them.
   void gather(const std::vector<size_t>& units, bool to_modify = false, std::optional<bool> can_drop = std::nullopt);

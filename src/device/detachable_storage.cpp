@@ -10,8 +10,8 @@ namespace zeroshard {
 namespace {
 
 // A storage of a type of its own, by which is_detachable() recognises it.
-struct SwappedStorage final : c10::StorageImpl {
-  SwappedStorage(int64_t bytes, at::Device device)
+struct DetachableStorage final : c10::StorageImpl {
+  DetachableStorage(int64_t bytes, at::Device device)
       : c10::StorageImpl(use_byte_size_t(), size_t(bytes), at::DataPtr(nullptr, device), /*allocator=*/nullptr,
                          /*resizable=*/false) {}
   bool is_left = false;  // set by leave_memory() or abandon()
@@ -41,7 +41,7 @@ c10::Storage make_storage_without_memory(int64_t bytes, at::Device device) {
 }
 
 c10::Storage make_detachable_storage(int64_t bytes, at::Device device, const std::string& message) {
-  c10::Storage storage(c10::intrusive_ptr<c10::StorageImpl>(c10::make_intrusive<SwappedStorage>(bytes, device)));
+  c10::Storage storage(c10::intrusive_ptr<c10::StorageImpl>(c10::make_intrusive<DetachableStorage>(bytes, device)));
   set_message(storage, message);
   return storage;
 }
@@ -65,17 +65,17 @@ void leave_memory(const c10::Storage& storage, void* data, at::Tensor owner) {
   auto context = std::make_unique<at::Tensor>(std::move(owner));
   const auto free = [](void* kept) { delete static_cast<at::Tensor*>(kept); };
   set_data(impl, at::DataPtr(data, context.release(), free, impl.device()), /*throws=*/false);
-  static_cast<SwappedStorage&>(impl).is_left = true;
+  static_cast<DetachableStorage&>(impl).is_left = true;
 }
 
 void abandon(const c10::Storage& storage, const std::string& message) {
   set_message(storage, message);
-  static_cast<SwappedStorage&>(*storage.unsafeGetStorageImpl()).is_left = true;
+  static_cast<DetachableStorage&>(*storage.unsafeGetStorageImpl()).is_left = true;
 }
 
 bool is_detachable(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return false;
-  const auto* const swapped = dynamic_cast<const SwappedStorage*>(tensor.storage().unsafeGetStorageImpl());
+  const auto* const swapped = dynamic_cast<const DetachableStorage*>(tensor.storage().unsafeGetStorageImpl());
   return swapped != nullptr && !swapped->is_left;
 }
 

@@ -14,9 +14,8 @@
 // Compute runs on the stream that is current when the engine is called. Autograd runs a backward on the stream of its
 // forward. The engine has one stream for gathers and one for reductions. A gather or a reduction waits only for the
 // compute that it needs. Compute waits only for the gathers of the parameters that it uses. Each Mover has a stream of
-// its own for copies between the device and the host: one for each kind of offloaded state or activations, one for
-// checkpoints. Each buffer has a StreamUses, by which the next user of the buffer waits for its earlier users, and for
-// nothing else.
+// its own for copies between the device and the host. Each buffer has a StreamUses, by which the next user of the
+// buffer waits for its earlier users, and for nothing else.
 namespace zeroshard {
 
 // Records which streams use a buffer.

@@ -33,7 +33,7 @@ void GradientStandIns::show(const std::function<bool(ParamPlace)>& has_gradient)
   for (size_t i = 0; i < tensors_.size(); ++i) {
     StandIn& stand_in = stand_ins_[i];
     if (!stand_in.grad.defined() || tensors_[i].grad().defined() || !has_gradient(stand_in.place)) continue;
-    // A stand-in that is not swapped any more cannot be shown again. Either end() has abandoned it because somebody
+    // A stand-in that is not detachable any more cannot be shown again. Either end() has abandoned it because somebody
     // keeps it, or the user has set param.grad.data, so that it is an ordinary tensor now.
     if (!is_detachable(stand_in.grad)) stand_in.grad = stand_in_for(tensors_[i], stand_in.name);
     tensors_[i].mutable_grad() = stand_in.grad;

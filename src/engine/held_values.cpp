@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "file/hash.h"
@@ -42,48 +43,52 @@ HeldValues::Values HeldValues::values_of(const Unit& unit) {
 }
 
 void HeldValues::begin(size_t unit, Purpose purpose) {
-  Entry entry{purpose};
   const Unit& held = executor_.unit(unit);
   const bool stays = held.placement() != Placement::kSharded || entries_.contains(unit);
+  // The entry is added first, so that the caller can release the unit even if its values cannot be read.
+  Entry& entry = entries_[unit].emplace_back(Entry{purpose});
   if (purpose == Purpose::kRead) entry.checksums = checksums_of(held);
   if ((purpose == Purpose::kModify || purpose == Purpose::kReadAndDrop) && stays) entry.before = values_of(held);
-  entries_[unit].push_back(std::move(entry));
 }
 
-std::optional<HeldValues::Entry> HeldValues::end(size_t unit) {
+void HeldValues::end(size_t unit) {
   const auto found = entries_.find(unit);
-  if (found == entries_.end()) return std::nullopt;
-  Entry entry = std::move(found->second.back());
+  if (found == entries_.end()) return;
   found->second.pop_back();
   if (found->second.empty()) entries_.erase(found);
-  return entry;
 }
 
 void HeldValues::end_and_restore(size_t unit) {
-  const std::optional<Entry> entry = end(unit);
   Unit& held = executor_.unit(unit);
-  if (!entry || !entry->before || !held.is_unsharded()) return;
-  const at::NoGradGuard no_grad;
-  held.take_back(/*values=*/false);
-  for (size_t g = 0; g < entry->before->groups.size(); ++g) held.full(g).copy_(entry->before->groups[g]);
-  for (const Moved& moved : entry->before->moved) {
-    moved.tensor.set_data(moved.memory);
-    moved.memory.copy_(moved.values);
+  const auto found = entries_.find(unit);
+  if (found != entries_.end() && found->second.back().before && held.is_unsharded()) {
+    const at::NoGradGuard no_grad;
+    const Values& before = *found->second.back().before;
+    held.take_back(/*values=*/false);
+    for (size_t g = 0; g < before.groups.size(); ++g) held.full(g).copy_(before.groups[g]);
+    for (const Moved& moved : before.moved) {
+      moved.tensor.set_data(moved.memory);
+      moved.memory.copy_(moved.values);
+    }
   }
+  end(unit);
 }
 
 std::vector<std::string> HeldValues::end_and_compare(size_t unit) {
-  const std::optional<Entry> entry = end(unit);
   Unit& held = executor_.unit(unit);
-  // If the unit is not unsharded, a step has freed the values in the meantime.
-  if (!entry || entry->checksums.empty() || !held.is_unsharded()) return {};
+  const auto found = entries_.find(unit);
   std::vector<std::string> names;
-  const std::vector<int64_t> now = checksums_of(held);
-  for (size_t i = 0; i < now.size(); ++i) {
-    if (now[i] == entry->checksums[i]) continue;
-    names.push_back(held.layout().params[i].name());
-    held.point_back(i);
+  if (found != entries_.end() && held.is_unsharded()) {  // otherwise a step has freed the values in the meantime
+    const auto reading = std::find_if(found->second.rbegin(), found->second.rend(),
+                                      [](const Entry& entry) { return !entry.checksums.empty(); });
+    const std::vector<int64_t> now = reading != found->second.rend() ? checksums_of(held) : std::vector<int64_t>();
+    for (size_t i = 0; i < now.size(); ++i) {
+      if (now[i] == reading->checksums[i]) continue;
+      names.push_back(held.layout().params[i].name());
+      held.point_back(i);
+    }
   }
+  end(unit);
   return names;
 }
 

@@ -30,9 +30,10 @@ class HeldValues {
   void begin(size_t unit, Purpose purpose);
   // These three functions end the innermost entry of the unit, if there is one. end_and_restore() also restores the
   // values that the unit had at the gather, if the entry still has them and the unit is unsharded. end_and_compare()
-  // also returns the names of the parameters whose values have changed since the gather, and calls Unit::point_back()
-  // for them. It returns none if the entry has no checksums, or if the unit is no longer unsharded.
-  void end_alone(size_t unit) { end(unit); }
+  // also returns the names of the parameters whose values have changed since the innermost gather for reading, and
+  // calls Unit::point_back() for them. It returns none if no entry has checksums, or if the unit is no longer
+  // unsharded.
+  void end(size_t unit);
   void end_and_restore(size_t unit);
   std::vector<std::string> end_and_compare(size_t unit);
   // Replaces the copies that the unit's entries keep by copies of the current values, and drops their checksums. Call
@@ -62,8 +63,6 @@ class HeldValues {
   };
 
   static Values values_of(const Unit& unit);
-  // Removes the innermost entry of the unit and returns it; nothing if there is none.
-  std::optional<Entry> end(size_t unit);
 
   Executor& executor_;
   std::map<size_t, std::vector<Entry>> entries_;  // by unit

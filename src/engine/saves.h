@@ -43,7 +43,7 @@ class Saves {
   AsyncSaver& saver();
   // Creates the object at the first call. Returns null on the CPU.
   DeviceCopies* device_copies();
-  // Returns whether saver() was called, as each save does.
+  // Returns whether saver() was called, as each staged save does.
   bool has_saver() const { return async_saver_ != nullptr; }
   bool busy() const { return async_saver_ && async_saver_->busy(); }
   bool failed() const { return async_saver_ && async_saver_->failed(); }

@@ -13,7 +13,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::string_view kTag = "parameters that were written";
+constexpr std::string_view kWrites = "parameters that were written";
 
 }  // namespace
 
@@ -38,7 +38,7 @@ void UserWrites::release(const std::vector<size_t>& units, int modify_rank) {
     if (modify_rank == Engine::kReadOnly)
       for (std::string& name : held_.end_and_compare(u)) written.push_back(std::move(name));
     if (modify_rank >= 0) {
-      held_.end_alone(u);
+      held_.end(u);
       unit.broadcast_from(modify_rank);
       for (ShardedGroup& group : unit.groups()) group.copy_parameters_to_master();
       held_.accept(u);
@@ -70,7 +70,7 @@ void UserWrites::take(bool written_somewhere) {
 }
 
 void UserWrites::take_all(OfMaster of_master) {
-  take(on_any_rank(ranks_.all, watch_.any_written(), kTag));
+  take(on_any_rank(ranks_.all, watch_.any_written(), kWrites));
   take_to_groups(of_master);
 }
 
@@ -92,7 +92,7 @@ void UserWrites::check() {
   for (size_t p = 0; p < params.size(); ++p)
     if (written[p] == WriteWatch::kMoved && !executor_.unit(params[p].unit).prepare_take_back(params[p].param))
       written[p] = WriteWatch::kRefused;
-  written = all_reduce(ranks_.all, std::move(written), ReduceOp::kMax, kTag);
+  written = all_reduce(ranks_.all, std::move(written), ReduceOp::kMax, kWrites);
   drop_writes_to_shards(written);
   for (size_t p = 0; p < params.size(); ++p) check_write(params[p], written[p]);
   std::vector<std::pair<std::string, at::Tensor>> replicas;
@@ -208,7 +208,7 @@ bool UserWrites::wrote_late() {
 }
 
 void UserWrites::check_late() {
-  if (!on_any_rank(ranks_.all, wrote_late(), kTag)) return;
+  if (!on_any_rank(ranks_.all, wrote_late(), kWrites)) return;
   for (size_t u = 0; u < executor_.size(); ++u) {
     Unit& unit = executor_.unit(u);
     if (unit.placement() == Placement::kSharded) continue;

@@ -18,7 +18,7 @@ namespace zeroshard {
 namespace {
 
 // The number of elements that accumulate() takes at a time, which limits its temporary memory.
-constexpr int64_t kGatherNumel = 1 << 22;
+constexpr int64_t kAccumulatedNumel = 1 << 22;
 
 Span span_of(const at::Tensor& tensor, DType dtype) {
   return {tensor.numel() > 0 ? tensor.data_ptr() : nullptr, tensor.numel(), dtype};
@@ -97,8 +97,8 @@ void MatrixUpdate::accumulate(ShardedGroup& group, const Inputs& inputs, const R
   for (const ShardedOptimizer::Run& run : runs) {
     const ParamGroupOptions& options = inputs.options[size_t(run.param_group)];
     const auto use = [&](Range part, const at::Tensor& state, const at::Tensor& values) {
-      for (int64_t begin = 0; begin < part.size(); begin += kGatherNumel) {
-        const Range piece{begin, std::min(begin + kGatherNumel, part.size())};
+      for (int64_t begin = 0; begin < part.size(); begin += kAccumulatedNumel) {
+        const Range piece{begin, std::min(begin + kAccumulatedNumel, part.size())};
         at::Tensor grad = cut(values, piece).to(at::kFloat);
         if (inputs.grad_scale != 1) grad = grad.mul(inputs.grad_scale);
         cut(updates, piece + part.begin).copy_(rule.accumulate(cut(state, piece), grad, options));

@@ -33,7 +33,8 @@ class LaunchOrder {
   // Takes rank 0's order of forward. `needed` has the units in the order in which this rank's forward used them.
   // Collective over `comm`, which has the ranks of one replica, and over the ranks of all replicas.
   void learn_forward(std::span<const size_t> needed, Comm& comm);
-  // Says that a bucket is ready, and so complete, or ready again. Only the order of the last calls counts.
+  // Says that a bucket is ready to be launched, or that one that was launched without gradients gets its first. This
+  // completes the bucket. Only the order of the last calls counts.
   void note_ready(size_t bucket);
   // Takes the order in which rank 0 completed its buckets, unless an earlier call did so. All buckets must be complete.
   // Collective, as learn_forward().

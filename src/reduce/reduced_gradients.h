@@ -52,7 +52,7 @@ class ReducedGradients {
   // Copies the gradients, because new ones will be packed in their memory. The next add() adds the new sum to this
   // copy, and copies the result back.
   void keep() { kept_ = part().clone(); }
-  // Begins a sum: call it before add(), and before the host waits for the pieces of the sum. Returns the memory in
+  // Begins a sum: call it before add(). Returns the memory in
   // which add() forms the sum. This is a buffer of the exit, if there is one, or else the copy of keep(). If there is
   // neither, returns an undefined tensor, and add() forms the sum in the memory of the gradients.
   at::Tensor begin_sum();

@@ -189,10 +189,10 @@ std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, int64_t
   return std::make_unique<FileStorage>(space, FileStorage::Options{group, numel, columns_of(place)}, ledger);
 }
 
-std::unique_ptr<Storage> values_in_files(SwapSpace& space, size_t group, const Stored& held, const ShardLayout& layout,
-                                         Category category, Ledger& ledger) {
+std::unique_ptr<Storage> values_in_files(SwapSpace& space, size_t group, const Stored& values,
+                                         const ShardLayout& layout, Category category, Ledger& ledger) {
   return std::make_unique<FileStorage>(
-      space, FileStorage::Options{group, held.numel(layout), {{held.dtype, category}}, /*packed=*/true}, ledger);
+      space, FileStorage::Options{group, values.numel(layout), {{values.dtype, category}}, /*packed=*/true}, ledger);
 }
 
 }  // namespace zeroshard

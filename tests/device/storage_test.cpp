@@ -161,7 +161,7 @@ void expect_message(const at::Tensor& tensor, const std::string& message) {
   }
 }
 
-TEST(SwapStorage, ReadingWithoutMemoryThrowsTheMessage) {
+TEST(DetachableStorage, ReadingWithoutMemoryThrowsTheMessage) {
   std::vector<float> memory(4, 1.5F);
   const c10::Storage storage = make_detachable_storage(16, at::kCPU, "parameter 'w' is sharded");
   const at::Tensor tensor = view_of(storage, at::kFloat, {4}), part = tensor.slice(0, 2, 4);
@@ -180,7 +180,7 @@ TEST(SwapStorage, ReadingWithoutMemoryThrowsTheMessage) {
   expect_message(part, "has no values any more");
 }
 
-TEST(SwapStorage, ViewsSavedBeforeAreValidWhenMemoryComesBack) {
+TEST(DetachableStorage, ViewsSavedBeforeAreValidWhenMemoryComesBack) {
   const int64_t numel = 12;
   const c10::Storage storage = make_detachable_storage(numel * 4, at::kCPU, "sharded");
   // Autograd keeps such a view of a weight.
@@ -198,7 +198,7 @@ TEST(SwapStorage, ViewsSavedBeforeAreValidWhenMemoryComesBack) {
   EXPECT_EQ(storage.nbytes(), size_t(numel * 4));
 }
 
-TEST(SwapStorage, ViewsOwnTheMemoryThatIsLeftToThem) {
+TEST(DetachableStorage, ViewsOwnTheMemoryThatIsLeftToThem) {
   at::Tensor owner = at::full({8}, 2.5F);
   const c10::weak_intrusive_ptr<c10::TensorImpl> alive(owner.getIntrusivePtr());
   at::Tensor view;

@@ -10,6 +10,8 @@ namespace {
 using test::SavingRank;
 using test::Scenario;
 using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 void fill(SavingRank& rank, size_t unit, double value) {
   const at::NoGradGuard no_grad;
@@ -52,6 +54,26 @@ TEST(HeldValues, WhatWasTakenInsideStays) {
       EXPECT_EQ(taken[0].item<float>(), 0.5F);
     });
     EXPECT_THAT(errors, Each(""));
+  }
+}
+
+// Whatever else holds the unit, and in whatever order the holds end.
+TEST(HeldValues, EachReleaseForReadingFindsAWrite) {
+  for (const int stage : {0, 3}) {
+    for (const std::optional<bool> can_drop : {std::optional<bool>(), std::optional<bool>(true)}) {
+      SCOPED_TRACE(::testing::Message() << "stage " << stage << ", the inner hold can drop: " << can_drop.has_value());
+      const Scenario scenario = test::make_scenario(2, stage);
+      const auto errors = test::run_saving(scenario, [&](SavingRank& rank) {
+        rank.engine->gather({0});
+        rank.engine->gather({0}, /*to_modify=*/false, can_drop);
+        at::Tensor param = rank.model->params()[0][0];
+        param.data().mul_(2);  // without a version
+        for (int holds = 2; holds > 0; --holds)
+          EXPECT_THAT([&] { rank.engine->release({0}); }, ThrowsMessage<StateError>(HasSubstr("was written inside")));
+        EXPECT_THAT([&] { rank.engine->release({0}); }, ThrowsMessage<StateError>(HasSubstr("released more often")));
+      });
+      EXPECT_THAT(errors, Each(""));
+    }
   }
 }
 

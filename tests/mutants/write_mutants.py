@@ -33,7 +33,7 @@ MUTANTS = [
         (
             "write-while-reading-unseen",
             "src/engine/held_values.cpp",
-            "if (now[i] == entry->checksums[i]) continue;",
+            "if (now[i] == reading->checksums[i]) continue;",
             "continue;",
             "UserWrites.WhatIsWrittenWhileItIsGatheredForReadingIsAnError",
         ),
