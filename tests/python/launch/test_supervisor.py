@@ -298,7 +298,9 @@ def test_a_signal_ends_in_one_whole_checkpoint(script, tmp_path, whom):
     assert not any(map(alive, pids))
     step = int(re.search(r"asked to stop: saving step (\d+) in ", err)[1])
     assert step >= 3
-    assert sorted(os.listdir(tmp_path / "run")) == [f"global_step{step}", "latest"]
+    # A rank that is slow may get the launcher's signal behind its own, and end before it removes its lock, which then
+    # locks nothing any more.
+    assert set(os.listdir(tmp_path / "run")) - {".lock"} == {f"global_step{step}", "latest"}
     subprocess.run([ZEROSHARD, "checkpoint", "verify", tmp_path / "run" / f"global_step{step}"], check=True, timeout=20)
 
 
