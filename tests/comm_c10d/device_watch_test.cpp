@@ -139,12 +139,16 @@ TEST(DeviceWatch, ARankThatIsGoneMattersOnlyToWhoWaits) {
 }
 
 TEST(DeviceWatch, LeavesTheDeviceToACallOfTheEngines) {
-  WatchedRank attended(make_store(), 0, /*timeout_ms=*/1), alone(make_store(), 0, /*timeout_ms=*/1);
+  WatchedRank attended(make_store(), 0, /*timeout_ms=*/1), first(make_store(), 0, /*timeout_ms=*/1),
+      second(make_store(), 0, /*timeout_ms=*/1);
   {
     const DeviceWatch::Watching::Attended here(attended.watching());
     attended.call("unit 1");
-    alone.call("unit 1");
-    alone.failure();
+    // While the second goes from its call to its failure, all that have called before are looked at as often.
+    for (WatchedRank* const alone : {&first, &second}) {
+      alone->call("unit 1");
+      alone->failure();
+    }
     EXPECT_FALSE(attended.failed());
   }
   EXPECT_THAT(attended.failure(), HasSubstr("no progress"));

@@ -53,7 +53,7 @@ _TABLE = [
         "data-ids-not-checked",
         _CORPUS,
         "limit_of(info, options_.vocab_size));\n  for",
-        "kIds);\n  for",
+        "kAllIds);\n  for",
         "Dataset.IdsOfLargeForeignFilesAreCheckedWhenTheyAreRead",
     ),
     (
