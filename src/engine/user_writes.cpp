@@ -93,7 +93,7 @@ void UserWrites::check() {
     if (written[p] == WriteWatch::kMoved && !executor_.unit(params[p].unit).prepare_take_back(params[p].param))
       written[p] = WriteWatch::kRefused;
   written = all_reduce(ranks_.all, std::move(written), ReduceOp::kMax, kWrites);
-  drop_writes_to_shards(written);
+  drop_writes_to_shards(params, written);
   for (size_t p = 0; p < params.size(); ++p) check_write(params[p], written[p]);
   std::vector<std::pair<std::string, at::Tensor>> replicas;
   std::set<size_t> taken_back;  // units
@@ -114,8 +114,7 @@ void UserWrites::check() {
 
 // Drops in-place writes to parameters of kSharded units. To do so, gathers the values of the shards again.
 // check_write() will refuse these writes, but only once, because they are dropped here. Collective.
-void UserWrites::drop_writes_to_shards(const std::vector<int64_t>& written) {
-  const std::vector<ParamPlace> params = executor_.params();
+void UserWrites::drop_writes_to_shards(const std::vector<ParamPlace>& params, const std::vector<int64_t>& written) {
   std::set<size_t> units;
   for (size_t p = 0; p < params.size(); ++p)
     if (written[p] == WriteWatch::kWritten) units.insert(params[p].unit);

@@ -76,7 +76,7 @@ class UserWrites {
 
  private:
   void check();
-  void drop_writes_to_shards(const std::vector<int64_t>& written);
+  void drop_writes_to_shards(const std::vector<ParamPlace>& params, const std::vector<int64_t>& written);
   void check_write(ParamPlace place, int64_t how) const;
   std::string refused_memory(ParamPlace place) const;
   std::string take_moved(const std::vector<size_t>& units, int root);
