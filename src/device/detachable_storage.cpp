@@ -75,8 +75,8 @@ void abandon(const c10::Storage& storage, const std::string& message) {
 
 bool is_detachable(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return false;
-  const auto* const swapped = dynamic_cast<const DetachableStorage*>(tensor.storage().unsafeGetStorageImpl());
-  return swapped != nullptr && !swapped->is_left;
+  const auto* const storage = dynamic_cast<const DetachableStorage*>(tensor.storage().unsafeGetStorageImpl());
+  return storage != nullptr && !storage->is_left;
 }
 
 at::Tensor view_of(const c10::Storage& storage, at::ScalarType type, at::IntArrayRef sizes) {

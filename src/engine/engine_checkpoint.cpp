@@ -87,7 +87,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
       throw StateError("save_checkpoint within a backward pass: call it when the pass has ended");
     impl.check_whole();
     check_tag(tag);
-    request = saves.make_request(from_root(root), tag, step, contents, save, /*staged=*/staged);
+    request = saves.make_request(from_root(root), tag, step, contents, save, staged);
     if (staged) saves.saver().prepare(request, staging);
   });
   if (!staged) {

@@ -112,7 +112,7 @@ class Saves::States {
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
     // The weights are the master weights if there are any, and otherwise the parameters. There is one exception: if a
-    // held save reads states in files, and users can write to the fp32 parameters (users_may_write), the weights are
+    // staged save reads states in files, and users can write to the fp32 parameters (users_may_write), the weights are
     // the parameters. The reason is that the master weights in files have not taken users' writes (see
     // UserWrites::OfMaster). The save copies these parameters, because users do not wait for the save.
     const bool is_copied = is_held(group) && group.users_may_write() && group.flat().dtype == DType::kFloat32;

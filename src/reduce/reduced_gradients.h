@@ -52,9 +52,9 @@ class ReducedGradients {
   // Copies the gradients, because new ones will be packed in their memory. The next add() adds the new sum to this
   // copy, and copies the result back.
   void keep() { kept_ = part().clone(); }
-  // Begins a sum: call it before add(). Returns the memory in
-  // which add() forms the sum. This is a buffer of the exit, if there is one, or else the copy of keep(). If there is
-  // neither, returns an undefined tensor, and add() forms the sum in the memory of the gradients.
+  // Begins a sum: call it before add(). Returns the memory in which add() forms the sum. This is a buffer of the exit,
+  // if there is one, or else the copy of keep(). If there is neither, returns an undefined tensor, and add() forms the
+  // sum in the memory of the gradients.
   at::Tensor begin_sum();
   // Adds the sum of `pieces` to the gradients. Each piece has a value for every element of this rank's part. The first
   // sum of a step overwrites the gradients instead. `elsewhere` is the result of begin_sum(). Without `elsewhere`,

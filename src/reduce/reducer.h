@@ -74,8 +74,8 @@ class Reducer {
   // adds to them.
   void read_ahead();
   // Takes a dense gradient from autograd. This may launch buckets that are ready, and wait for other ranks, like
-  // end_unit_backward(). `param` is an index into UnitLayout::params. If `sync` is false (under
-  // no_sync), the gradient is only added to this rank's own sum.
+  // end_unit_backward(). `param` is an index into UnitLayout::params. If `sync` is false (under no_sync), the gradient
+  // is only added to this rank's own sum.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
   // Call it each time the unit's backward ends. A rank that does not use the unit calls it where the unit's backward
   // ends on other ranks. Makes the unit's buckets ready to launch if they have gradients, or if their launch is due
